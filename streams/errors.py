@@ -1,0 +1,130 @@
+"""Every error the log can raise.
+
+::
+
+    StreamError
+    ├── InvalidEvent              the caller's event breaks the envelope (also a ValueError)
+    ├── Conflict                  the append was refused, nothing was written
+    │   ├── OffsetConflict        another writer moved a stream past its expected offset
+    │   └── IdempotencyConflict   a key is stored with another body, or a batch is partly known
+    ├── StoreUnavailable          nothing was written; safe to retry later
+    │   ├── StoreLocked           another process writes this store
+    │   ├── StoreClosed           the store was closed
+    │   └── StoreFailed           fail-stop after a failed write or sync; reopen the store
+    └── BadStore                  what is on disk cannot be trusted as it is
+        ├── CorruptLog            a record is damaged or missing
+        ├── TamperedLog           a record is intact but breaks its stream's hash chain
+        └── ForeignStore          not a store of ours, or one written by a newer version
+
+Errors carry their facts as fields and build their text in ``__str__``: what
+happened, to what, and what to do next. Payloads never appear in a text.
+"""
+
+from __future__ import annotations
+
+
+class StreamError(Exception):
+    """Root of all errors of the log."""
+
+    hint: str = ""
+    """What the reader of the message can do next; empty when nothing helps."""
+
+
+class InvalidEvent(StreamError, ValueError):
+    """The event breaks the envelope: a missing field, a bad id, a payload that is no JSON object."""
+
+
+class Conflict(StreamError):
+    """The append was refused as a whole; the log is as it was."""
+
+
+class OffsetConflict(Conflict):
+    """``expected`` named offset ``expected`` for the next record of ``stream_id``, but it is ``actual``."""
+
+    def __init__(self, stream_id: str, expected: int, actual: int) -> None:
+        super().__init__(stream_id, expected, actual)
+        self.stream_id, self.expected, self.actual = stream_id, expected, actual
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream_id} is at offset {self.actual}, not {self.expected}: "
+            "another writer was first; read what it wrote and decide again"
+        )
+
+
+class IdempotencyConflict(Conflict):
+    """``key`` is already stored and this batch is not simply its repetition; ``reason`` says why."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key, self.reason = key, reason
+
+    def __str__(self) -> str:
+        return f"idempotency key {self.key}: {self.reason}; use a new key for a new command"
+
+
+class StoreUnavailable(StreamError):
+    """Nothing was written. Safe to retry with the same keys once the cause is gone."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason, hint)
+        self.reason, self.hint = reason, hint
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.hint}" if self.hint else self.reason
+
+
+class StoreLocked(StoreUnavailable):
+    """Another process holds the single-writer lock."""
+
+
+class StoreClosed(StoreUnavailable):
+    """The store was closed by its owner."""
+
+
+class StoreFailed(StoreUnavailable):
+    """A write or sync failed, so this store stopped for good.
+
+    A failed fsync is never retried: the kernel may have dropped the dirty
+    pages, and a second call would report a success that never happened.
+    Reopening verifies the tail and cuts what was never acknowledged.
+    """
+
+
+class BadStore(StreamError):
+    """What is on disk is not what was written; nothing was changed."""
+
+
+class CorruptLog(BadStore):
+    """A record that was once durable is damaged or missing.
+
+    ``line`` counts from 1 within ``file``; ``position`` is the record's place
+    in the log, ``None`` where it cannot be known.
+    """
+
+    def __init__(self, file: str, line: int, position: int | None, reason: str) -> None:
+        super().__init__(file, line, position, reason)
+        self.file, self.line, self.position, self.reason = file, line, position, reason
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}"
+        place = "" if self.position is None else f" (position {self.position})"
+        return (
+            f"{where}{place}: {self.reason}; nothing was changed: restore the file from a backup, "
+            "or run `durable-stream verify` for the whole picture"
+        )
+
+
+class TamperedLog(CorruptLog):
+    """The record's checksum is right but it does not continue its stream's hash chain."""
+
+
+class ForeignStore(BadStore):
+    """The directory holds no store of ours, or one of a newer format."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"

@@ -1,0 +1,148 @@
+"""Canonical bytes, digests and the hash chain. Pure.
+
+``canonical(value)`` is UTF-8 JSON with sorted keys and no spaces: the same
+content gives the same bytes on every machine; ``tests/streams/vectors.json``
+pins them. A record's hash is::
+
+    hash = sha256(previous ‖ canonical(event with its payload as {"$sha256": hex}))
+
+where ``previous`` is the stream's previous hash (32 raw bytes, zeros at
+first) and ``hex`` the digest of the canonical payload. So a payload can be
+replaced by its digest later without breaking the chain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
+from streams.event import StreamEvent
+
+GENESIS = bytes(32)
+"""The hash before a stream's first record."""
+
+MAX_DEPTH = 200
+"""Deepest nesting kept in a payload; what lies deeper becomes a marker, counted."""
+
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+
+
+@dataclass(slots=True)
+class Repairs:
+    """How often ``normalise`` had to change a value to make it canonical."""
+
+    surrogates: int = 0
+    big_integers: int = 0
+    not_finite: int = 0
+    too_deep: int = 0
+    not_json: int = 0
+
+    def total(self) -> int:
+        return self.surrogates + self.big_integers + self.not_finite + self.too_deep + self.not_json
+
+
+def canonical(value: Any) -> bytes:
+    """Canonical bytes of a JSON value; repaired as ``normalise`` does where it must be."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except (TypeError, RecursionError):
+        return orjson.dumps(normalise(value, Repairs()), option=orjson.OPT_SORT_KEYS)
+
+
+def normalise(value: Any, repairs: Repairs, depth: int = 0) -> Any:
+    """A copy of ``value`` that every JSON reader accepts; never refuses, counts in ``repairs``.
+
+    Lone surrogates become U+FFFD, integers beyond 64 bits floats (or null when
+    beyond a float), NaN and infinities null, non-string keys strings.
+    """
+    if isinstance(value, str):
+        return _text(value, repairs)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if _INT_MIN <= value <= _INT_MAX else _big_integer(value, repairs)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        repairs.not_finite += 1
+        return None
+    if isinstance(value, dict | list | tuple):
+        if depth >= MAX_DEPTH:
+            repairs.too_deep += 1
+            return {"$too_deep": type(value).__name__}
+        if isinstance(value, dict):
+            return {_text(str(k), repairs): normalise(v, repairs, depth + 1) for k, v in value.items()}
+        return [normalise(item, repairs, depth + 1) for item in value]
+    repairs.not_json += 1
+    return _text(str(value), repairs)
+
+
+def _text(value: str, repairs: Repairs) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        repairs.surrogates += 1
+        # A pair of surrogates is one character that a careless encoder split.
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return value
+
+
+def _big_integer(value: int, repairs: Repairs) -> float | None:
+    repairs.big_integers += 1
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An event ready to be chained and written: everything that does not depend on its place."""
+
+    event: StreamEvent
+    canonical: bytes
+    payload_sha256: str
+    digest_form: bytes
+    """Canonical bytes with the payload replaced by its digest: what the chain hashes."""
+    repairs: Repairs = field(default_factory=Repairs)
+
+    def body(self) -> tuple[str, str, str, str]:
+        """What makes two events with one key the same: type, stream, actor and payload."""
+        return (self.event.type, self.event.stream_id, self.event.actor, self.payload_sha256)
+
+
+def encode(event: StreamEvent) -> Encoded:
+    """Canonical bytes and digests of ``event``; never refuses a payload (see ``normalise``)."""
+    repairs = Repairs()
+    fields = event.fields()
+    try:
+        payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
+        digest = sha256(payload).hexdigest()
+        fields["payload"] = orjson.Fragment(payload)
+        whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    except (TypeError, RecursionError):
+        fields = normalise(event.fields(), repairs)
+        payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
+        digest = sha256(payload).hexdigest()
+        # What readers will get is what is stored, so the event in hand must equal it.
+        event = StreamEvent.trusted(orjson.loads(orjson.dumps(fields)))
+        fields["payload"] = orjson.Fragment(payload)
+        whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    fields["payload"] = orjson.Fragment(b'{"$sha256":"%b"}' % digest.encode())
+    return Encoded(event, whole, digest, orjson.dumps(fields, option=orjson.OPT_SORT_KEYS), repairs)
+
+
+def chain(previous: bytes, digest_form: bytes) -> bytes:
+    """The next hash of a stream (32 raw bytes)."""
+    return sha256(previous + digest_form).digest()
+
+
+def digest_form_of(fields: dict[str, Any], forgotten: bool = False) -> tuple[str, bytes]:
+    """(payload digest, digest form) of stored event fields; ``forgotten`` payloads are already digests."""
+    payload = fields["payload"]
+    digest = payload["$sha256"] if forgotten else sha256(canonical(payload)).hexdigest()
+    return digest, canonical({**fields, "payload": {"$sha256": digest}})

@@ -1,0 +1,141 @@
+"""Who descends from whom: session → root stream, trace id, span id. Pure.
+
+A root session is a stream and a trace; a child session is a span in its
+root's stream. The ids are derived, so they are the same on every machine and
+after every restart::
+
+    trace_id = sha256("trace:" + root)[:16 bytes]      span_id = sha256("span:" + session)[:8 bytes]
+
+A session whose parent is not known yet is *unknown*, never *root*: it gets a
+stream of its own, and a later ``lineage.linked`` record joins that stream to
+the parent's. Records never move; readers follow the link.
+
+Source: seed 004, 3.1 ("The Session is the Stream"); FEATURES F5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from streams.store import Record
+
+CREATED = "lifecycle.session.created"
+RESUMED = "lifecycle.session.resumed"
+ENDED = "lifecycle.session.ended"
+LINKED = "lineage.linked"
+
+
+def trace_id(root: str) -> str:
+    """The W3C trace id of a root session, 32 hex digits, never all zeros."""
+    return sha256(f"trace:{root}".encode()).digest()[:16].hex()
+
+
+def span_id(session: str) -> str:
+    """The W3C span id of a session, 16 hex digits."""
+    return sha256(f"span:{session}".encode()).digest()[:8].hex()
+
+
+def traceparent(root: str, session: str) -> str:
+    """The W3C ``traceparent`` of a session: version 00, sampled."""
+    return f"00-{trace_id(root)}-{span_id(session)}-01"
+
+
+@dataclass(slots=True)
+class Session:
+    """One session as the log knows it.
+
+    ``parent`` is ``None`` for a root; ``known`` is false while the parent was
+    not to be found out. ``stream`` is where its records lie.
+    """
+
+    id: str
+    stream: str
+    parent: str | None
+    known: bool
+    ended: bool = False
+    title: str | None = None
+    first_position: int = 0
+
+
+class Lineage:
+    """The family tree of all sessions in a log, a projection over its ``lifecycle`` and ``lineage`` records."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+
+    def apply(self, record: Record) -> None:
+        """Take one record; other types than lifecycle and lineage change nothing."""
+        event = record.event
+        if event.type in (CREATED, RESUMED):
+            payload = event.payload
+            session_id = payload.get("session", event.stream_id)
+            session = self.sessions.get(session_id)
+            if session is None:
+                self.sessions[session_id] = Session(
+                    id=session_id,
+                    stream=event.stream_id,
+                    parent=payload.get("parent"),
+                    known=payload.get("lineage") != "unknown",
+                    title=payload.get("title"),
+                    first_position=record.position,
+                )
+            else:
+                session.ended = False
+                session.title = payload.get("title") or session.title
+        elif event.type == ENDED:
+            session = self.sessions.get(event.payload.get("session", event.stream_id))
+            if session is not None:
+                session.ended = True
+                session.title = event.payload.get("title") or session.title
+        elif event.type == LINKED:
+            session = self.sessions.get(event.payload.get("session", event.stream_id))
+            if session is not None:
+                session.parent, session.known = event.payload.get("parent"), True
+
+    def root(self, session_id: str) -> str:
+        """The root session above ``session_id``, following links; itself when nothing is known above."""
+        seen = {session_id}
+        while True:
+            session = self.sessions.get(session_id)
+            parent = session.parent if session is not None else None
+            if parent is None or parent in seen or parent not in self.sessions:
+                return session_id
+            seen.add(parent)
+            session_id = parent
+
+    def children(self, session_id: str) -> list[Session]:
+        """Direct children in the order they first appeared; empty for a leaf or an unknown session."""
+        return [s for s in self.sessions.values() if s.parent == session_id]
+
+    def roots(self) -> list[Session]:
+        """Sessions with no known parent in this log, in the order they first appeared."""
+        return [s for s in self.sessions.values() if s.parent is None or s.parent not in self.sessions]
+
+    def streams_of(self, session_id: str) -> list[str]:
+        """Every stream that holds records of this session's whole family, the root's first."""
+        root = self.root(session_id)
+        streams: dict[str, None] = {}
+        waiting = [root]
+        while waiting:
+            current = waiting.pop(0)
+            session = self.sessions.get(current)
+            streams[session.stream if session is not None else current] = None
+            waiting.extend(child.id for child in self.children(current))
+        return list(streams)
+
+    def state(self) -> dict[str, Any]:
+        """The tree as JSON, sessions by id."""
+        return {
+            "sessions": {
+                s.id: {
+                    "stream": s.stream,
+                    "parent": s.parent,
+                    "known": s.known,
+                    "ended": s.ended,
+                    "title": s.title,
+                }
+                for s in self.sessions.values()
+            }
+        }

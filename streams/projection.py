@@ -1,0 +1,42 @@
+"""A projection is a pure fold over records: state in, record in, state out.
+
+Its state is plain JSON, so that its canonical bytes, and with them its state
+hash, are the same wherever the same records are replayed.
+
+Source: seed 004, 1 ("Projection-Based State"); seed 003, "Replay Determinism".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any, Protocol, TypeVar
+
+from streams.hashing import canonical
+from streams.store import Record
+
+P = TypeVar("P", bound="Projection")
+
+
+class Projection(Protocol):
+    """Something that is folded from records and never does I/O."""
+
+    def apply(self, record: Record) -> None:
+        """Take one record; records arrive in position order, each once."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The whole state as JSON values."""
+        ...
+
+
+async def fold(projection: P, records: AsyncIterator[Record]) -> P:
+    """Apply every record and return the projection; no records leave it as it was."""
+    async for record in records:
+        projection.apply(record)
+    return projection
+
+
+def state_hash(projection: Projection) -> str:
+    """Hex sha256 of the canonical state: equal for equal histories."""
+    return sha256(canonical(projection.state())).hexdigest()

@@ -1,0 +1,98 @@
+"""What to look for across streams. Pure: a filter takes an event and says yes or no.
+
+Source: seed 004, 2.2 (``query(filter)``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import orjson
+
+from streams.event import StreamEvent
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """All given conditions must hold; a filter without any matches everything.
+
+    ``types`` match exactly, or as a prefix when they end in ``.*`` (``agent.*``).
+    ``since_ms`` is inclusive, ``until_ms`` exclusive, both against ``ts``.
+    ``text`` is found anywhere in the payload's JSON text, case-insensitively.
+    """
+
+    types: Sequence[str] = ()
+    streams: Sequence[str] = ()
+    actors: Sequence[str] = ()
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    text: str | None = None
+
+    def matches(self, event: StreamEvent) -> bool:
+        """Whether ``event`` is wanted; the cheap conditions come first."""
+        if self.types and not any(_type_matches(event.type, wanted) for wanted in self.types):
+            return False
+        if self.streams and event.stream_id not in self.streams:
+            return False
+        if self.actors and event.actor not in self.actors:
+            return False
+        if self.correlation_id is not None and event.correlation_id != self.correlation_id:
+            return False
+        if self.causation_id is not None and event.causation_id != self.causation_id:
+            return False
+        if self.since_ms is not None and event.ts < self.since_ms:
+            return False
+        if self.until_ms is not None and event.ts >= self.until_ms:
+            return False
+        return self.text is None or self.text.casefold() in payload_text(event).casefold()
+
+
+def _type_matches(actual: str, wanted: str) -> bool:
+    return actual.startswith(wanted[:-1]) if wanted.endswith(".*") else actual == wanted
+
+
+def payload_text(event: StreamEvent) -> str:
+    """The payload as one line of JSON, for text search and previews."""
+    return orjson.dumps(event.payload, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def parse_moment(text: str, now_ms: int) -> int:
+    """A moment in milliseconds: ``2h``, ``30m``, ``7d`` before now, an ISO time (local if unzoned), or ms.
+
+    Raises:
+        ValueError: says which forms are understood.
+    """
+    text = text.strip()
+    if age := _AGE.fullmatch(text):
+        return now_ms - int(float(age[1]) * _UNIT_MS[age[2]])
+    if text.isdecimal() and len(text) >= 12:
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no moment: use an age (90s, 30m, 2h, 7d), an ISO time (2026-11-22T09:30), "
+            "or milliseconds since 1970"
+        ) from None
+
+
+def describe_span(milliseconds: float) -> str:
+    """A duration for people: ``85ms``, ``1.2s``, ``3m 05s``, ``2h 10m``."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f}ms"
+    span = timedelta(milliseconds=milliseconds)
+    seconds = span.total_seconds()
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02d}s"
+    return f"{minutes // 60}h {minutes % 60:02d}m"

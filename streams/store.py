@@ -1,0 +1,144 @@
+"""The append-only log: the one interface every backend implements.
+
+Two numbers locate a record, and they are never interchangeable:
+
+* ``offset``   - place within one stream: 0, 1, 2, ...
+* ``position`` - place within the whole log: 0, 1, 2, ...
+
+Both are assigned densely; pruning leaves holes and never renumbers, so
+compare, never subtract.
+
+``StreamReader`` is what a reader needs, also in another process beside a
+running sidecar; ``StreamStore`` adds the one write and the live tail.
+
+Backends: memory, jsonl. Each passes ``tests/streams/store_contract.py``.
+This module does no I/O.
+
+Source: seed 004, 2.2 (IStreamStore); seed 003, "Idempotency Check"; seed 002, 4.1 (CAS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from streams.event import StreamEvent
+from streams.query import Filter
+
+MAX_BATCH = 512
+"""Most events one ``append`` takes; bounds how long the writer is held."""
+
+NOTHING = -1
+"""The head of an empty log, and the cursor of a reader that has read nothing."""
+
+OnKnown = Literal["conflict", "keep_first"]
+"""What ``append`` does with a key that is already stored: refuse differences, or keep the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An event together with where the log put it.
+
+    ``hash`` is the stream's chain hash at this offset, in hex. ``duplicate``
+    is true when this append wrote nothing because the idempotency key was
+    already stored; the event and the numbers are then the first write's.
+    """
+
+    event: StreamEvent
+    offset: int
+    position: int
+    hash: str
+    duplicate: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as commands print it: ``{event, offset, position, hash}``."""
+        return {
+            "event": self.event.fields(),
+            "offset": self.offset,
+            "position": self.position,
+            "hash": self.hash,
+        }
+
+
+class StreamReader(Protocol):
+    """Reading a log. Every method sees only durable records: nothing above ``head``."""
+
+    @property
+    def head(self) -> int:
+        """Position of the last durable record; ``NOTHING`` for an empty log."""
+        ...
+
+    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """Replay one stream from ``from_offset`` (inclusive) to the tail seen at call time.
+
+        An unknown stream yields nothing: absence is not an error, since the
+        first hook of a session can arrive after its first reader.
+
+        Raises:
+            CorruptLog: a record below head is damaged; what came before was yielded.
+        """
+        ...
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """Every record with a position greater than ``after``, in position order, to the head at call time."""
+        ...
+
+    def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """The records that match ``wanted`` across streams, in position order; none is no error."""
+        ...
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """The record stored under a key, or ``None``."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Idempotent; appends that are under way finish first."""
+        ...
+
+
+class StreamStore(StreamReader, Protocol):
+    """Ordered, durable, replayable storage for events, with one writer."""
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        """Write all of ``events`` or none, across their streams; one record each, in order.
+
+        When this returns, the batch survives ``kill -9`` and power loss.
+        Cancelling leaves it wholly written or wholly absent: retry with the
+        same keys to find out. ``expected`` maps a stream id to the offset its
+        first new record must take.
+
+        Keys are looked at before ``expected``. A batch whose keys are all
+        known, with the same bodies (type, stream, actor, payload), returns the
+        first records with ``duplicate=True``. ``on_known="keep_first"`` writes
+        what is new and keeps the first record of what is known, also when the
+        body differs (counted in ``differences``).
+
+        Raises:
+            ValueError: the batch is empty or over ``MAX_BATCH``.
+            OffsetConflict: another writer moved a stream past its expected offset.
+            IdempotencyConflict: ``on_known="conflict"`` and a key is stored with
+                another body, stands twice in the batch, or only part of the batch is known.
+            StoreUnavailable: disk full, failed, or closed. Safe to retry after reopening.
+        """
+        ...
+
+    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """Every record after position ``after``, then each new one as it becomes durable, without end.
+
+        Nothing is skipped and nothing is buffered without bound: a slow
+        subscriber reads from the log at its own pace. Ends when the store
+        closes; cancelling it is safe.
+        """
+        ...
+
+    @property
+    def differences(self) -> int:
+        """How many ``keep_first`` appends met a known key with another body."""
+        ...

@@ -1,0 +1,347 @@
+"""The jsonl backend: one global, size-rotated, segmented log with a single writer.
+
+::
+
+    store/  store.json  format and log id       lock  held by the writer
+            head        last durable record     log/  00000000000000000000.jsonl …
+            torn/       what recovery cut off
+
+A commit is: write the lines, sync, rewrite ``head`` (no sync of its own), then
+acknowledge. Opening scans and indexes the whole log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import orjson
+
+from streams.errors import CorruptLog, ForeignStore, StoreLocked, StoreUnavailable, StreamError
+from streams.event import StreamEvent
+from streams.hashing import GENESIS, digest_form_of, encode
+from streams.identity import Identity
+from streams.query import Filter
+from streams.store import NOTHING, OnKnown, Record
+from streams.stores.commit import GroupCommit, Pending
+from streams.stores.disk import Disk
+from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.live import LiveTail
+from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
+from streams.stores.recovery import Torn, key_digest, recover
+from streams.stores.segments import (
+    FORMAT,
+    BadLine,
+    Head,
+    Segment,
+    format_head,
+    format_line,
+    list_segments,
+    parse_record,
+    read_head,
+    read_manifest,
+    segment_name,
+    sync_directory,
+    write_durably,
+)
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+_READ_BATCH = 256
+
+
+class _Known:
+    """A stored record, read only if somebody asks."""
+
+    def __init__(self, store: JsonlStore, position: int) -> None:
+        self._store, self._position = store, position
+
+    def body(self) -> tuple[str, str, str, str]:
+        placed = self.placed()
+        if isinstance(placed, Placed):
+            return placed.encoded.body()
+        event = placed.event
+        digest, _ = digest_form_of(event.fields())
+        return (event.type, event.stream_id, event.actor, digest)
+
+    def placed(self) -> Placed | Record:
+        return self._store.planned(self._position) or self._store.records_at([self._position])[0]
+
+
+class JsonlStore:
+    """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
+
+    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int) -> None:
+        self._store, self._log = store, store / "log"
+        self._lock, self._disk, self._segment_bytes = lock, disk, segment_bytes
+        self._fresh: dict[int, Placed] = {}
+        self._closed = False
+        self.torn: Path | None = None
+        """Where this opening put an incomplete tail; ``None`` when there was none."""
+        self.differences = 0
+        self._reader = JsonlReader(store)
+        recovered = recover(self._log, read_head(store / "head"))
+        self._index = recovered.index
+        if recovered.torn is not None:
+            self.torn = self._set_aside(recovered.torn, recovered.size)
+        self._size = recovered.size
+        self._durable_size = recovered.size
+        self._fd = disk.open(self._index.segments[-1].path) if self._index.segments else -1
+        self._head_fd = os.open(store / "head", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._head = self._index.next_position() - 1
+        if self._head > NOTHING:
+            # A whole batch above the old head was written but perhaps not synced when its writer died.
+            disk.sync(self._fd)
+            disk.rewrite(self._head_fd, format_head(Head(self._head, self._index.last_hash)))
+        self._live = LiveTail(lambda after: self.read_all(after=after))
+        self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name)
+
+    @classmethod
+    async def open(
+        cls, store: Path, identity: Identity, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
+    ) -> JsonlStore:
+        """Take the lock, recover and index the log; creates the directory when it is new.
+
+        Time grows with the log (about a second for 300 MB). ``identity`` names a new log.
+
+        Raises:
+            StoreLocked: another process writes here.
+            CorruptLog: below head something is damaged or missing; nothing was changed.
+            ForeignStore: not ours, or newer.
+            StoreUnavailable: the directory cannot be read or written.
+        """
+
+        def blocking() -> JsonlStore:
+            try:
+                return cls._open(store, identity, disk or Disk(), segment_bytes)
+            except OSError as error:
+                raise StoreUnavailable(
+                    f"cannot open the log in {store}: {error.strerror or error}",
+                    "check that the directory is yours and the disk has space",
+                ) from error
+
+        return await asyncio.to_thread(blocking)
+
+    @classmethod
+    def _open(cls, store: Path, identity: Identity, disk: Disk, segment_bytes: int) -> JsonlStore:
+        for directory in (store, store / "log"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _take_lock(store)
+        try:
+            manifest = read_manifest(store)
+            if manifest is None:
+                if list_segments(store / "log"):
+                    raise ForeignStore(str(store), "it holds a log but no store.json: restore that file")
+                manifest = {"backend": "jsonl", "format": FORMAT, "log_id": identity.ulid()}
+                write_durably(store / "store.json", orjson.dumps(manifest))
+            return cls(store, lock, disk, segment_bytes)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    # Reading
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``."""
+        return self._head
+
+    async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        tail = self._index.streams.get(stream_id)
+        if tail is None:
+            return
+        head = self._head
+        positions = [p for p in tail.positions[max(from_offset - tail.first_offset, 0) :] if p <= head]
+        for begin in range(0, len(positions), _READ_BATCH):
+            for record in await asyncio.to_thread(self.records_at, positions[begin : begin + _READ_BATCH]):
+                yield record
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        return self._reader.read_all(after=after)
+
+    async def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``; reads only the wanted streams where they are named."""
+        if len(wanted.streams) != 1:
+            async for record in self._reader.query(wanted):
+                yield record
+            return
+        async for record in self.read(wanted.streams[0]):
+            if wanted.matches(record.event):
+                yield record
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        position = self._index.keys.get(key_digest(idempotency_key))
+        if position is None or position > self._head:
+            return None
+        return (await asyncio.to_thread(self.records_at, [position]))[0]
+
+    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamStore.subscribe``."""
+        return self._live.follow(after)
+
+    def records_at(self, positions: Sequence[int]) -> list[Record]:
+        """The records at these positions, in the order asked; blocking. Raises ``CorruptLog``."""
+        index = self._index
+        firsts = [segment.first for segment in index.segments]
+        open_files: dict[int, int] = {}
+        records = []
+        try:
+            for position in positions:
+                number = bisect_right(firsts, position) - 1
+                segment = index.segments[number]
+                if number not in open_files:
+                    open_files[number] = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+                records.append(self._record_at(open_files[number], segment, position))
+        finally:
+            for fd in open_files.values():
+                os.close(fd)
+        return records
+
+    def _record_at(self, fd: int, segment: Segment, position: int) -> Record:
+        starts, at = self._index.starts, position - self._index.first
+        start = starts[at]
+        following = starts[at + 1] if at + 1 < len(starts) else 0
+        size = following - start if following > start else os.fstat(fd).st_size - start
+        line = os.pread(fd, size, start).split(b"\n", 1)[0]
+        try:
+            return parse_record(line)
+        except BadLine as fault:
+            raise CorruptLog(str(segment.path), position - segment.first + 1, position, str(fault)) from None
+
+    # Planning (see ``Tails``); only the writer thread comes here
+
+    def next_position(self) -> int:
+        """See ``Tails``."""
+        return self._index.next_position()
+
+    def tail(self, stream_id: str) -> tuple[int, bytes]:
+        """See ``Tails``."""
+        tail = self._index.streams.get(stream_id)
+        return (0, GENESIS) if tail is None else (tail.next_offset(), tail.hash)
+
+    def known(self, key: str) -> _Known | None:
+        """See ``Tails``."""
+        position = self._index.keys.get(key_digest(key))
+        return None if position is None else _Known(self, position)
+
+    def planned(self, position: int) -> Placed | None:
+        """A record of the commit under way, which is not to be read from disk yet."""
+        return self._fresh.get(position)
+
+    # Writing
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        """See ``StreamStore.append``."""
+        check_size(events)
+        batch = [encode(event) for event in events]
+        return await self._commits.submit(Request(batch, expected or {}, on_known))
+
+    def _commit(self, group: Sequence[Pending]) -> None:
+        if self._fd < 0 or self._size >= self._segment_bytes:
+            self._roll()
+        lines: list[bytes] = []
+        decided: list[tuple[Pending, Plan]] = []
+        for pending in group:
+            try:
+                plan_ = plan(pending.request, self)
+            except StreamError as refusal:
+                pending.outcome = refusal
+                continue
+            self._place(plan_.new, lines)
+            self.differences += plan_.differences
+            decided.append((pending, plan_))
+        if lines:
+            self._disk.write(self._fd, b"".join(lines))
+            self._disk.sync(self._fd)
+            self._durable_size = self._size
+            head = Head(self._index.next_position() - 1, self._index.last_hash)
+            self._disk.rewrite(self._head_fd, format_head(head))
+            self._head = head.position
+            self._fresh.clear()
+        for pending, plan_ in decided:
+            pending.outcome = [as_record(answer) for answer in plan_.answers]
+
+    def _place(self, new: Sequence[Placed], lines: list[bytes]) -> None:
+        for number, placed in enumerate(new):
+            line = format_line(placed, number, len(new))
+            event = placed.encoded.event
+            self._fresh[placed.position] = placed
+            self._index.add(event.stream_id, event.idempotency_key, placed.offset, placed.hash, self._size)
+            self._size += len(line)
+            lines.append(line)
+
+    def _roll(self) -> None:
+        segment = Segment(self.next_position(), self._log / segment_name(self.next_position()))
+        fd = self._disk.create(segment.path)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size, self._durable_size = fd, 0, 0
+        self._index.segments.append(segment)
+
+    def _abandon(self) -> None:
+        """After a failed write: cut what was never acknowledged, as far as the disk still lets us."""
+        if self._fd >= 0:
+            try:
+                os.ftruncate(self._fd, self._durable_size)
+            except OSError:
+                # The next opening finds a torn tail above head instead and cuts it then.
+                self._durable_size = -1
+
+    def _set_aside(self, torn: Torn, size: int) -> Path:
+        """Keep a copy of the torn tail, then cut it off."""
+        directory = self._store / "torn"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        later = [s for s in list_segments(self._log) if s.first > torn.segment.first]
+        data = torn.segment.path.read_bytes()[size:] + b"".join(s.path.read_bytes() for s in later)
+        kept = directory / f"{torn.segment.path.stem}-{size}-{len(list(directory.iterdir()))}.bin"
+        write_durably(kept, data)
+        for segment in reversed(later):
+            segment.path.unlink()
+        fd = self._disk.open(torn.segment.path)
+        try:
+            os.ftruncate(fd, size)
+            self._disk.sync(fd)
+        finally:
+            os.close(fd)
+        sync_directory(self._log)
+        return kept
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``. Releases the lock."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._commits.close()
+        self._live.close()
+        for fd in (self._fd, self._head_fd, self._lock):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _take_lock(store: Path) -> int:
+    path = store / "lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "another process"
+        os.close(fd)
+        raise StoreLocked(
+            f"the log in {store} is being written by process {holder}",
+            "use that sidecar, or stop it with `durable-stream stop`",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

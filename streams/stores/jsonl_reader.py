@@ -1,0 +1,158 @@
+"""Reading a jsonl log, also from another process beside its writer.
+
+A reader takes no lock, repairs nothing, and stops at head: what lies above is
+not durable yet, or torn. It needs no index, so opening costs nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiofiles
+
+from streams.errors import CorruptLog
+from streams.query import Filter
+from streams.store import NOTHING, Record
+from streams.stores.segments import (
+    EMPTY_HEAD,
+    BadLine,
+    Head,
+    Segment,
+    list_segments,
+    parse_keys,
+    parse_record,
+    read_head,
+    read_manifest,
+)
+
+_CHUNK = 1024 * 1024
+
+
+class JsonlReader:
+    """``StreamReader`` over ``store/``; a directory without a log reads as empty.
+
+    Raises:
+        ForeignStore: the directory belongs to something else, or to a newer version.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._log = store / "log"
+        read_manifest(store)
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``. Read from disk at each call."""
+        return self.head_record().position
+
+    def head_record(self) -> Head:
+        """The last durable record's position and hash; of the last whole line if the head file is lost."""
+        head = read_head(self._store / "head")
+        if head is not None:
+            return head
+        segments = list_segments(self._log)
+        if not segments:
+            return EMPTY_HEAD
+        return _last_whole(segments[-1])
+
+    async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``. Scans the log."""
+        async for record in self._scan(NOTHING, _quoted(stream_id)):
+            if record.event.stream_id == stream_id and record.offset >= from_offset:
+                yield record
+
+    async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        async for record in self._scan(after, None):
+            yield record
+
+    async def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``. Scans the log."""
+        needle = _quoted(wanted.streams[0]) if len(wanted.streams) == 1 else None
+        async for record in self._scan(NOTHING, needle):
+            if wanted.matches(record.event):
+                yield record
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``. Scans the log."""
+        async for record in self._scan(NOTHING, _quoted(idempotency_key)):
+            if record.event.idempotency_key == idempotency_key:
+                return record
+        return None
+
+    async def find_event(self, event_id: str) -> Record | None:
+        """The record of an event id, or ``None``. Scans the log."""
+        async for record in self._scan(NOTHING, _quoted(event_id)):
+            if record.event.id == event_id:
+                return record
+        return None
+
+    async def close(self) -> None:
+        """Nothing is held open between calls."""
+
+    async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
+        """Records after ``after`` to the head at call time whose line contains ``needle``."""
+        head = self.head_record()
+        if head.position <= after:
+            return
+        segments = list_segments(self._log)
+        first = max(bisect_right([s.first for s in segments], after + 1) - 1, 0)
+        expected = segments[first].first if segments else 0
+        for segment in segments[first:]:
+            if segment.first != expected and expected <= head.position:
+                reason = f"records {expected} to {segment.first - 1} are missing before it"
+                raise CorruptLog(str(segment.path), 1, expected, reason)
+            number = 0
+            async for line in _lines(segment.path):
+                if expected > head.position:
+                    return
+                number += 1
+                if expected > after and (needle is None or needle in line):
+                    record = _parse(line, segment, number, expected)
+                    yield record
+                expected += 1
+        if expected <= head.position:
+            file = str(segments[-1].path) if segments else str(self._log)
+            reason = f"records {expected} to {head.position} were written and are missing"
+            raise CorruptLog(file, number + 1 if segments else 1, expected, reason)
+
+
+async def _lines(path: Path) -> AsyncIterator[bytes]:
+    """Complete lines of a file; what follows the last newline is not yielded."""
+    rest = b""
+    async with aiofiles.open(path, "rb") as file:
+        while chunk := await file.read(_CHUNK):
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                yield line
+
+
+def _parse(line: bytes, segment: Segment, number: int, expected: int) -> Record:
+    try:
+        record = parse_record(line)
+        if record.position != expected:
+            raise BadLine(f"it is position {record.position} where {expected} must follow")
+    except BadLine as fault:
+        raise CorruptLog(str(segment.path), number, expected, str(fault)) from None
+    return record
+
+
+def _last_whole(segment: Segment) -> Head:
+    """The last record of the last whole batch in a segment; what the head file would say."""
+    head = Head(segment.first - 1, "")
+    for line in segment.path.read_bytes().split(b"\n")[:-1]:
+        try:
+            keys = parse_keys(line)
+        except BadLine:
+            break
+        if keys.tx[0] + 1 == keys.tx[1]:
+            head = Head(keys.position, keys.hash)
+    return head
+
+
+def _quoted(text: str) -> bytes:
+    """``text`` as it stands in a line if it stands there as a whole JSON string."""
+    return b'"%b"' % text.encode("utf-8", "replace") if text.isascii() and text.isprintable() else b""

@@ -1,0 +1,154 @@
+"""Deciding what an append writes: keys, expected offsets, places and hashes. Pure.
+
+Every backend plans with this, so all give the same records, errors and hashes.
+A plan is made against the tails as they will be after all plans before it:
+several appends of one group commit are planned one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from streams.errors import IdempotencyConflict, OffsetConflict
+from streams.hashing import Encoded, chain
+from streams.store import MAX_BATCH, OnKnown, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One ``append`` call, encoded."""
+
+    batch: Sequence[Encoded]
+    expected: Mapping[str, int]
+    on_known: OnKnown
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A new record: its event and where it goes."""
+
+    encoded: Encoded
+    offset: int
+    position: int
+    hash: bytes
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to write, and for every event of the request, in order, the new or the first record."""
+
+    new: list[Placed] = field(default_factory=list)
+    answers: list[Placed | Record] = field(default_factory=list)
+    differences: int = 0
+
+
+class Tails(Protocol):
+    """What a backend knows of its log while planning, earlier plans of the same commit included."""
+
+    def next_position(self) -> int:
+        """The position the next new record takes."""
+        ...
+
+    def tail(self, stream_id: str) -> tuple[int, bytes]:
+        """(next offset, last hash) of a stream; (0, GENESIS) for a new one."""
+        ...
+
+    def known(self, key: str) -> Known | None:
+        """The record stored under a key, or planned before; ``None`` when the key is new."""
+        ...
+
+
+class Known(Protocol):
+    """A record that a key is known by."""
+
+    def body(self) -> tuple[str, str, str, str]:
+        """Type, stream, actor and payload digest of the stored event."""
+        ...
+
+    def placed(self) -> Placed | Record:
+        """The record itself."""
+        ...
+
+
+def check_size(batch: Sequence[object]) -> None:
+    """Raise ``ValueError`` for a batch that is empty or over ``MAX_BATCH``."""
+    if not 0 < len(batch) <= MAX_BATCH:
+        raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(batch)}: split it")
+
+
+def plan(request: Request, tails: Tails) -> Plan:
+    """Decide a request against the tails; changes nothing.
+
+    Raises:
+        IdempotencyConflict, OffsetConflict: as ``StreamStore.append`` says.
+    """
+    known = [tails.known(encoded.event.idempotency_key) for encoded in request.batch]
+    result = Plan()
+    if request.on_known == "conflict":
+        _refuse_conflicts(request.batch, known)
+    _check_expected(request, known, tails)
+
+    moved: dict[str, tuple[int, bytes]] = {}
+    in_batch: dict[str, Placed] = {}
+    position = tails.next_position()
+    for encoded, earlier in zip(request.batch, known, strict=True):
+        event = encoded.event
+        if earlier is not None:
+            result.differences += earlier.body() != encoded.body()
+            result.answers.append(as_duplicate(earlier.placed()))
+            continue
+        if event.idempotency_key in in_batch:
+            first = in_batch[event.idempotency_key]
+            result.differences += first.encoded.body() != encoded.body()
+            result.answers.append(as_duplicate(first))
+            continue
+        offset, previous = moved.get(event.stream_id) or tails.tail(event.stream_id)
+        placed = Placed(encoded, offset, position, chain(previous, encoded.digest_form))
+        moved[event.stream_id] = (offset + 1, placed.hash)
+        in_batch[event.idempotency_key] = placed
+        position += 1
+        result.new.append(placed)
+        result.answers.append(placed)
+    return result
+
+
+def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -> None:
+    found = [k for k in known if k is not None]
+    keys = [encoded.event.idempotency_key for encoded in batch]
+    if len(set(keys)) != len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise IdempotencyConflict(twice, "it stands twice in one batch")
+    if found and len(found) != len(batch):
+        first = next(e for e, k in zip(batch, known, strict=True) if k is not None)
+        raise IdempotencyConflict(
+            first.event.idempotency_key,
+            f"{len(found)} of the batch's {len(batch)} keys are already stored, the others are not",
+        )
+    for encoded, earlier in zip(batch, known, strict=True):
+        if earlier is not None and earlier.body() != encoded.body():
+            raise IdempotencyConflict(encoded.event.idempotency_key, "it is stored with another body")
+
+
+def _check_expected(request: Request, known: Sequence[Known | None], tails: Tails) -> None:
+    if not request.expected or all(k is not None for k in known):
+        return
+    for stream_id, expected in request.expected.items():
+        actual, _ = tails.tail(stream_id)
+        if actual != expected:
+            raise OffsetConflict(stream_id, expected, actual)
+
+
+def as_record(placed: Placed | Record, duplicate: bool = False) -> Record:
+    """A placed event as the record callers get."""
+    if isinstance(placed, Record):
+        return placed
+    return Record(placed.encoded.event, placed.offset, placed.position, placed.hash.hex(), duplicate)
+
+
+def as_duplicate(placed: Placed | Record) -> Record:
+    """The first record of a known key, marked as a duplicate."""
+    if isinstance(placed, Placed):
+        return as_record(placed, duplicate=True)
+    return Record(placed.event, placed.offset, placed.position, placed.hash, True)

@@ -1,0 +1,202 @@
+"""The jsonl format: lines, segments and the head file. Parsing is pure; the rest are small file helpers.
+
+One record is one line of canonical JSON, ``crc`` first, and that is why keys
+are in this order::
+
+    {"crc":"1c291ca3","event":{…},"hash":"…","offset":0,"position":0,"tx":[0,1]}
+
+``crc`` is CRC-32 of the line's bytes after ``"crc":"xxxxxxxx",`` without the
+newline. ``tx`` is [index, count] in the batch: a batch whose last line is
+missing was never acknowledged. A segment is named after its first position,
+so a missing one is seen. ``head`` holds the last durable position and hash.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+import orjson
+
+from streams.errors import ForeignStore
+from streams.event import StreamEvent
+from streams.store import NOTHING, Record
+from streams.stores.plan import Placed
+
+FORMAT = 1
+"""Version of everything in a store directory; a greater one is refused."""
+
+_SEGMENT = re.compile(r"(\d{20})\.jsonl")
+_PREFIX = len(b'{"crc":"01234567",')
+_HEAD_BYTES = 160
+
+
+class BadLine(Exception):
+    """A line is no whole, undamaged record; the text says what is wrong, never what it holds."""
+
+
+class EventKeys(msgspec.Struct):
+    """The few fields of an event that an index needs; the payload is skipped, not parsed."""
+
+    id: str
+    stream_id: str
+    idempotency_key: str
+
+
+class LineKeys(msgspec.Struct):
+    """A line without its payload, for scans."""
+
+    event: EventKeys
+    hash: str
+    offset: int
+    position: int
+    tx: tuple[int, int]
+
+
+_keys_decoder = msgspec.json.Decoder(LineKeys)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file of the log; ``first`` is the position of its first record."""
+
+    first: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last durable record: everything at or below it must be there and whole."""
+
+    position: int
+    hash: str
+
+
+def format_line(placed: Placed, index: int, count: int) -> bytes:
+    """The line of a record, newline included."""
+    body = b'"event":%b,"hash":"%b","offset":%d,"position":%d,"tx":[%d,%d]}' % (
+        placed.encoded.canonical,
+        placed.hash.hex().encode(),
+        placed.offset,
+        placed.position,
+        index,
+        count,
+    )
+    return b'{"crc":"%08x",%b\n' % (crc32(body), body)
+
+
+def check_crc(line: bytes) -> None:
+    """Raise ``BadLine`` unless ``line`` (without newline) carries its own checksum."""
+    if not line.startswith(b'{"crc":"') or line[16:_PREFIX] != b'",':
+        raise BadLine("not a record")
+    if b"%08x" % crc32(line[_PREFIX:]) != line[8:16]:
+        raise BadLine("wrong checksum")
+
+
+def parse_keys(line: bytes) -> LineKeys:
+    """The line's place and keys, checksum verified. Raises ``BadLine``."""
+    check_crc(line)
+    try:
+        return _keys_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadLine(f"not a record: {error}") from None
+
+
+def parse_record(line: bytes) -> Record:
+    """The record of a line, checksum verified. Raises ``BadLine``."""
+    check_crc(line)
+    try:
+        fields = orjson.loads(line)
+        return Record(StreamEvent.trusted(fields["event"]), fields["offset"], fields["position"], fields["hash"])
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise BadLine(f"not a record: {type(error).__name__}") from None
+
+
+def segment_name(first: int) -> str:
+    """The file name of a segment; names sort by position."""
+    return f"{first:020d}.jsonl"
+
+
+def list_segments(log: Path) -> list[Segment]:
+    """The log's segments in position order; none for a new log. Other files are not ours to judge."""
+    found = [
+        Segment(int(m[1]), path)
+        for path in log.glob("*.jsonl")
+        if (m := _SEGMENT.fullmatch(path.name)) is not None
+    ]
+    return sorted(found, key=lambda s: s.first)
+
+
+def format_head(head: Head) -> bytes:
+    """The head file's bytes: always the same length, so that one write in place replaces it."""
+    body = orjson.dumps({"hash": head.hash, "position": head.position})
+    text = b'{"crc":"%08x",%b' % (crc32(body[1:]), body[1:])
+    return text.ljust(_HEAD_BYTES - 1) + b"\n"
+
+
+def read_head(path: Path) -> Head | None:
+    """The head, or ``None`` when the file is missing or damaged (then nothing is known)."""
+    for _ in range(3):  # the writer may be replacing it at this very moment
+        try:
+            text = path.read_bytes().rstrip()
+        except FileNotFoundError:
+            return None
+        try:
+            check_crc(text)
+            fields = orjson.loads(text)
+            return Head(fields["position"], fields["hash"])
+        except (BadLine, orjson.JSONDecodeError, KeyError):
+            continue
+    return None
+
+
+EMPTY_HEAD = Head(NOTHING, "")
+
+
+def read_manifest(store: Path) -> dict[str, object] | None:
+    """``store.json``, or ``None`` for a directory without one.
+
+    Raises:
+        ForeignStore: it is not ours, or of a newer format.
+    """
+    path = store / "store.json"
+    try:
+        manifest = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except orjson.JSONDecodeError:
+        raise ForeignStore(str(path), "it is damaged: restore it from a backup") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        raise ForeignStore(str(path), "it was not written by Durable Stream: choose another home")
+    if manifest["format"] > FORMAT:
+        raise ForeignStore(
+            str(path),
+            f"it has format {manifest['format']}, this version reads up to {FORMAT}: upgrade durable-stream",
+        )
+    return manifest
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Create or replace a small file so that it is whole after a power loss. Mode 0600."""
+    temporary = path.with_name(path.name + ".new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the directory's entries durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
