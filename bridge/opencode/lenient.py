@@ -1,0 +1,147 @@
+"""Reading and writing JSON that orjson refuses, and the errors of reading.
+
+JavaScript legally writes what JSON readers refuse. It must not cost the link
+a frame, because the shim would send the same frame again for ever; so it is
+repaired, and the repairs are counted:
+
+* NaN, infinities and numbers beyond a double become null,
+* integers beyond 64 bits become doubles, as orjson reads them,
+* lone surrogates become U+FFFD,
+* what nests deeper than ``MAX_DEPTH`` becomes ``{"$deep": true}``.
+
+::
+
+    FrameError              the message is no frame; the text never holds payload
+    └── UnknownFrame        a JSON object whose type this protocol does not have
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Final
+
+MAX_DEPTH: Final = 200
+"""Depth to which a message that nests deeper than the readers go (1024) is cut; orjson writes 254."""
+
+
+class FrameError(ValueError):
+    """A message is no frame of this protocol. ``reason`` is short and never holds payload."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class UnknownFrame(FrameError):
+    """A JSON object with a ``type`` that this protocol does not have: a newer peer's, perhaps."""
+
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+# A string (an unterminated one runs to the end, else every quote in it would be tried again and a
+# hostile message would take quadratic time), or a bracket. Possessive, so it never backtracks.
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+
+_CUT_TOKENS = 1_000_000
+"""Most strings and brackets looked at to cut a deep message: bounds the loop's pause to about a second."""
+
+_DEEP = '{"$deep":true}'
+
+
+def read_leniently(message: str | bytes) -> tuple[Any, int]:
+    """The value of a message orjson refused, and how many changes made it readable.
+
+    Raises:
+        FrameError: not UTF-8, not JSON, or nested too deep to be cut in reasonable time.
+    """
+    try:
+        text = message if isinstance(message, str) else bytes(message).decode()
+    except UnicodeDecodeError:
+        raise FrameError("not UTF-8") from None
+    repairs = _Repairs()
+    try:
+        return repairs.tree(_loads(text)), repairs.count
+    except RecursionError:
+        value = _loads(repairs.cut(text))
+        return repairs.tree(value), repairs.count
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise FrameError("not JSON") from None
+    except ValueError:  # an integer of more digits than Python converts
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 20 else float(digits))
+
+
+def repair(value: Any) -> Any:
+    """``value`` made fit for orjson's writer."""
+    return _Repairs().tree(value)
+
+
+class _Repairs:
+    """Changes what UTF-8 and JSON cannot hold, and counts the changes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def tree(self, value: Any, depth: int = 0) -> Any:
+        """``value`` made fit for orjson. Recursion is bounded by ``MAX_DEPTH``."""
+        if isinstance(value, str):
+            if _LONE_SURROGATE.search(value) is None:
+                return value
+            self.count += 1
+            return _LONE_SURROGATE.sub("\ufffd", value)
+        if isinstance(value, (dict, list, tuple)):
+            if depth > MAX_DEPTH:
+                self.count += 1
+                return {"$deep": True}
+            if isinstance(value, dict):
+                return {self.tree(str(key)): self.tree(entry, depth + 1) for key, entry in value.items()}
+            # Small integers are passed over here: a call for each of millions would stall the loop.
+            return [
+                entry if type(entry) is int and -(2**63) <= entry < 2**63 else self.tree(entry, depth + 1)
+                for entry in value
+            ]
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            value = _as_float(value)  # as orjson reads it
+        if isinstance(value, float) and not math.isfinite(value):
+            self.count += 1
+            return None
+        return value
+
+    def cut(self, text: str) -> str:
+        """``text`` with everything nested deeper than ``MAX_DEPTH`` replaced.
+
+        Raises:
+            FrameError: the message is too long to cut.
+        """
+        depth = start = 0
+        kept: list[str] = []
+        for index, match in enumerate(_STRING_OR_BRACKET.finditer(text)):
+            if index >= _CUT_TOKENS:
+                raise FrameError("nested too deep")
+            char = text[match.start()]
+            if char in "[{":
+                depth += 1
+                if depth == MAX_DEPTH + 1:
+                    kept.append(text[start : match.start()])
+            elif char in "]}":
+                if depth == MAX_DEPTH + 1:
+                    kept.append(_DEEP)
+                    self.count += 1
+                    start = match.end()
+                depth -= 1
+        if depth <= MAX_DEPTH:
+            kept.append(text[start:])
+        return "".join(kept)
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

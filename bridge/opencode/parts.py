@@ -1,0 +1,184 @@
+"""What the translator does with message parts: steps, outputs, child sessions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.opencode import shapes
+from bridge.opencode.emitter import Entry, Place
+from bridge.opencode.shapes import mapping, present, text
+from bridge.opencode.state import CaptureState, SessionState, input_digest
+from bridge.opencode.table import FINAL_PARTS
+from bridge.opencode.turns import Turns
+from streams.identity import Identity
+
+
+@dataclass(slots=True)
+class _Open:
+    """A tool part that has not ended, and where it belongs."""
+
+    session: str
+    part: str
+    call: str
+
+
+@dataclass(slots=True)
+class _After:
+    """A ``tool.execute.after`` whose part has not ended yet."""
+
+    entry: Entry
+    session: str
+    call: str
+    place: Place
+    deadline: float
+
+
+class Parts(Turns):
+    """Steps, outputs and the child sessions that tools start."""
+
+    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
+        super().__init__(identity, state, clean, hold_s)
+        self._open: dict[str, _Open] = {}
+        self._afters: list[_After] = []
+
+    def open_tools(self, session_id: str) -> list[str]:
+        return [part for part, tool in self._open.items() if tool.session == session_id]
+
+    def forget_tools(self, session_id: str) -> None:
+        for part in self.open_tools(session_id):
+            del self._open[part]
+
+    def deadlines(self) -> list[float]:
+        """When held items must be written at the latest."""
+        late = [*self._aborts.values(), *self._endings.values()]
+        return [after.deadline for after in self._afters] + [one.deadline for one in late]
+
+    def expire(self, now: float) -> None:
+        """Write what has waited long enough."""
+        for after in [a for a in self._afters if a.deadline <= now]:
+            self._afters.remove(after)
+            self._write_after(after)
+        for session_id, late in list(self._endings.items()):
+            if late.deadline <= now:
+                self.finish_ending(session_id)
+        for session_id, late in list(self._aborts.items()):
+            if late.deadline <= now:
+                del self._aborts[session_id]
+                self.finish(late.entry.token)
+
+    # Parts: steps, outputs, child sessions
+
+    def part_updated(self, entry: Entry, session: SessionState | None) -> bool:
+        part = mapping(shapes.properties_of(entry.item).get("part"))
+        kind, part_id = part.get("type"), text(part.get("id"))
+        if session is None or part_id is None or kind not in FINAL_PARTS:
+            self.counts[f"not_final:part.{str(kind)[:40]}"] += 1
+            return False
+        if kind == "tool":
+            return self._tool_part(entry, session, part, part_id)
+        place = self.place_of(session, part)
+        if place.payload.get("message") in self._copied:
+            self.counts["copied:message.part.updated"] += 1
+        elif kind == "step-finish":
+            payload = {**place.payload, **shapes.inference_step(part), **present(model=place.model)}
+            self.put(entry, session, "execution.step", part_id, payload, turn=place)
+        elif mapping(part.get("time")).get("end") and place.assistant:
+            payload = {**place.payload, **shapes.output_of(part)}
+            self.put(entry, session, "execution.output", part_id, payload, turn=place)
+        else:
+            self.counts[f"not_final:part.{kind}"] += 1
+        return False
+
+    def _tool_part(self, entry: Entry, session: SessionState, part: dict[str, Any], part_id: str) -> bool:
+        state = mapping(part.get("state"))
+        call = text(part.get("callID")) or ""
+        place = self.place_of(session, part)
+        child = text(mapping(state.get("metadata")).get("sessionId"))
+        if child is not None and part_id not in session.spawning:
+            self._write_spawn(entry, session, part, part_id, child, place)
+        if state.get("status") not in ("completed", "error"):
+            self._open.setdefault(part_id, _Open(session.id, part_id, call))
+            self.counts["not_final:part.tool"] += 1
+            return False
+        self._open.pop(part_id, None)
+        payload = {**place.payload, **shapes.tool_step(part)}
+        after = self._take_after(session.id, call)
+        if after is not None:
+            given = mapping(after.entry.item.input).get("args")
+            if given is not None and given != payload.get("input"):
+                payload["executed_input"] = given
+        cause = None
+        if child is not None:
+            known = self.state.sessions.get(child)
+            cause = known.last_end if known is not None and known.last_end else session.spawning.get(part_id)
+            payload["child"] = child
+        self.put(entry, session, "execution.step", part_id, payload, cause=cause, turn=place)
+        if after is not None:
+            self.finish(after.entry.token)
+        if session.id in self._endings and not self.open_tools(session.id):
+            self.finish_ending(session.id)
+        return False
+
+    def _write_spawn(
+        self,
+        entry: Entry,
+        session: SessionState,
+        part: dict[str, Any],
+        part_id: str,
+        child: str,
+        place: Place,
+    ) -> None:
+        asked = mapping(mapping(part.get("state")).get("input"))
+        payload = {
+            **place.payload,
+            **present(
+                child=child,
+                call=text(part.get("callID")),
+                agent=text(asked.get("subagent_type")),
+                description=text(asked.get("description")),
+            ),
+        }
+        self.put(entry, session, "agent.spawned", part_id, payload, turn=place)
+
+    def tool_after(self, entry: Entry, session: SessionState | None) -> bool:
+        given = mapping(entry.item.input)
+        call = text(given.get("callID")) or ""
+        if session is None:
+            return self.unknown_event(entry, session)
+        is_open = any(t.session == session.id and t.call == call for t in self._open.values())
+        if not is_open and self._is_echo(session, entry, call):
+            self.counts["duplicate:tool.execute.after"] += 1
+            return False
+        part = next((p for p in self.open_tools(session.id) if self._open[p].call == call), None)
+        place = self.place_of(session, present(id=part))
+        self._afters.append(_After(entry, session.id, call, place, self.now + self.hold_s))
+        return True
+
+    def _is_echo(self, session: SessionState, entry: Entry, call: str) -> bool:
+        """Whether the step of this call is recorded: the provider's call ids repeat, so the input decides."""
+        given = self.clean(mapping(entry.item.input).get("args"))
+        return input_digest(given) in session.calls.get(call, "").split()
+
+    def _take_after(self, session_id: str, call: str) -> _After | None:
+        for after in self._afters:
+            if after.session == session_id and after.call == call:
+                self._afters.remove(after)
+                return after
+        return None
+
+    def _write_after(self, after: _After) -> None:
+        """The part's end never came: the hook alone becomes the step."""
+        session = self.state.sessions[after.session]
+        part = next((t.part for t in self._open.values() if t.session == after.session and t.call == after.call), None)
+        if part is None and self._is_echo(session, after.entry, after.call):
+            self.counts["duplicate:tool.execute.after"] += 1
+        else:
+            place = after.place
+            payload = {**place.payload, **shapes.tool_step_from_after(after.entry.item)}
+            key = part or f"{after.call}:{input_digest(self.clean(payload.get('input')))}"
+            self.put(after.entry, session, "execution.step", key, payload, turn=place)
+            if part is not None:
+                self._open.pop(part, None)
+        self.finish(after.entry.token)

@@ -1,0 +1,186 @@
+"""What the translator must remember of each session, as a fold over its own events.
+
+Everything here can be rebuilt by replaying the log, so a sidecar that was
+killed continues as if nothing had happened. What cannot be rebuilt (updates
+that are not final) is kept beside it in the translator and may be lost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.lineage import CREATED, ENDED, LINKED, RESUMED
+
+REMEMBERED = 256
+"""Inputs, turns and calls remembered a session. Older ones are still once: the log knows their keys."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """The turn a session is in: a user message being answered."""
+
+    user_message: str
+    event_id: str
+    started_ms: int
+    boot: str
+    agent: str
+    model: dict[str, Any] | None
+    finish: str | None = None
+    error: str | None = None
+    steps: int = 0
+    cost: float = 0.0
+    tokens: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SessionState:
+    """One session: where its records go and what its next event may be caused by."""
+
+    id: str
+    stream: str
+    root: str
+    parent: str | None
+    known: bool
+    event_id: str
+    boots: set[str] = field(default_factory=set)
+    ended: bool = False
+    turn: Turn | None = None
+    last_turn: Turn | None = None
+    last_end: str | None = None
+    compacted: str | None = None
+    inputs: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    turns: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    calls: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """Finished tool calls by the provider's call id, with the digests of their inputs."""
+    asks: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    errors: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    spawning: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """Task parts that already told of their child, with the ``agent.spawned`` event's id."""
+
+
+def input_digest(value: Any) -> str:
+    """What is remembered of a tool call's input, to tell a second call with the same id from an echo."""
+    return sha256(canonical(value)).hexdigest()[:16]
+
+
+def remember(known: OrderedDict[str, str], key: str, value: str) -> None:
+    """Keep ``key``, forgetting the oldest beyond ``REMEMBERED``."""
+    known[key] = value
+    if len(known) > REMEMBERED:
+        known.popitem(last=False)
+
+
+class CaptureState:
+    """All sessions, folded from capture events. ``apply`` in position order, each event once or more."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, SessionState] = {}
+        self.spawns: dict[str, str] = {}
+        """The latest ``agent.spawned`` event of each child session."""
+
+    def unknown(self) -> list[SessionState]:
+        """Sessions whose parent is not known."""
+        return [session for session in self.sessions.values() if not session.known]
+
+    def apply(self, event: StreamEvent) -> None:
+        """Take one event; types that are not capture's change nothing."""
+        payload = event.payload
+        session_id = payload.get("session")
+        if not isinstance(session_id, str):
+            return
+        if event.type in (CREATED, RESUMED):
+            self._appeared(event, session_id)
+            return
+        session = self.sessions.get(session_id)
+        if session is None:
+            return
+        if event.type == LINKED:
+            session.known, session.parent = True, payload.get("parent")
+        elif event.type == ENDED:
+            session.ended, session.turn = True, None
+        elif event.type in ("human.input", "agent.input"):
+            remember(session.inputs, payload["message"], event.id)
+        elif event.type == "turn.started":
+            self._turn_started(session, event)
+        elif event.type == "turn.ended":
+            if session.turn is not None and session.turn.user_message == payload["message"]:
+                session.last_turn, session.turn = session.turn, None
+            session.last_end = event.id
+        elif event.type == "execution.step":
+            self._step(session, payload)
+        elif event.type == "agent.error":
+            if payload.get("message"):
+                remember(session.errors, payload["message"], event.id)
+            if session.turn is not None and payload.get("turn") == session.turn.user_message:
+                session.turn.error = str(payload.get("name"))
+        elif event.type == "agent.spawned":
+            self._spawned_child(session, event)
+        elif event.type == "workflow.checkpoint" and payload.get("state") == "asked":
+            remember(session.asks, payload["request"], event.id)
+        elif event.type == "lifecycle.session.compacted":
+            session.compacted = event.id
+
+    def _appeared(self, event: StreamEvent, session_id: str) -> None:
+        payload = event.payload
+        session = self.sessions.get(session_id)
+        if session is None:
+            parent = self.sessions.get(payload.get("parent") or "")
+            known = payload.get("lineage") != "unknown"
+            session = self.sessions[session_id] = SessionState(
+                id=session_id,
+                stream=event.stream_id,
+                root=parent.root if parent is not None and known else session_id,
+                parent=payload.get("parent"),
+                known=known,
+                event_id=event.id,
+            )
+        session.ended = False
+        boot = event.metadata.get("boot")
+        if isinstance(boot, str):
+            session.boots.add(boot)
+
+    def _turn_started(self, session: SessionState, event: StreamEvent) -> None:
+        payload = event.payload
+        session.turn = Turn(
+            user_message=payload["message"],
+            event_id=event.id,
+            started_ms=event.ts,
+            boot=str(event.metadata.get("boot")),
+            agent=payload.get("agent") or "",
+            model=payload.get("model"),
+        )
+        session.compacted = None
+        remember(session.turns, payload["message"], event.id)
+
+    def _step(self, session: SessionState, payload: dict[str, Any]) -> None:
+        if payload.get("call"):
+            inputs = " ".join(input_digest(payload.get(name)) for name in ("input", "executed_input"))
+            remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {inputs}"[-400:])
+        turn = session.turn
+        if turn is None or payload.get("turn") != turn.user_message:
+            return
+        turn.steps += 1
+        if payload.get("kind") == "inference":
+            turn.finish = payload.get("finish")
+            turn.cost += payload.get("cost") or 0
+            _add(turn.tokens, payload.get("tokens"))
+
+    def _spawned_child(self, session: SessionState, event: StreamEvent) -> None:
+        child = event.payload["child"]
+        remember(session.spawning, event.payload["part"], event.id)
+        self.spawns[child] = event.id
+
+
+def _add(total: dict[str, float], tokens: Any, prefix: str = "") -> None:
+    if not isinstance(tokens, dict):
+        return
+    for name, value in tokens.items():
+        if isinstance(value, dict):
+            _add(total, value, f"{prefix}{name}_")
+        elif isinstance(value, int | float):
+            total[prefix + name] = total.get(prefix + name, 0) + value

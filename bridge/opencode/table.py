@@ -1,0 +1,212 @@
+"""The one table that says what becomes of each OpenCode hook and bus event.
+
+The translator dispatches on it and ``docs/events.md`` is printed from it, so
+neither can say what the other does not do. Measured on OpenCode 1.18.33.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["event", "state", "drop"]
+"""``event``: recorded. ``state``: not final, only remembered while it matters. ``drop``: of no lasting meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row: a hook or bus event, what it becomes, and the key that makes it once.
+
+    ``handle`` names the translator's method. ``makes`` lists the event types
+    it can lead to, ``key`` the last part of their ``{type}:{session}:{id}`` keys.
+    """
+
+    source: str
+    kind: Kind
+    handle: str
+    makes: tuple[str, ...] = ()
+    key: str = ""
+    note: str = ""
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "session.created",
+        "event",
+        "session_created",
+        ("lifecycle.session.created",),
+        "the session",
+        "A child waits for the `task` call that made it, so that the cause stands before the effect.",
+    ),
+    Rule(
+        "any first hook of a session in a boot",
+        "event",
+        "",
+        ("lifecycle.session.resumed",),
+        "boot",
+        "OpenCode announces no resumed session; written once a boot when its first hook is another.",
+    ),
+    Rule(
+        "session.deleted",
+        "event",
+        "session_deleted",
+        ("lifecycle.session.ended",),
+        "the session",
+        "Reason `deleted`; `gone` when a session is found missing at the start.",
+    ),
+    Rule(
+        "chat.message",
+        "event",
+        "chat_message",
+        ("human.input", "agent.input"),
+        "user message",
+        "`human.input` only in a known root session, with a part that is not synthetic, not injected by us.",
+    ),
+    Rule(
+        "message.updated",
+        "event",
+        "message_updated",
+        ("turn.started", "turn.ended", "agent.error"),
+        "user message; assistant message for errors",
+        "A turn starts with the first assistant message that answers a user message; other updates are not final.",
+    ),
+    Rule(
+        "session.idle",
+        "event",
+        "session_idle",
+        ("turn.ended",),
+        "user message",
+        "`outcome` is `completed`, `failed`, `aborted` or `stopped` (ended after a tool without a last answer). "
+        "Waits up to 2 s for tools that an abort left unfinished.",
+    ),
+    Rule(
+        "message.part.updated",
+        "event",
+        "part_updated",
+        ("execution.step", "execution.output", "agent.spawned"),
+        "part",
+        "A tool that completed or failed, a `step-finish`, a text or reasoning with an end; "
+        "a `task` call that names its child session.",
+    ),
+    Rule(
+        "tool.execute.after",
+        "event",
+        "tool_after",
+        ("execution.step",),
+        "part",
+        "Waits for its part's last update and completes that step; alone after 2 s it becomes the step.",
+    ),
+    Rule(
+        "session.error",
+        "event",
+        "session_error",
+        ("agent.error",),
+        "assistant message",
+        "One for each assistant message, provider headers and bodies removed. An abort is no error: it ends the turn.",
+    ),
+    Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "ask and state"),
+    Rule("permission.replied", "event", "permission_replied", ("workflow.checkpoint",), "ask and state"),
+    Rule("question.asked", "event", "question_asked", ("workflow.checkpoint",), "ask and state"),
+    Rule("question.replied", "event", "question_replied", ("workflow.checkpoint",), "ask and state"),
+    Rule("question.rejected", "event", "question_rejected", ("workflow.checkpoint",), "ask and state"),
+    Rule("session.compacted", "event", "session_compacted", ("lifecycle.session.compacted",), "bus event"),
+    Rule(
+        "capture.gap",
+        "event",
+        "capture_gap",
+        ("capture.gap",),
+        "boot, instance and sequence number",
+        "What a shim could not keep, with counts.",
+    ),
+    Rule("session.updated", "state", "session_updated", note="Title and model go into the events that end things."),
+    Rule(
+        "session.status",
+        "state",
+        "session_status",
+        note="Busy or retrying; `idle` ends the turn as `session.idle` does.",
+    ),
+    Rule("session.diff", "state", "nothing"),
+    Rule("message.part.delta", "drop", "nothing", note="Lossy by design; the text part's end holds the whole text."),
+    Rule("dispose", "drop", "nothing", note="The link's `bye` says it."),
+    Rule("todo.updated", "event", "unknown_event", ("opencode.todo.updated",), "bus event"),
+    Rule("file.edited", "event", "unknown_event", ("opencode.file.edited",), "bus event"),
+)
+
+DROPPED: frozenset[str] = frozenset(
+    {
+        "plugin.added",
+        "catalog.updated",
+        "reference.updated",
+        "integration.updated",
+        "integration.connection.updated",
+        "tui.toast.show",
+        "tui.prompt.append",
+        "tui.command.execute",
+        "tui.session.select",
+        "server.connected",
+        "server.heartbeat",
+        "server.instance.disposed",
+        "global.disposed",
+        "lsp.updated",
+        "lsp.client.diagnostics",
+        "file.watcher.updated",
+        "installation.updated",
+        "installation.update-available",
+        "project.updated",
+        "project.directories.updated",
+        "mcp.tools.changed",
+        "mcp.browser.open.failed",
+        "vcs.branch.updated",
+        "pty.created",
+        "pty.updated",
+        "pty.exited",
+        "pty.deleted",
+        "workspace.status",
+        "workspace.ready",
+        "ide.installed",
+    }
+)
+"""Catalog, plugin, terminal and toast noise: about 70 of these precede the first prompt of a process."""
+
+IGNORED_HOOKS: frozenset[str] = frozenset(
+    {
+        "chat.params",
+        "chat.headers",
+        "tool.execute.before",
+        "tool.definition",
+        "shell.env",
+        "config",
+        "auth",
+        "command.execute.before",
+        "experimental.chat.messages.transform",
+        "experimental.chat.system.transform",
+        "experimental.provider.small_model",
+        "experimental.session.compacting",
+        "experimental.compaction.autocontinue",
+        "experimental.text.complete",
+    }
+)
+"""Hooks that only let a plugin change something; older recordings hold them."""
+
+FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-finish"})
+"""Part types of ``message.part.updated`` that can become an event; the others are noise or stand in the input."""
+
+BY_SOURCE: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
+UNKNOWN = Rule(
+    "a bus event of another type",
+    "event",
+    "unknown_event",
+    ("opencode.{type}",),
+    "bus event",
+    "Kept whole: a newer OpenCode loses nothing.",
+)
+
+
+def rule_for(source: str) -> Rule | None:
+    """The row of a hook name or bus event type; ``None`` for what is dropped, ``UNKNOWN`` for a new type."""
+    rule = BY_SOURCE.get(source)
+    if rule is not None:
+        return rule
+    if source in DROPPED or source in IGNORED_HOOKS or source.endswith(".delta"):
+        return None
+    return UNKNOWN
