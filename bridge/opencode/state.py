@@ -47,6 +47,7 @@ class SessionState:
     parent: str | None
     known: bool
     event_id: str
+    directory: str | None = None
     boots: set[str] = field(default_factory=set)
     ended: bool = False
     turn: Turn | None = None
@@ -120,8 +121,8 @@ class CaptureState:
                 session.turn.error = str(payload.get("name"))
         elif event.type == "agent.spawned":
             self._spawned_child(session, event)
-        elif event.type == "workflow.checkpoint" and payload.get("state") == "asked":
-            remember(session.asks, payload["request"], event.id)
+        elif event.type == "workflow.checkpoint":
+            remember(session.asks, f"{payload['request']}:{payload['state']}", event.id)
         elif event.type == "lifecycle.session.compacted":
             session.compacted = event.id
 
@@ -138,6 +139,7 @@ class CaptureState:
                 parent=payload.get("parent"),
                 known=known,
                 event_id=event.id,
+                directory=payload.get("directory"),
             )
         session.ended = False
         boot = event.metadata.get("boot")

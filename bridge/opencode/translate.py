@@ -273,6 +273,7 @@ class Translator(Parts):
     def session_deleted(self, entry: Entry, session: SessionState | None) -> bool:
         info = shapes.session_info(entry.item) or {}
         session_id = text(info.get("id")) or shapes.session_of(entry.item)
+        self._current.pop(session_id or "", None)
         if session_id is not None and not (session is not None and session.ended):
             self._end(entry, session_id, info, "deleted")
         return False

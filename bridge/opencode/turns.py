@@ -158,7 +158,10 @@ class Turns(Emitter):
 
     def session_idle(self, entry: Entry, session: SessionState | None) -> bool:
         """The turn is over; tools that an abort left unfinished still belong to it."""
-        if session is None or session.turn is None or session.id in self._endings:
+        if session is None or session.id in self._endings:
+            return False
+        if session.turn is None:
+            self._current.pop(session.id, None)
             return False
         if entry.item.t < session.turn.started_ms:
             # Another copy of the plugin told this late: it ended the turn before.
@@ -293,12 +296,15 @@ class Turns(Emitter):
     def _ask_checkpoint(self, entry: Entry, session: SessionState | None, kind: str, state: str) -> bool:
         properties = shapes.properties_of(entry.item)
         request = text(properties.get("requestID")) or text(properties.get("id")) or self.own_key(entry)
+        if session is not None and f"{request}:{state}" in session.asks:
+            self.counts["duplicate:workflow.checkpoint"] += 1
+            return False
         content = {k: v for k, v in properties.items() if k not in ("sessionID", "requestID", "id", "tool")}
         tool = mapping(properties.get("tool"))
         turn = session.turn if session is not None else None
         cause = turn.event_id if turn is not None else None
         if state != "asked" and session is not None:
-            cause = session.asks.get(request)
+            cause = session.asks.get(f"{request}:asked")
         payload = {
             **present(kind=kind, state=state, request=request, call=text(tool.get("callID"))),
             **present(turn=turn.user_message if turn is not None else None),

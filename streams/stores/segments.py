@@ -124,9 +124,7 @@ def segment_name(first: int) -> str:
 def list_segments(log: Path) -> list[Segment]:
     """The log's segments in position order; none for a new log. Other files are not ours to judge."""
     found = [
-        Segment(int(m[1]), path)
-        for path in log.glob("*.jsonl")
-        if (m := _SEGMENT.fullmatch(path.name)) is not None
+        Segment(int(m[1]), path) for path in log.glob("*.jsonl") if (m := _SEGMENT.fullmatch(path.name)) is not None
     ]
     return sorted(found, key=lambda s: s.first)
 

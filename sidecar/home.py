@@ -1,0 +1,306 @@
+"""The home: one user's data directory, the token that proves it, and the sidecar that serves it.
+
+Everything in it is the user's alone: directories 0700, files 0600, whatever
+the umask. Files are opened without following symbolic links, so that nobody
+who can write beside the home can swap one in. All methods are synchronous and
+quick; none needs a running loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import platformdirs
+
+TOKEN: Final = re.compile(r"[0-9a-f]{64}")
+
+_LOCK_TRIES: Final = 5
+_LOCK_PAUSE_SECONDS: Final = 0.02
+
+
+class HomeError(Exception):
+    """Something about the home is not as it must be: what, where, and what to do."""
+
+    def __init__(self, path: Path, problem: str, hint: str) -> None:
+        super().__init__(path, problem, hint)
+        self.path, self.problem, self.hint = path, problem, hint
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}; {self.hint}"
+
+
+class HomeLocked(HomeError):
+    """Another sidecar serves this home."""
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarInfo:
+    """Where the running sidecar is found: the content of ``sidecar.json``."""
+
+    pid: int
+    port: int
+    boot: str
+    version: str
+    protocol: int
+    started_ms: int
+
+
+class Home:
+    """Paths of one home, and what is done to its files. Making the object touches nothing.
+
+    ``path`` (``--home``) wins over ``DURABLE_STREAM_HOME``, which wins over the
+    platform's data directory.
+    """
+
+    def __init__(self, path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> None:
+        given = path or environ.get("DURABLE_STREAM_HOME") or platformdirs.user_data_dir("durable-stream", False)
+        self.path = Path(given).expanduser().resolve()
+        self.config_path = self.path / "config.toml"
+        self.token_path = self.path / "token"
+        self.lock_path = self.path / "sidecar.lock"
+        self.info_path = self.path / "sidecar.json"
+        self.log_path = self.path / "sidecar.log"
+        self.store_path = self.path / "store"
+        self.spool_path = self.path / "spool"
+
+    def create(self) -> None:
+        """Make the home's directories, or close those that are there to others. Idempotent.
+
+        Raises:
+            HomeError: a directory belongs to somebody else, holds what is not ours
+                and is open to others, or cannot be made.
+        """
+        for path in (self.path, self.store_path, self.spool_path):
+            self._make_private(path)
+
+    # --- the token ---
+
+    def ensure_token(self, generate: Callable[[], str]) -> str:
+        """The token, written first if there is none. ``generate`` gives 64 random hex characters.
+
+        Two processes may do this at once: both get the token of the first.
+
+        Raises:
+            HomeError: as ``read_token``, or it cannot be written.
+        """
+        if not os.path.lexists(self.token_path):
+            token = generate()
+            if TOKEN.fullmatch(token) is None:
+                raise ValueError("a token is 64 hex characters")
+            draft = self.token_path.with_name(f"token.{os.getpid()}")
+            try:
+                draft.unlink(missing_ok=True)
+                _write_new(draft, token + "\n")
+                # A link, not a rename: it fails if the token exists, and no reader sees half a token.
+                os.link(draft, self.token_path)
+            except FileExistsError:
+                return self.read_token()
+            except OSError as error:
+                raise _cannot("write", self.token_path, error) from None
+            finally:
+                draft.unlink(missing_ok=True)
+        return self.read_token()
+
+    def read_token(self) -> str:
+        """The token, after checking that it is a regular file, ours, and closed to others.
+
+        Raises:
+            HomeError: it is missing, or one of the checks fails.
+        """
+        path = self.token_path
+        renew = "remove it, and the next start of the sidecar writes a new one"
+        try:
+            # O_NONBLOCK: a pipe put in its place must not hang us.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise HomeError(path, "there is no token", "start the sidecar once: `durable-stream serve`") from None
+        except OSError as error:
+            if path.is_symlink():
+                raise HomeError(path, "the token is a symbolic link", renew) from None
+            raise _cannot("read", path, error) from None
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise HomeError(path, "the token is not a regular file", renew)
+            if found.st_uid != os.geteuid():
+                raise HomeError(path, f"the token belongs to user {found.st_uid}, not to you", renew)
+            if found.st_mode & 0o077:
+                mode = stat.S_IMODE(found.st_mode)
+                raise HomeError(path, f"the token is open to others (mode {mode:o})", renew)
+            text = os.read(descriptor, 256).decode("ascii", "replace").strip()
+        finally:
+            os.close(descriptor)
+        if TOKEN.fullmatch(text) is None:
+            raise HomeError(path, "the token is not 64 hex characters", renew)
+        return text
+
+    # --- the sidecar ---
+
+    def lock(self) -> HomeLock:
+        """Become this home's only sidecar, until the lock is released or the process ends.
+
+        Raises:
+            HomeLocked: another one is; told within a fraction of a second.
+            HomeError: the lock file cannot be opened.
+        """
+        descriptor = self._open_lock()
+        for attempt in range(_LOCK_TRIES):
+            if attempt:
+                # ``running()`` of another process holds the lock for a moment; that is no sidecar.
+                time.sleep(_LOCK_PAUSE_SECONDS)
+            if _flock(descriptor, fcntl.LOCK_EX):
+                return HomeLock(descriptor)
+        os.close(descriptor)
+        other = self.read_info()
+        who = f" (pid {other.pid})" if other is not None else ""
+        hint = "use it, or stop it with `durable-stream stop`"
+        raise HomeLocked(self.path, f"another sidecar{who} serves this home", hint)
+
+    def write_info(self, info: SidecarInfo) -> None:
+        """Publish where the sidecar is. Readers see the old or the new file, never half of one."""
+        draft = self.info_path.with_name(f"sidecar.json.{os.getpid()}")
+        try:
+            draft.unlink(missing_ok=True)
+            _write_new(draft, json.dumps(asdict(info)) + "\n")
+            draft.replace(self.info_path)
+        except OSError as error:
+            raise _cannot("write", self.info_path, error) from None
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def read_info(self) -> SidecarInfo | None:
+        """What ``sidecar.json`` says; None when it is missing, broken or not ours. It may be stale."""
+        try:
+            descriptor = os.open(self.info_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                return None
+            fields = json.loads(os.read(descriptor, 65536))
+            info = SidecarInfo(**{name: fields[name] for name in SidecarInfo.__slots__})
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+        finally:
+            os.close(descriptor)
+        numbers = (info.pid, info.port, info.protocol, info.started_ms)
+        texts = (info.boot, info.version)
+        if not all(type(value) is int for value in numbers) or not all(type(text) is str for text in texts):
+            return None
+        return info if info.pid > 0 and 0 < info.port < 65536 else None
+
+    def remove_info(self) -> None:
+        """Take ``sidecar.json`` away. Idempotent."""
+        self.info_path.unlink(missing_ok=True)
+
+    def running(self) -> SidecarInfo | None:
+        """The sidecar that serves this home now: its process lives and the lock is held. Else None."""
+        info = self.read_info()
+        if info is None or not _alive(info.pid):
+            return None
+        try:
+            descriptor = self._open_lock(create=False)
+        except HomeError:
+            return None
+        try:
+            return None if _flock(descriptor, fcntl.LOCK_SH) else info
+        finally:
+            os.close(descriptor)
+
+    # --- files ---
+
+    def _open_lock(self, create: bool = True) -> int:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            descriptor = os.open(self.lock_path, flags, 0o600)
+        except OSError as error:
+            raise _cannot("open", self.lock_path, error) from None
+        os.fchmod(descriptor, 0o600)
+        return descriptor
+
+    def _make_private(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode):
+                raise HomeError(path, "it is not a directory", "move it away, or choose another --home")
+            if found.st_uid != os.geteuid():
+                hint = "choose another --home"
+                raise HomeError(path, f"the directory belongs to user {found.st_uid}, not to you", hint)
+            if stat.S_IMODE(found.st_mode) != 0o700:
+                if found.st_mode & 0o077 and path == self.path and not self._is_ours():
+                    hint = f"choose another --home, or run: chmod 700 {path}"
+                    raise HomeError(path, "it holds other files and is open to others", hint)
+                path.chmod(0o700)
+        except OSError as error:
+            raise _cannot("make", path, error) from None
+
+    def _is_ours(self) -> bool:
+        """Whether the directory is empty or was a home before: then closing it surprises nobody."""
+        names = {entry.name for entry in self.path.iterdir()}
+        return not names or bool(names & {"token", "sidecar.lock", "config.toml"})
+
+
+class HomeLock:
+    """The held lock. Releasing it leaves the file; a dead process releases by dying. A context manager."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Let another sidecar have the home. Idempotent."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _flock(descriptor: int, mode: int) -> bool:
+    try:
+        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that must not exist yet, mode 0600, synced."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)  # the umask may have taken the owner's bits too
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _cannot(verb: str, path: Path, error: OSError) -> HomeError:
+    return HomeError(path, f"cannot {verb} it ({error.strerror})", "check the directory's owner, mode and space")

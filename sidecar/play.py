@@ -1,0 +1,207 @@
+"""Playing a recording: sends raw hooks through a real link, as the shim would.
+
+A recording is JSON lines ``{"t": ms, "hook": name, "input": …, "output": …}``.
+The boot is the file's digest and each item's seq its line number, so a
+recording that is played twice adds nothing the second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from bridge.opencode.frames import MAX_SEQ, HookItem, ShimIdentity
+from bridge.opencode.lenient import FrameError, read_leniently
+from sidecar.client import LinkClosed, LinkUnavailable, ShimClient
+from sidecar.home import Home
+from sidecar.launch import START_SECONDS, ensure_running
+from sidecar.version import VERSION
+from streams.identity import system_identity
+
+INSTANCE: Final = sha256(b"play").hexdigest()[:16]
+_CHUNK: Final = 64
+
+
+class RecordingError(Exception):
+    """The file is no recording: which line, and why."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """A parsed recording: items with their line numbers, and what was left out."""
+
+    boot_id: str
+    items: list[tuple[int, HookItem]]
+    skipped: int
+    """Lines of the recorder itself (hooks beginning with ``__``)."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a play is. ``relinked`` counts links that were lost and opened again."""
+
+    total: int
+    acked: int = 0
+    relinked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlayResult:
+    """What a finished play did; everything is durable."""
+
+    items: int
+    skipped: int
+    relinked: int
+
+
+def read_recording(path: Path) -> Recording:
+    """Parse a recording.
+
+    Raises:
+        RecordingError: a line is not a hook; names the line.
+        OSError: the file cannot be read.
+    """
+    content = path.read_bytes()
+    items: list[tuple[int, HookItem]] = []
+    skipped = 0
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        item = _item(line, f"{path}:{number}")
+        if item.hook.startswith("__"):
+            skipped += 1
+        else:
+            items.append((number, item))
+    return Recording(sha256(content).hexdigest(), items, skipped)
+
+
+def _item(line: bytes, where: str) -> HookItem:
+    try:
+        fields: Any = orjson.loads(line)
+    except ValueError:
+        try:
+            fields, _ = read_leniently(line)
+        except FrameError as error:
+            raise RecordingError(f"{where}: is not JSON ({error}); nothing of the file was sent") from None
+    if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
+        raise RecordingError(f"{where}: is no hook: it needs at least t and hook; nothing of the file was sent")
+    t = fields.get("t")
+    if not isinstance(t, int | float) or not 0 <= t <= MAX_SEQ:
+        raise RecordingError(f"{where}: t must be milliseconds since 1970; nothing of the file was sent")
+    return HookItem(fields["hook"], int(t), fields.get("input"), fields.get("output"))
+
+
+async def play(
+    home: Home,
+    path: Path,
+    *,
+    speed: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    start_seconds: float = START_SECONDS,
+) -> PlayResult:
+    """Send a recording to the home's sidecar (started if none runs); returns when all of it is durable.
+
+    ``speed`` is a factor on the recorded pace, ``None`` as fast as acks allow.
+    A sidecar that dies meanwhile is started again and gets again what it had
+    not acknowledged. Calls of the sidecar are answered ``unavailable``.
+    Cancelling leaves a first part recorded; playing again completes it.
+
+    Raises:
+        RecordingError, OSError: the file; nothing was sent.
+        LinkUnavailable, HomeError: no sidecar could be reached.
+    """
+    recording = await asyncio.to_thread(read_recording, path)
+    progress = Progress(total=len(recording.items))
+    identity = _identity(recording)
+    player = _Player(recording, progress, speed, on_progress)
+    failures = 0
+    while True:
+        await ensure_running(home, start_seconds)
+        try:
+            async with await ShimClient.connect(home, identity=identity, nonce=system_identity().nonce) as client:
+                failures = 0
+                await player.run(client)
+                break
+        except LinkClosed:
+            progress.relinked += 1
+        except LinkUnavailable:
+            # It may have died between the look and the connection; but not again and again.
+            failures += 1
+            if failures > 10:
+                raise
+            await asyncio.sleep(0.05 * failures)
+    return PlayResult(progress.total, recording.skipped, progress.relinked)
+
+
+class _Player:
+    """The place in a recording; goes on where it was on the next link."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        progress: Progress,
+        speed: float | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._items, self._progress = recording.items, progress
+        self._speed, self._on_progress = speed, on_progress
+        self._seqs = [seq for seq, _ in recording.items]
+        self._acked = 0
+
+    async def run(self, client: ShimClient) -> None:
+        """Send everything above what is acknowledged; returns when all of it is."""
+        self._note(client)
+        place = bisect_right(self._seqs, self._acked)
+        try:
+            while place < len(self._items):
+                first, items = self._chunk(place)
+                await self._keep_pace(place)
+                await client.send(items, first_seq=first)
+                place += len(items)
+                self._note(client)
+            await client.drained()
+        finally:
+            self._note(client)
+
+    def _chunk(self, place: int) -> tuple[int, list[HookItem]]:
+        """The next items with consecutive line numbers; one at a time at a recorded pace."""
+        first = self._items[place][0]
+        items: list[HookItem] = []
+        for seq, item in self._items[place : place + (_CHUNK if self._speed is None else 1)]:
+            if seq != first + len(items):
+                break
+            items.append(item)
+        return first, items
+
+    async def _keep_pace(self, place: int) -> None:
+        if self._speed is not None and place > 0:
+            gap_ms = self._items[place][1].t - self._items[place - 1][1].t
+            await asyncio.sleep(max(gap_ms, 0) / 1000 / self._speed)
+
+    def _note(self, client: ShimClient) -> None:
+        self._acked = max(self._acked, client.acked)
+        self._progress.acked = bisect_right(self._seqs, self._acked)
+        if self._on_progress is not None:
+            self._on_progress(self._progress)
+
+
+def _identity(recording: Recording) -> ShimIdentity:
+    return ShimIdentity(
+        shim_version=VERSION,
+        boot_id=recording.boot_id,
+        instance=INSTANCE,
+        pid=os.getpid(),
+        project="",
+        directory="",
+        worktree="",
+        opencode_version="recording",
+        last_seq=recording.items[-1][0] if recording.items else 0,
+    )
