@@ -185,9 +185,23 @@ class Identify(_Frame):
 
     @property
     def shim(self) -> ShimIdentity | None:
-        """The shim's fields, or ``None`` when one of them is missing."""
-        fields = {name: getattr(self, name) for name in ShimIdentity.__dataclass_fields__}
-        return None if None in fields.values() else ShimIdentity(**fields)
+        """The shim's fields, or ``None`` when one is missing that a link cannot do without.
+
+        What a shim may not know yet (its project, OpenCode's version) is empty then.
+        """
+        if self.shim_version is None or self.boot_id is None or self.instance is None or self.last_seq is None:
+            return None
+        return ShimIdentity(
+            shim_version=self.shim_version,
+            boot_id=self.boot_id,
+            instance=self.instance,
+            pid=self.pid,
+            project=self.project or "",
+            directory=self.directory or "",
+            worktree=self.worktree or "",
+            opencode_version=self.opencode_version or "",
+            last_seq=self.last_seq,
+        )
 
 
 class Welcome(_Frame):

@@ -417,7 +417,6 @@ class ClientLink(_Link):
         expected = proof(self._token, "sidecar", self._port, self._nonce, frame.nonce)
         if not hmac.compare_digest(expected, frame.proof):
             self.state = State.CLOSED
-            self._out.clear()
             return [Closed("impostor", "wrong proof", by_peer=False)]
         if frame.protocol != PROTOCOL:
             return self._fail("upgrade", f"the sidecar speaks protocol {frame.protocol}, this side {PROTOCOL}")

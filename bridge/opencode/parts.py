@@ -52,7 +52,7 @@ class Parts(Turns):
 
     def deadlines(self) -> list[float]:
         """When held items must be written at the latest."""
-        late = [*self._aborts.values(), *self._endings.values()]
+        late = [*self._aborts.values(), *self._endings.values(), *self._errors.values()]
         return [after.deadline for after in self._afters] + [one.deadline for one in late]
 
     def expire(self, now: float) -> None:
@@ -60,6 +60,9 @@ class Parts(Turns):
         for after in [a for a in self._afters if a.deadline <= now]:
             self._afters.remove(after)
             self._write_after(after)
+        for session_id, late in list(self._errors.items()):
+            if late.deadline <= now:
+                self.write_late_error(session_id, None)
         for session_id, late in list(self._endings.items()):
             if late.deadline <= now:
                 self.finish_ending(session_id)
@@ -79,7 +82,7 @@ class Parts(Turns):
         if kind == "tool":
             return self._tool_part(entry, session, part, part_id)
         place = self.place_of(session, part)
-        if place.payload.get("message") in self._copied:
+        if place.payload.get("message") in self._copied or (session.born and not session.turns):
             self.counts["copied:message.part.updated"] += 1
         elif kind == "step-finish":
             payload = {**place.payload, **shapes.inference_step(part), **present(model=place.model)}
@@ -117,7 +120,7 @@ class Parts(Turns):
         self.put(entry, session, "execution.step", part_id, payload, cause=cause, turn=place)
         if after is not None:
             self.finish(after.entry.token)
-        if session.id in self._endings and not self.open_tools(session.id):
+        if session.id in self._endings and not self.is_unsettled(session):
             self.finish_ending(session.id)
         return False
 

@@ -25,6 +25,8 @@ class Turn:
     """The turn a session is in: a user message being answered."""
 
     user_message: str
+    assistant_message: str
+    """The first answer; later ones sort after it, earlier turns' before."""
     event_id: str
     started_ms: int
     boot: str
@@ -49,7 +51,10 @@ class SessionState:
     event_id: str
     directory: str | None = None
     boots: set[str] = field(default_factory=set)
+    born: bool = False
+    """Its creation is in the log, so no turn of it can be missing before."""
     ended: bool = False
+    title: str | None = None
     turn: Turn | None = None
     last_turn: Turn | None = None
     last_end: str | None = None
@@ -140,6 +145,8 @@ class CaptureState:
                 known=known,
                 event_id=event.id,
                 directory=payload.get("directory"),
+                title=payload.get("title"),
+                born=event.type == CREATED,
             )
         session.ended = False
         boot = event.metadata.get("boot")
@@ -150,6 +157,7 @@ class CaptureState:
         payload = event.payload
         session.turn = Turn(
             user_message=payload["message"],
+            assistant_message=payload.get("assistant_message") or "",
             event_id=event.id,
             started_ms=event.ts,
             boot=str(event.metadata.get("boot")),

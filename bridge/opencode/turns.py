@@ -32,11 +32,13 @@ class Turns(Emitter):
         super().__init__(identity, state, clean, hold_s)
         self._messages: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._copied: OrderedDict[str, None] = OrderedDict()
+        self._users: OrderedDict[str, None] = OrderedDict()
         self._current: dict[str, str] = {}
         self._titles: dict[str, str] = {}
         self._aborts: dict[str, Late] = {}
         self._aborted: set[str] = set()
         self._endings: dict[str, Late] = {}
+        self._errors: dict[str, Late] = {}
 
     def open_tools(self, session_id: str) -> list[str]:
         """Tool parts of a session that have begun and not ended; the floor above knows."""
@@ -111,6 +113,8 @@ class Turns(Emitter):
         info = mapping(shapes.properties_of(entry.item).get("info"))
         message_id = text(info.get("id"))
         if session is None or message_id is None or info.get("role") != "assistant":
+            if message_id is not None:
+                self._users[message_id] = None
             return False
         answered = text(info.get("parentID"))
         completed = mapping(info.get("time")).get("completed") is not None
@@ -120,7 +124,7 @@ class Turns(Emitter):
             return False
         known = {"user": answered, "agent": text(info.get("agent")), "model": shapes.model_of(info)}
         self._messages[message_id] = known
-        for remembered in (self._messages, self._copied):
+        for remembered in (self._messages, self._copied, self._users):
             if len(remembered) > _REMEMBERED_MESSAGES:
                 remembered.popitem(last=False)
         if not completed:
@@ -132,19 +136,21 @@ class Turns(Emitter):
             if answered is not None:
                 self._aborted.add(answered)
         elif error:
+            self.write_late_error(session.id, message_id)
             self._write_error(entry, session, message_id, error)
         return False
 
     def _start_turn(self, entry: Entry, session: SessionState, user: str, message: str, info: dict[str, Any]) -> None:
         agent = text(info.get("agent")) or "opencode"
         cause = session.inputs.get(user)
-        trigger = "prompt" if cause is not None else "compaction" if agent == "compaction" else "continuation"
+        trigger = "prompt" if cause is not None else "compaction" if agent == "compaction" else "unknown"
         if session.turn is not None:
             goes_on = trigger == "compaction" and session.turn.finish not in _ANSWERED
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
             self.end_turn(entry, session, "interrupted" if crashed else "continued" if goes_on else None)
-        if trigger == "continuation":
-            cause = session.compacted
+        if trigger == "unknown" and session.compacted is not None:
+            # After a compaction OpenCode goes on by itself, with a user message of its own making.
+            trigger, cause = "continuation", session.compacted
         self.put(
             entry,
             session,
@@ -157,21 +163,34 @@ class Turns(Emitter):
         )
 
     def session_idle(self, entry: Entry, session: SessionState | None) -> bool:
-        """The turn is over; tools that an abort left unfinished still belong to it."""
-        if session is None or session.id in self._endings:
+        """The turn is over. After an abort or an error its last parts follow, and idle comes again."""
+        if session is None:
             return False
-        if session.turn is None:
+        turn = session.turn
+        if turn is None:
             self._current.pop(session.id, None)
             return False
-        if entry.item.t < session.turn.started_ms:
+        if entry.item.t < turn.started_ms:
             # Another copy of the plugin told this late: it ended the turn before.
             self.counts["duplicate:session.idle"] += 1
             return False
-        if self.open_tools(session.id):
+        source = shapes.source_of(entry.item)
+        ending = self._endings.get(session.id)
+        if ending is not None:
+            if shapes.source_of(ending.entry.item) == source:
+                self.finish_ending(session.id)
+            return False
+        if self.is_unsettled(session):
             self._endings[session.id] = self.late(entry)
             return True
         self.end_turn(entry, session, None)
         return False
+
+    def is_unsettled(self, session: SessionState) -> bool:
+        """Whether more of the session's turn is to come although OpenCode says idle."""
+        turn = session.turn
+        failed = turn is not None and (turn.error is not None or turn.user_message in self._aborted)
+        return failed or bool(self.open_tools(session.id))
 
     def finish_ending(self, session_id: str) -> None:
         late = self._endings.pop(session_id, None)
@@ -187,6 +206,7 @@ class Turns(Emitter):
         turn = session.turn
         if turn is None:
             return
+        self.write_late_error(session.id, None)
         self.forget_tools(session.id)
         outcome = outcome or self._judge(session, turn)
         self._aborted.discard(turn.user_message)
@@ -204,7 +224,7 @@ class Turns(Emitter):
                 model=turn.model,
                 tokens=turn.tokens or None,
                 cost=turn.cost,
-                title=self._titles.get(session.id),
+                title=self._titles.get(session.id) or session.title,
             ),
             cause=turn.event_id,
             actor=turn.agent or "opencode",
@@ -227,20 +247,24 @@ class Turns(Emitter):
         return "stopped" if turn.finish == "tool-calls" else "completed"
 
     def place_of(self, session: SessionState, part: dict[str, Any]) -> Place:
-        """Which turn a part belongs to. Within a session turns follow one another, so where the
-        message is not remembered (a crash) the open turn is the part's turn."""
+        """Which turn a part belongs to. Where the message is not remembered (a crash), its id tells:
+        a session's turns follow one another and OpenCode's ids ascend."""
         message = text(part.get("messageID"))
         known = self._messages.get(message or "")
-        user = known["user"] if known is not None else session.turn.user_message if session.turn is not None else None
-        turn = session.turn if session.turn is not None and session.turn.user_message == user else None
-        if turn is None and session.last_turn is not None and session.last_turn.user_message == user:
-            turn = session.last_turn
+        turns = [turn for turn in (session.turn, session.last_turn) if turn is not None]
+        if known is not None:
+            user = known["user"]
+            turn = next((turn for turn in turns if turn.user_message == user), None)
+        else:
+            turn = next((turn for turn in turns if message is None or message >= turn.assistant_message), None)
+            user = turn.user_message if turn is not None else None
         agent = (known or {}).get("agent") or (turn.agent if turn is not None else None)
         model = (known or {}).get("model") or (turn.model if turn is not None else None)
         payload = present(message=message, part=text(part.get("id")), turn=user)
         cause = session.turns.get(user) if user is not None else None
         # A user's own parts are already in the input; only an answer's parts are output.
-        assistant = known is not None or message not in session.inputs
+        users = message in session.inputs or message in self._users or bool(part.get("synthetic"))
+        assistant = known is not None or not users
         return Place(payload, cause, agent or "opencode", user, model, assistant)
 
     # Errors and asks
@@ -257,8 +281,22 @@ class Turns(Emitter):
             self._aborts[session.id] = self.late(entry)
             return True
         message = self._current.get(session.id) if session is not None else None
+        if message is None and session is not None and session.turn is not None:
+            if session.turn.finish is not None:
+                # Which answer failed was forgotten in a crash; its own update says so next.
+                self._errors[session.id] = self.late(entry)
+                return True
+            message = session.turn.assistant_message
         self._write_error(entry, session, message, error)
         return False
+
+    def write_late_error(self, session_id: str, message: str | None) -> None:
+        """Write an error that waited to learn which answer it belongs to."""
+        late = self._errors.pop(session_id, None)
+        if late is not None:
+            error = mapping(shapes.properties_of(late.entry.item).get("error"))
+            self._write_error(late.entry, self.state.sessions.get(session_id), message, error)
+            self.finish(late.entry.token)
 
     def _write_error(
         self, entry: Entry, session: SessionState | None, message: str | None, error: dict[str, Any]

@@ -1,0 +1,131 @@
+/**
+ * `call` frames: the sidecar asks for a method of OpenCode's in-process client.
+ *
+ * Under the TUI OpenCode listens on no port, so this is the only way in. What
+ * is not in the table is refused: a link is not a shell.
+ */
+
+/** @typedef {import("./counters.js").Counters} Counters */
+/** @typedef {{code: "unknown_method" | "opencode" | "unavailable" | "timeout", message: string, status?: number}} CallError */
+
+/** A result frame may be 16 MiB with its envelope; length counts UTF-16 units, so bytes are checked. */
+const MAX_RESULT_BYTES = 15 * 1024 * 1024;
+/** Calls under way at once. */
+const MAX_CALLS = 64;
+
+/** @type {Record<string, (client: any, args: any) => Promise<any>>} */
+const METHODS = {
+  "session.create": (client, args) => client.session.create(args),
+  "session.get": (client, args) => client.session.get(args),
+  "session.list": (client, args) => client.session.list(args),
+  "session.messages": (client, args) => client.session.messages(args),
+  "session.promptAsync": (client, args) => client.session.promptAsync(args),
+  "session.abort": (client, args) => client.session.abort(args),
+  "session.delete": (client, args) => client.session.delete(args),
+  "session.status": (client, args) => client.session.status(args),
+  "permission.reply": (client, { session_id, permission_id, response }) =>
+    client.postSessionIdPermissionsPermissionId({
+      path: { id: session_id, permissionID: permission_id },
+      body: { response },
+    }),
+  "tui.showToast": (client, args) => client.tui.showToast(args),
+};
+
+export class Calls {
+  #client;
+  #timeoutMs;
+  #counters;
+  #underWay = 0;
+
+  /**
+   * @param {object} parts
+   * @param {any} parts.client OpenCode's in-process client
+   * @param {number} parts.timeoutMs
+   * @param {Counters} parts.counters
+   */
+  constructor({ client, timeoutMs, counters }) {
+    this.#client = client;
+    this.#timeoutMs = timeoutMs;
+    this.#counters = counters;
+  }
+
+  /**
+   * Execute a call and make its `result` frame.
+   *
+   * @param {{id?: unknown, method?: unknown, args?: unknown}} frame
+   * @returns {Promise<string>} the frame's text; never rejects. After "timeout"
+   *   the call may still take effect.
+   */
+  async answer({ id, method, args }) {
+    this.#counters.calls += 1;
+    /** @type {{value: unknown} | {error: CallError}} */
+    let outcome;
+    try {
+      outcome = await this.#execute(String(method), args ?? {});
+    } catch (error) {
+      outcome = { error: { code: "opencode", message: messageOf(error) } };
+    }
+    if ("error" in outcome) this.#counters.call_errors += 1;
+    return resultFrame(id, outcome);
+  }
+
+  /**
+   * @param {string} method
+   * @param {unknown} args
+   * @returns {Promise<{value: unknown} | {error: CallError}>}
+   */
+  async #execute(method, args) {
+    if (!Object.hasOwn(METHODS, method)) {
+      return { error: { code: "unknown_method", message: `this shim has no method ${method.slice(0, 200)}` } };
+    }
+    if (!this.#client) return { error: { code: "unavailable", message: "OpenCode gave the plugin no client" } };
+    if (this.#underWay >= MAX_CALLS) return { error: { code: "unavailable", message: "too many calls at once" } };
+    this.#underWay += 1;
+    /** @type {NodeJS.Timeout | undefined} */
+    let timer;
+    try {
+      const late = new Promise((resolve) => {
+        timer = setTimeout(() => resolve(LATE), this.#timeoutMs);
+        timer.unref?.();
+      });
+      const response = await Promise.race([METHODS[method](this.#client, args), late]);
+      if (response === LATE) {
+        return { error: { code: "timeout", message: `${method} took over ${this.#timeoutMs} ms` } };
+      }
+      const status = response?.response?.status;
+      if (response?.error !== undefined) {
+        return { error: { code: "opencode", message: messageOf(response.error), ...(status ? { status } : {}) } };
+      }
+      return { value: response?.data ?? null };
+    } finally {
+      clearTimeout(timer);
+      this.#underWay -= 1;
+    }
+  }
+}
+
+const LATE = Symbol("late");
+
+/**
+ * @param {unknown} id
+ * @param {{value: unknown} | {error: CallError}} outcome
+ */
+function resultFrame(id, outcome) {
+  try {
+    const text = JSON.stringify({ type: "result", id, ...outcome });
+    if (Buffer.byteLength(text) <= MAX_RESULT_BYTES) return text;
+    return resultFrame(id, { error: { code: "opencode", message: "the result is too big for a frame" } });
+  } catch (error) {
+    return JSON.stringify({ type: "result", id, error: { code: "opencode", message: messageOf(error) } });
+  }
+}
+
+/** @param {any} error an Error, or OpenCode's {name, data: {message}} @returns {string} */
+function messageOf(error) {
+  try {
+    const text = error?.data?.message ?? error?.message ?? (typeof error === "string" ? error : JSON.stringify(error));
+    return String(text).slice(0, 2000);
+  } catch {
+    return "an error that cannot be shown";
+  }
+}

@@ -1,0 +1,265 @@
+/**
+ * Where an item goes: to the socket, to the spool, or into memory.
+ *
+ * One order holds everywhere: all that is in the spool has lower seqs than all
+ * that is in memory. So a resend reads the spool first, then memory, and the
+ * seqs on a socket only rise. Memory holds an item that is alone in flight, and
+ * what the spool refused.
+ */
+import { encodeGap } from "./item.js";
+import { Queue, nextRun } from "./queue.js";
+import { Window } from "./window.js";
+
+/** @typedef {import("./spool.js").Line} Line */
+/** @typedef {import("./queue.js").Run} Run */
+
+/** Most items and bytes of one `hooks` frame; a bigger item goes alone. */
+const FRAME_ITEMS = 256;
+const FRAME_BYTES = 1024 * 1024;
+
+/**
+ * A bigger item goes to the spool too: beyond the kernel's socket buffers Bun
+ * keeps frames in the process (and says bufferedAmount 0 all the same), where
+ * kill -9 loses them.
+ */
+const KERNEL_HOLDS_BYTES = 128 * 1024;
+
+/**
+ * What is needed of the link.
+ *
+ * @typedef {object} Sender
+ * @property {boolean} live whether items may be sent
+ * @property {(text: string) => boolean} send false when the link was lost over it
+ * @property {() => void} watch something is in flight: see that its ack is not late
+ * @property {() => void} fail give this link up and make another
+ */
+
+export class Capture {
+  #queue;
+  #spool;
+  #window = new Window();
+  #counters;
+  /** @type {Sender} */
+  #link;
+  /** Highest seq on the current socket; equals #acked while there is none. */
+  #sent = 0;
+  #acked = 0;
+  /** @type {Line[]} read from the spool, not yet sent */
+  #chunk = [];
+  #draining = false;
+  #closed = false;
+  /** Grows with each link, so that a read begun for an older one stops. */
+  #life = 0;
+
+  /**
+   * @param {object} parts
+   * @param {import("./spool.js").Spool} parts.spool
+   * @param {number} parts.memoryLimit bytes
+   * @param {import("./counters.js").Counters} parts.counters
+   * @param {Sender} parts.link
+   */
+  constructor({ spool, memoryLimit, counters, link }) {
+    this.#queue = new Queue(memoryLimit);
+    this.#spool = spool;
+    this.#counters = counters;
+    this.#link = link;
+  }
+
+  /** Highest seq given out. */
+  get lastSeq() {
+    return this.#queue.last;
+  }
+
+  /** Whether nothing waits for an acknowledgement. */
+  get settled() {
+    return this.#acked >= this.#queue.last && !this.#queue.hasGap;
+  }
+
+  /**
+   * Hand an item on, in this tick: it is in the kernel when this returns,
+   * unless the spool failed.
+   *
+   * @param {string} text
+   * @param {number} bytes
+   */
+  add(text, bytes) {
+    this.#tellGaps(false);
+    this.#take(text, bytes);
+    this.#handOn();
+  }
+
+  /** An item could not be made: tell the sidecar in its place. */
+  addLost() {
+    this.#counters.lost_unserialisable += 1;
+    this.#queue.lose("unserialisable", 0);
+    this.#tellGaps(false);
+    this.#handOn();
+  }
+
+  /**
+   * The link is up. Resend what the sidecar does not have, then go on live.
+   *
+   * @param {number} ackedSeq the sidecar's word; below our own it says nothing new
+   * @param {unknown} windowSize
+   */
+  welcomed(ackedSeq, windowSize) {
+    this.#life += 1;
+    this.#window.reset(windowSize);
+    this.#forgetThrough(Math.min(ackedSeq, this.#queue.last));
+    this.#sent = this.#acked;
+    this.#pump();
+  }
+
+  /** @param {number} seq all up to it is durable */
+  acknowledged(seq) {
+    const through = Math.min(seq, this.#sent);
+    if (through <= this.#acked) return;
+    this.#spool.release(this.#window.ack(through, performance.now()));
+    this.#forgetThrough(through);
+    this.#tellGaps(false);
+    this.#pump();
+  }
+
+  /** The link is gone: nothing that is only in memory stays only there. */
+  lost() {
+    this.#life += 1;
+    this.#window.reset(undefined);
+    this.#chunk = [];
+    this.#spool.rewind();
+    this.#sent = this.#acked;
+    this.#spill();
+  }
+
+  /** The instance ends: send what fits, and leave the rest to the sidecar in the spool. */
+  close() {
+    this.#closed = true;
+    this.#tellGaps(true);
+    this.#pump();
+    this.#spill();
+    if (this.settled) this.#spool.remove();
+  }
+
+  /** How long the oldest item in flight has waited without any progress, ms. */
+  waitingMs() {
+    return this.#window.waitingMs(performance.now());
+  }
+
+  /** @param {string} text @param {number} bytes */
+  #take(text, bytes) {
+    if (!this.#queue.room(bytes)) this.#spill();
+    if (this.#queue.room(bytes)) {
+      this.#queue.add(text, bytes);
+      this.#counters.items += 1;
+    } else {
+      this.#queue.lose("memory_full", bytes);
+      this.#counters.lost_memory_full += 1;
+    }
+  }
+
+  /** @param {boolean} atOnce also over the memory limit: there is no later */
+  #tellGaps(atOnce) {
+    if (!this.#queue.hasGap) return;
+    if (!this.#queue.room(0)) this.#spill();
+    if (!this.#queue.room(0) && !atOnce) return;
+    for (const gap of this.#queue.takeGaps()) {
+      const text = encodeGap(gap, Date.now());
+      this.#queue.add(text, Buffer.byteLength(text));
+      this.#counters.items += 1;
+    }
+  }
+
+  /**
+   * After this the item outlives a kill -9 of this process. The socket alone is
+   * enough for one item in flight. With more, an ack that the sidecar writes to
+   * the dead socket can make it close and drop what it had not read yet
+   * (measured: 418 of 500 frames), so those go to the spool as well.
+   */
+  #handOn() {
+    this.#pump();
+    const alone = this.#window.items <= 1 && this.#queue.bytes <= KERNEL_HOLDS_BYTES;
+    if (!alone || this.#queue.hasAfter(this.#sent)) this.#spill();
+  }
+
+  /** Move what memory holds to the spool, as far as the spool takes it. */
+  #spill() {
+    while (this.#queue.length > 0 && this.#spool.usable) {
+      const items = this.#queue.oldest(FRAME_BYTES);
+      const written = this.#spool.append(items);
+      if (written === 0) return;
+      this.#queue.dropThrough(items[written - 1].seq);
+    }
+  }
+
+  /** Send what may be sent: the spool first, in its own time, then memory, now. */
+  #pump() {
+    if (!this.#link.live) return;
+    if (this.#spool.lastSeq > this.#sent) {
+      void this.#drain();
+      return;
+    }
+    while (this.#link.live && this.#window.room > 0) {
+      const run = this.#queue.next(this.#sent, Math.min(this.#window.room, FRAME_ITEMS), FRAME_BYTES);
+      if (!run || !this.#send(run, -1)) return;
+    }
+  }
+
+  /** Send the spool's lines; ends when the window closes, the link changes, or none is left. */
+  async #drain() {
+    if (this.#draining) return;
+    this.#draining = true;
+    const life = this.#life;
+    try {
+      while (life === this.#life && this.#link.live && this.#window.room > 0) {
+        if (this.#chunk.length === 0) {
+          if (this.#spool.lastSeq <= this.#sent) break;
+          const lines = await this.#spool.read();
+          if (life !== this.#life) break;
+          // At the end without its last seq, somebody damaged the file: what follows it must not wait for ever.
+          if (lines === null) this.#sent = this.#spool.lastSeq;
+          // Lines in flight were spilled as well; they come by here and are passed over.
+          else this.#chunk = lines.filter((line) => line.seq > this.#sent);
+          continue;
+        }
+        const run = nextRun(this.#chunk, 0, Math.min(this.#window.room, FRAME_ITEMS), FRAME_BYTES);
+        if (!run) break;
+        const lines = this.#chunk.splice(0, run.texts.length);
+        if (!this.#send(run, lines[lines.length - 1].end)) break;
+      }
+    } catch {
+      // The lines are still in the file: a next link tries again, or the sidecar takes them in.
+      this.#counters.spool_read_failures += 1;
+      if (life === this.#life) this.#link.fail();
+    } finally {
+      this.#draining = false;
+    }
+    // A new link found this drain still running, or the spool is sent and memory is next.
+    if (life !== this.#life || this.#spool.lastSeq <= this.#sent) this.#pump();
+  }
+
+  /**
+   * @param {Run} run
+   * @param {number} end place in the spool after it, -1 for memory
+   */
+  #send(run, end) {
+    const text = `{"type":"hooks","first_seq":${run.first},"items":[${run.texts.join(",")}]}`;
+    if (!this.#link.send(text)) return false;
+    this.#window.add({ first: run.first, last: run.last, bytes: run.bytes, end }, performance.now());
+    this.#sent = run.last;
+    this.#counters.sent += run.texts.length;
+    this.#link.watch();
+    return true;
+  }
+
+  /** @param {number} seq */
+  #forgetThrough(seq) {
+    if (seq <= this.#acked) return;
+    this.#acked = seq;
+    this.#counters.acked = seq;
+    this.#queue.dropThrough(seq);
+    if (this.#spool.lastSeq > 0 && this.#spool.lastSeq <= seq) {
+      this.#chunk = [];
+      if (this.#closed) this.#spool.remove();
+      else this.#spool.clear();
+    }
+  }
+}

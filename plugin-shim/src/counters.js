@@ -1,0 +1,55 @@
+/**
+ * What the shim counts instead of printing: OpenCode owns the terminal, so a
+ * number here is the only trace of a fault. Every key exists from the start,
+ * which bounds the object.
+ */
+
+/** @returns counters at zero; all count occurrences since the instance began */
+export function newCounters() {
+  return {
+    /** items that got a seq, gap items included */
+    items: 0,
+    /** items the sidecar said are durable */
+    acked: 0,
+    /** items sent, each resend counted again */
+    sent: 0,
+    /** lines written to the spool */
+    spooled: 0,
+    /** writes the spool refused: unwritable, full disk, or over its limit */
+    spool_failures: 0,
+    /** reads of the spool that failed or met a line that is not ours */
+    spool_read_failures: 0,
+    /** items lost because the spool had failed and memory was full */
+    lost_memory_full: 0,
+    /** hooks whose arguments JSON cannot express, or that stayed too big after cutting */
+    lost_unserialisable: 0,
+    /** items in which long strings were cut */
+    cut: 0,
+    lossy_sent: 0,
+    lossy_dropped: 0,
+    /** throws caught in a hook body; each is a bug or a hostile argument */
+    hook_errors: 0,
+    connects: 0,
+    welcomes: 0,
+    /** sockets that ended, for whatever reason */
+    lost_links: 0,
+    late_acks: 0,
+    handshake_timeouts: 0,
+    /** challenges with a wrong proof or protocol */
+    impostors: 0,
+    /** token or sidecar.json that others may read or that is not ours */
+    unsafe_files: 0,
+    bad_frames: 0,
+    unknown_frames: 0,
+    calls: 0,
+    call_errors: 0,
+    spawns: 0,
+    spawn_failures: 0,
+    record_failures: 0,
+  };
+}
+
+/** @typedef {ReturnType<typeof newCounters>} Counters */
+
+/** Where tests find an instance's counters on its hooks object. */
+export const COUNTERS = Symbol.for("durable-stream.counters");

@@ -1,0 +1,364 @@
+/**
+ * One instance's websocket connection to the sidecar, and its renewal.
+ *
+ * The states are a table; whatever is not in it changes nothing. Until the
+ * sidecar has proved that it holds the home's token, nothing of the user's is
+ * sent, not even the project's name.
+ */
+import { isNonce, isProof, makeProof, newNonce } from "./handshake.js";
+import { PROTOCOL, SHIM_VERSION } from "./version.js";
+
+/**
+ * waiting: the back-off runs. locating: the home's files are read. closing:
+ * `bye` is said, the last acks may still come. disposed: for good.
+ *
+ * @typedef {"waiting" | "locating" | "opening" | "proving" | "identifying" | "live" | "closing" | "disposed"} State
+ * @typedef {"try" | "found" | "absent" | "open" | "proved" | "welcome" | "lost" | "dispose"} Happening
+ */
+
+/** @type {Record<State, Partial<Record<Happening, State>>>} */
+export const NEXT = {
+  waiting: { try: "locating", dispose: "disposed" },
+  locating: { found: "opening", absent: "waiting", dispose: "disposed" },
+  opening: { open: "proving", lost: "waiting", dispose: "disposed" },
+  proving: { proved: "identifying", lost: "waiting", dispose: "disposed" },
+  identifying: { welcome: "live", lost: "waiting", dispose: "disposed" },
+  live: { lost: "waiting", dispose: "closing" },
+  closing: { lost: "disposed" },
+  disposed: {},
+};
+
+/** A link that lived this long was a good one: the back-off begins anew after it. */
+const GOOD_LINK_MS = 5000;
+/** How long after `bye` the last acks are waited for. */
+const LINGER_MS = 1000;
+/** Most characters of a frame from a sidecar that has not proved itself. */
+const MAX_UNPROVED = 64 * 1024;
+/** Lossy bytes sent with no word from the sidecar; more would pile up in this process. */
+const MAX_LOSSY_BYTES = 4 * 1024 * 1024;
+
+const OPEN = 1;
+
+/**
+ * @typedef {object} Timings all in ms
+ * @property {number} ackTimeoutMs an ack later than this counts as no link; also bounds the handshake
+ * @property {number} backoffMinMs
+ * @property {number} backoffMaxMs
+ */
+
+/**
+ * What the link tells and asks; see `Capture`.
+ *
+ * @typedef {object} Listener
+ * @property {(ackedSeq: number, window: unknown) => void} welcomed
+ * @property {(seq: number) => void} acknowledged
+ * @property {() => void} lost
+ * @property {() => number} waitingMs
+ * @property {boolean} settled
+ */
+
+/**
+ * @typedef {object} LinkParts
+ * @property {() => Promise<import("./start.js").Place | "absent" | "unsafe">} locate
+ * @property {() => void} startSidecar
+ * @property {new (url: string) => WebSocket} WebSocket
+ * @property {() => object} identity the fields of `identify` besides the proof
+ * @property {import("./calls.js").Calls} calls
+ * @property {import("./counters.js").Counters} counters
+ * @property {Timings} timings
+ */
+
+export class Link {
+  #parts;
+  /** @type {Listener | null} */
+  #listener = null;
+  /** @type {State} */
+  #state = "waiting";
+  /** @type {WebSocket | null} */
+  #socket = null;
+  /** @type {import("./start.js").Place | null} */
+  #place = null;
+  #nonce = "";
+  #tries = 0;
+  #liveSinceMs = 0;
+  #lossyBytes = 0;
+  /** @type {NodeJS.Timeout | undefined} the one of the state: back-off, handshake or linger */
+  #timer;
+  /** @type {NodeJS.Timeout | undefined} */
+  #watchTimer;
+
+  /** What the sidecar pushed for the hooks that must answer at once. @type {Record<string, unknown>} */
+  context = {};
+
+  /** @param {LinkParts} parts */
+  constructor(parts) {
+    this.#parts = parts;
+  }
+
+  /** @returns {State} */
+  get state() {
+    return this.#state;
+  }
+
+  /** Whether items may be sent. */
+  get live() {
+    return this.#state === "live";
+  }
+
+  /** Begin, in a later tick: OpenCode waits for the plugin to load. @param {Listener} listener */
+  start(listener) {
+    this.#listener = listener;
+    this.#after(0, () => void this.#attempt());
+  }
+
+  /**
+   * Send a frame on the live link.
+   *
+   * @param {string} text
+   * @returns {boolean} false when it did not go out; the link is then given up
+   */
+  send(text) {
+    try {
+      if (this.#socket?.readyState === OPEN) {
+        this.#socket.send(text);
+        return true;
+      }
+    } catch {
+      // Falls through: a socket that throws is as good as closed.
+    }
+    this.fail();
+    return false;
+  }
+
+  /** Send items that may be lost; they are dropped when the link is not live or the sidecar is silent. @param {string} text */
+  sendLossy(text) {
+    const { counters } = this.#parts;
+    if (!this.live || this.#lossyBytes > MAX_LOSSY_BYTES || !this.send(`{"type":"lossy","items":[${text}]}`)) {
+      counters.lossy_dropped += 1;
+      return;
+    }
+    this.#lossyBytes += text.length;
+    counters.lossy_sent += 1;
+  }
+
+  /** Something is in flight: give the link up if its ack is late. Cheap to call again. */
+  watch() {
+    if (this.#watchTimer) return;
+    this.#armWatch(this.#parts.timings.ackTimeoutMs);
+  }
+
+  /** Give this socket up; the next try comes after the back-off. */
+  fail() {
+    this.#end("lost");
+  }
+
+  /** Say `bye` and end for good. What is unacknowledged is in the spool by now. */
+  dispose() {
+    if (this.#state === "live") {
+      this.send('{"type":"bye","reason":"disposed"}');
+    }
+    if (this.#state === "live" && !this.#listener?.settled) {
+      // Acks that still come in save the sidecar the work of taking the spool in.
+      this.#move("dispose");
+      this.#after(LINGER_MS, () => this.#end("lost"));
+    } else {
+      this.#end("dispose");
+      this.#end("lost");
+    }
+  }
+
+  /** @param {Happening} happening @returns {boolean} whether the table knows it here */
+  #move(happening) {
+    const next = NEXT[this.#state][happening];
+    if (!next) return false;
+    this.#state = next;
+    return true;
+  }
+
+  /** @param {number} ms @param {() => void} act */
+  #after(ms, act) {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(act, ms);
+    // OpenCode's exit never waits for us.
+    this.#timer.unref?.();
+  }
+
+  async #attempt() {
+    if (!this.#move("try")) return;
+    const place = await this.#parts.locate();
+    if (this.#state !== "locating") return;
+    if (typeof place === "string") {
+      if (place === "unsafe") this.#parts.counters.unsafe_files += 1;
+      else this.#parts.startSidecar();
+      this.#move("absent");
+      this.#backOff();
+      return;
+    }
+    this.#move("found");
+    this.#open(place);
+  }
+
+  /** @param {import("./start.js").Place} place */
+  #open(place) {
+    this.#place = place;
+    this.#parts.counters.connects += 1;
+    try {
+      const socket = new this.#parts.WebSocket(`ws://127.0.0.1:${place.port}/`);
+      this.#socket = socket;
+      const ours = () => this.#socket === socket;
+      socket.onopen = () => ours() && this.#hello();
+      socket.onmessage = (/** @type {{data: unknown}} */ { data }) => ours() && this.#receive(data);
+      socket.onerror = () => ours() && this.fail();
+      socket.onclose = () => ours() && this.fail();
+    } catch {
+      this.fail();
+      return;
+    }
+    this.#after(this.#parts.timings.ackTimeoutMs, () => {
+      this.#parts.counters.handshake_timeouts += 1;
+      this.fail();
+    });
+  }
+
+  #hello() {
+    if (!this.#move("open")) return;
+    this.#nonce = newNonce();
+    this.send(JSON.stringify({ type: "hello", role: "shim", protocol: PROTOCOL, nonce: this.#nonce }));
+  }
+
+  /** @param {unknown} data */
+  #receive(data) {
+    try {
+      const proved = this.#state !== "proving";
+      if (typeof data !== "string" || (!proved && data.length > MAX_UNPROVED)) throw new Error("not a frame");
+      const frame = JSON.parse(data);
+      this.#lossyBytes = 0;
+      this.#handle(frame);
+    } catch {
+      this.#parts.counters.bad_frames += 1;
+      this.fail();
+    }
+  }
+
+  /** @param {any} frame */
+  #handle(frame) {
+    if (this.#state === "proving") {
+      this.#challenged(frame);
+    } else if (frame.type === "bye") {
+      // Nothing changes soon for these: no use in asking again quickly.
+      if (frame.reason === "auth" || frame.reason === "protocol") this.#tries = 30;
+      this.fail();
+    } else if (this.#state === "identifying") {
+      if (frame.type === "welcome") this.#welcomed(frame);
+      else this.#parts.counters.unknown_frames += 1;
+    } else {
+      this.#handleLive(frame);
+    }
+  }
+
+  /** @param {any} frame */
+  #handleLive(frame) {
+    const { counters, calls } = this.#parts;
+    switch (frame.type) {
+      case "ack":
+        if (!Number.isSafeInteger(frame.seq)) throw new Error("an ack without a seq");
+        this.#tries = 0;
+        this.#listener?.acknowledged(frame.seq);
+        if (this.#state === "closing" && this.#listener?.settled) this.#end("lost");
+        break;
+      case "call": {
+        const socket = this.#socket;
+        void calls.answer(frame).then((text) => {
+          // The answer to a call of an older link would be taken for another's.
+          if (this.#socket === socket && this.live) this.send(text);
+        });
+        break;
+      }
+      case "context":
+        this.context = frame.context ?? {};
+        break;
+      default:
+        counters.unknown_frames += 1;
+    }
+  }
+
+  /** @param {any} frame */
+  #challenged(frame) {
+    const { counters, identity } = this.#parts;
+    const { port, token } = /** @type {import("./start.js").Place} */ (this.#place);
+    if (frame.type === "bye") {
+      this.fail();
+      return;
+    }
+    const right =
+      frame.type === "challenge" &&
+      frame.protocol === PROTOCOL &&
+      isNonce(frame.nonce) &&
+      isProof(frame.proof, makeProof(token, "sidecar", port, this.#nonce, frame.nonce));
+    if (!right) {
+      counters.impostors += 1;
+      this.#end("lost");
+      this.#parts.startSidecar();
+      return;
+    }
+    this.#move("proved");
+    const proof = makeProof(token, "shim", port, this.#nonce, frame.nonce);
+    this.send(JSON.stringify({ type: "identify", proof, shim_version: SHIM_VERSION, ...identity() }));
+  }
+
+  /** @param {any} frame */
+  #welcomed(frame) {
+    this.#move("welcome");
+    clearTimeout(this.#timer);
+    this.#parts.counters.welcomes += 1;
+    this.#liveSinceMs = performance.now();
+    this.context = frame.context ?? {};
+    this.#listener?.welcomed(Number.isSafeInteger(frame.acked_seq) ? frame.acked_seq : 0, frame.window);
+  }
+
+  /** @param {"lost" | "dispose"} happening */
+  #end(happening) {
+    const was = this.#state;
+    if (!this.#move(happening)) return;
+    clearTimeout(this.#timer);
+    const socket = this.#socket;
+    this.#socket = null;
+    try {
+      socket?.close();
+    } catch {
+      // It is not ours any more; whatever state it is in, it is ending.
+    }
+    if (socket) this.#parts.counters.lost_links += 1;
+    if (was === "live" || was === "closing") this.#listener?.lost();
+    if (was === "live" && performance.now() - this.#liveSinceMs >= GOOD_LINK_MS) this.#tries = 0;
+    if (this.#state !== "waiting") return;
+    // Closed before it opened: refused, so nothing of ours listens there.
+    if (was === "opening") this.#parts.startSidecar();
+    this.#backOff();
+  }
+
+  #backOff() {
+    const { backoffMinMs, backoffMaxMs } = this.#parts.timings;
+    const ms = Math.min(backoffMaxMs, backoffMinMs * 2 ** Math.min(this.#tries, 30));
+    this.#tries += 1;
+    // Jitter, so that the shims of a machine do not all knock at once.
+    this.#after(ms * (0.5 + Math.random() / 2), () => void this.#attempt());
+  }
+
+  /** @param {number} ms */
+  #armWatch(ms) {
+    this.#watchTimer = setTimeout(() => {
+      this.#watchTimer = undefined;
+      const waitingMs = this.live ? (this.#listener?.waitingMs() ?? 0) : 0;
+      if (waitingMs === 0) return;
+      const leftMs = this.#parts.timings.ackTimeoutMs - waitingMs;
+      if (leftMs > 0) {
+        this.#armWatch(leftMs);
+      } else {
+        this.#parts.counters.late_acks += 1;
+        this.fail();
+      }
+    }, ms);
+    this.#watchTimer.unref?.();
+  }
+}

@@ -1,0 +1,226 @@
+/**
+ * The plugin: OpenCode's hooks in, items out.
+ *
+ * A throw in a hook loses the user's prompt, and a hook that waits holds
+ * OpenCode up. So every body is wrapped, nothing is awaited, and nothing is
+ * ever printed: the terminal belongs to OpenCode.
+ */
+import { randomBytes } from "node:crypto";
+import fs from "node:fs";
+import path from "node:path";
+import { Calls } from "./calls.js";
+import { Capture } from "./capture.js";
+import { COUNTERS, newCounters } from "./counters.js";
+import { encodeItem } from "./item.js";
+import { Link } from "./link.js";
+import { Spool } from "./spool.js";
+import { bootId, defaultHome, locate, startSidecar } from "./start.js";
+import { SHIM_VERSION } from "./version.js";
+
+const MIB = 1024 * 1024;
+const ASK_VERSION_MS = 3000;
+
+/**
+ * @typedef {object} Options
+ * @property {string[]} [command] starts a sidecar; DURABLE_STREAM_COMMAND, else "durable-stream" on the PATH
+ * @property {string} [home] DURABLE_STREAM_HOME, else the platform's data directory
+ * @property {number} [memoryLimit] bytes of items held when the spool fails, default 32 MiB
+ * @property {number} [spoolLimit] bytes of the spool file, default 256 MiB
+ * @property {number} [ackTimeoutMs] default 3000
+ * @property {number} [backoffMinMs] default 50
+ * @property {number} [backoffMaxMs] default 2000
+ * @property {number} [callTimeoutMs] default 30000
+ * @property {NodeJS.ProcessEnv} [env] default process.env
+ * @property {any} [WebSocket] default the global one
+ * @property {any} [spawn] default child_process.spawn
+ * @property {(counters: import("./counters.js").Counters) => void} [onCounters] gets the live counters of each instance
+ */
+
+/**
+ * Make the plugin function that OpenCode calls once for each directory.
+ *
+ * With DURABLE_STREAM=off the function returns no hooks and does nothing.
+ *
+ * @param {Options} [options]
+ * @returns {(input: any) => Promise<Record<string, any>>} never rejects
+ */
+export function create(options = {}) {
+  return async function durableStream(input) {
+    try {
+      const env = options.env ?? process.env;
+      if (env.DURABLE_STREAM?.trim().toLowerCase() === "off") return {};
+      return newInstance(options, env, input ?? {});
+    } catch {
+      // Without a link OpenCode still works; with a throw here it would report a broken plugin.
+      return {};
+    }
+  };
+}
+
+/**
+ * @param {Options} options
+ * @param {NodeJS.ProcessEnv} env
+ * @param {any} input what OpenCode gives a plugin
+ */
+function newInstance(options, env, input) {
+  const counters = newCounters();
+  options.onCounters?.(counters);
+  const home = path.resolve(options.home || env.DURABLE_STREAM_HOME || defaultHome(env));
+  const command = options.command ?? [env.DURABLE_STREAM_COMMAND || "durable-stream"];
+  const instance = randomBytes(8).toString("hex");
+  const record = openRecording(env.DURABLE_STREAM_RECORD, counters);
+  /** @type {{value: string | null}} */
+  const version = { value: null };
+
+  const about = () => ({
+    boot_id: bootId(),
+    instance,
+    pid: process.pid,
+    project: textOrNull(input.project?.id),
+    directory: textOrNull(input.directory),
+    worktree: textOrNull(input.worktree),
+    opencode_version: version.value,
+  });
+  const startedMs = Date.now();
+  const spool = new Spool({
+    dir: path.join(home, "spool"),
+    name: `${bootId()}-${instance}.jsonl`,
+    header: () => ({ spool: 1, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
+    limit: options.spoolLimit ?? 256 * MIB,
+    counters,
+  });
+  /** @type {Link} */
+  const link = new Link({
+    locate: () => locate(home),
+    startSidecar: () => startSidecar({ command, home, env, counters, spawn: options.spawn }),
+    WebSocket: options.WebSocket ?? globalThis.WebSocket,
+    identity: () => ({ ...about(), last_seq: capture.lastSeq }),
+    calls: new Calls({ client: input.client, timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
+    counters,
+    timings: {
+      ackTimeoutMs: options.ackTimeoutMs ?? 3000,
+      backoffMinMs: options.backoffMinMs ?? 50,
+      backoffMaxMs: options.backoffMaxMs ?? 2000,
+    },
+  });
+  /** @type {Capture} */
+  const capture = new Capture({ spool, memoryLimit: options.memoryLimit ?? 32 * MIB, counters, link });
+  link.start(capture);
+  askVersion(input.client, version);
+
+  /**
+   * One hook's whole work.
+   *
+   * @param {string} hook
+   * @param {unknown} hookInput
+   * @param {unknown} output
+   */
+  const take = (hook, hookInput, output) => {
+    try {
+      const type = hook === "event" ? typeOf(hookInput) : undefined;
+      // A new session bears the version of the OpenCode that makes it.
+      if (type === "session.created") version.value ??= versionIn(hookInput);
+      const lossy = type === "message.part.delta";
+      // Most deltas are dropped; only then is their text not made.
+      if (lossy && !record && !link.context.lossy) {
+        counters.lossy_dropped += 1;
+        return;
+      }
+      const encoded = encodeItem(hook, Date.now(), hookInput, output);
+      if (encoded) record?.(encoded.text);
+      if (lossy) {
+        if (encoded && link.context.lossy) link.sendLossy(encoded.text);
+        else counters.lossy_dropped += 1;
+      } else if (encoded) {
+        if (encoded.cut) counters.cut += 1;
+        capture.add(encoded.text, encoded.bytes);
+      } else {
+        capture.addLost();
+      }
+    } catch {
+      counters.hook_errors += 1;
+    }
+  };
+
+  const hooks = {
+    /** @param {unknown} hookInput */
+    event: async (hookInput) => take("event", hookInput, null),
+    /** @param {unknown} hookInput @param {unknown} output */
+    "chat.message": async (hookInput, output) => take("chat.message", hookInput, output),
+    /** @param {unknown} hookInput @param {unknown} output */
+    "tool.execute.after": async (hookInput, output) => take("tool.execute.after", hookInput, output),
+    dispose: async () => {
+      try {
+        capture.close();
+        link.dispose();
+      } catch {
+        counters.hook_errors += 1;
+      }
+    },
+  };
+  // Not enumerable: OpenCode sees hooks only.
+  return Object.defineProperty(hooks, COUNTERS, { value: counters });
+}
+
+/** @param {any} hookInput @returns {unknown} */
+function typeOf(hookInput) {
+  try {
+    return hookInput?.event?.type;
+  } catch {
+    // A getter that throws: encoding it fails too and tells of the loss.
+    return undefined;
+  }
+}
+
+/** @param {any} hookInput */
+function versionIn(hookInput) {
+  try {
+    return textOrNull(hookInput.event.properties.info.version);
+  } catch {
+    // Another shape of the event: the health route will tell.
+    return null;
+  }
+}
+
+/**
+ * OpenCode tells a plugin no version; its health route does, also in-process.
+ * Asked when OpenCode has started and not waited for (it costs 165 ms at
+ * start-up): a first link may say null.
+ *
+ * @param {any} client
+ * @param {{value: string | null}} version
+ */
+function askVersion(client, version) {
+  const timer = setTimeout(async () => {
+    try {
+      const { data } = await client._client.get({ url: "/global/health" });
+      version.value ??= textOrNull(data?.version);
+    } catch {
+      // An OpenCode without that route has no version to tell: it stays null.
+    }
+  }, ASK_VERSION_MS);
+  timer.unref?.();
+}
+
+/** @param {unknown} value */
+function textOrNull(value) {
+  return typeof value === "string" ? value : null;
+}
+
+/**
+ * The debug option DURABLE_STREAM_RECORD: every hook as a line that `play` can send again.
+ *
+ * @param {string | undefined} file
+ * @param {import("./counters.js").Counters} counters
+ * @returns {((text: string) => void) | null}
+ */
+function openRecording(file, counters) {
+  if (!file) return null;
+  return (text) => {
+    try {
+      fs.appendFileSync(file, `${text}\n`, { mode: 0o600 });
+    } catch {
+      counters.record_failures += 1;
+    }
+  };
+}

@@ -1,0 +1,95 @@
+/**
+ * The frames in flight on one socket: sent, not yet acknowledged.
+ *
+ * Pure: the clock is a parameter, in ms that never run backwards.
+ */
+
+/** Items in flight when the sidecar names no window. */
+const DEFAULT_SIZE = 512;
+/** Bytes in flight beyond which nothing more is sent; one bigger frame goes alone. */
+const MAX_BYTES = 8 * 1024 * 1024;
+
+/**
+ * @typedef {object} Sent
+ * @property {number} first
+ * @property {number} last
+ * @property {number} bytes
+ * @property {number} end place in the spool after its last line, -1 when it did not come from there
+ */
+
+export class Window {
+  /** @type {Sent[]} */
+  #frames = [];
+  #size = DEFAULT_SIZE;
+  #items = 0;
+  #bytes = 0;
+  #progressMs = 0;
+
+  /** Begin anew for a socket. @param {unknown} size most items in flight, as `welcome` gave it */
+  reset(size) {
+    this.#size = typeof size === "number" && size >= 1 ? Math.floor(size) : DEFAULT_SIZE;
+    this.#frames = [];
+    this.#items = 0;
+    this.#bytes = 0;
+  }
+
+  /** How many items may be sent now. */
+  get room() {
+    return this.#bytes < MAX_BYTES ? Math.max(0, this.#size - this.#items) : 0;
+  }
+
+  /** Items in flight. */
+  get items() {
+    return this.#items;
+  }
+
+  get empty() {
+    return this.#frames.length === 0;
+  }
+
+  /** @param {Sent} frame @param {number} nowMs */
+  add(frame, nowMs) {
+    if (this.empty) this.#progressMs = nowMs;
+    this.#frames.push(frame);
+    this.#items += frame.last - frame.first + 1;
+    this.#bytes += frame.bytes;
+  }
+
+  /**
+   * Take an acknowledgement. A frame acknowledged in part stays in flight with its rest.
+   *
+   * @param {number} seq
+   * @param {number} nowMs
+   * @returns {number} place in the spool up to which all is acknowledged, -1 when that did not move
+   */
+  ack(seq, nowMs) {
+    let end = -1;
+    let done = 0;
+    for (const frame of this.#frames) {
+      if (frame.last > seq) {
+        if (frame.first <= seq) {
+          this.#items -= seq - frame.first + 1;
+          frame.first = seq + 1;
+        }
+        break;
+      }
+      this.#items -= frame.last - frame.first + 1;
+      this.#bytes -= frame.bytes;
+      if (frame.end >= 0) end = frame.end;
+      done += 1;
+    }
+    this.#frames.splice(0, done);
+    this.#progressMs = nowMs;
+    return end;
+  }
+
+  /**
+   * For how long the sidecar has acknowledged nothing although something is in
+   * flight; 0 when nothing is. A slow sidecar that makes progress is not late.
+   *
+   * @param {number} nowMs
+   */
+  waitingMs(nowMs) {
+    return this.empty ? 0 : nowMs - this.#progressMs;
+  }
+}

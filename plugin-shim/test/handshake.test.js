@@ -1,0 +1,107 @@
+/** Who is talked to, and what is said before it is known who listens. */
+import assert from "node:assert/strict";
+import fs from "node:fs";
+import path from "node:path";
+import { test } from "node:test";
+import { WebSocketServer } from "ws";
+import { INPUT, newBench, someEvent, until } from "./support.js";
+
+test("identify says who we are, and the proof is right", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  await sidecar.start();
+  await plugin();
+  const [identify] = await sidecar.arrived("identify");
+  assert.match(identify.boot_id, /^[0-9a-f]{32}$/);
+  assert.match(identify.instance, /^[0-9a-f]{16}$/);
+  assert.match(identify.proof, /^[0-9a-f]{64}$/);
+  const { pid, project, directory, worktree, opencode_version, last_seq, shim_version } = identify;
+  assert.deepEqual(
+    { pid, project, directory, worktree, opencode_version, last_seq, shim_version },
+    { pid: process.pid, project: "prj", directory: "/secret/dir", worktree: "/secret", opencode_version: null, last_seq: 0, shim_version: "0.1.0" },
+  );
+  await until(() => sidecar.sockets.size === 1, "the fake takes our proof and stays");
+});
+
+test("two instances share the boot and have links of their own", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  await sidecar.start();
+  await plugin();
+  await plugin();
+  const both = await sidecar.arrived("identify", 2);
+  assert.equal(both[0].boot_id, both[1].boot_id);
+  assert.notEqual(both[0].instance, both[1].instance);
+});
+
+test("OpenCode's version is known from a session it made", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  const { hooks } = await plugin();
+  hooks.event({ event: { type: "session.created", properties: { info: { version: "1.18.33" } } } });
+  await sidecar.start();
+  const [identify] = await sidecar.arrived("identify");
+  assert.equal(identify.opencode_version, "1.18.33");
+});
+
+test("an impostor gets a hello with a nonce and nothing else; what was captured goes to the spool", async (t) => {
+  const { sidecar, plugin, spoolFiles, spawned } = newBench(t);
+  sidecar.proofRight = false;
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  hooks.event(someEvent(1, "secret prompt"));
+  await until(() => counters.impostors >= 2, "two tries");
+  assert.ok(sidecar.frames.length >= 2);
+  for (const frame of sidecar.frames) assert.deepEqual(Object.keys(frame), ["type", "role", "protocol", "nonce"]);
+  assert.notEqual(sidecar.frames[0].nonce, sidecar.frames[1].nonce);
+  assert.equal(spoolFiles().length, 1);
+  assert.ok(spawned.length <= 1);
+});
+
+test("a listener that never answers is given up", async (t) => {
+  const { home, sidecar, plugin } = newBench(t);
+  sidecar.writeFiles();
+  const mute = new WebSocketServer({ host: "127.0.0.1", port: 0 });
+  t.after(() => mute.close());
+  await new Promise((resolve) => mute.on("listening", resolve));
+  const { port } = /** @type {import("node:net").AddressInfo} */ (mute.address());
+  fs.writeFileSync(path.join(home, "sidecar.json"), JSON.stringify({ pid: process.pid, port }));
+  const { counters } = await plugin({ ackTimeoutMs: 20 });
+  await until(() => counters.handshake_timeouts >= 2, "given up twice");
+});
+
+test("a token or a sidecar.json that others can read is not used, and nothing is spawned", async (t) => {
+  for (const name of ["token", "sidecar.json"]) {
+    const { home, sidecar, plugin, spawned } = newBench(t);
+    await sidecar.start();
+    fs.chmodSync(path.join(home, name), 0o644);
+    const { counters } = await plugin();
+    await until(() => counters.unsafe_files >= 2, name);
+    assert.equal(sidecar.frames.length, 0);
+    assert.equal(spawned.length, 0);
+  }
+});
+
+test("a token that is a symbolic link is not followed", async (t) => {
+  const { home, sidecar, plugin } = newBench(t);
+  await sidecar.start();
+  fs.renameSync(path.join(home, "token"), path.join(home, "elsewhere"));
+  fs.symlinkSync(path.join(home, "elsewhere"), path.join(home, "token"));
+  const { counters } = await plugin();
+  await until(() => counters.unsafe_files >= 2, "refused");
+  assert.equal(sidecar.frames.length, 0);
+});
+
+test("hostile frames from the sidecar never throw and end the link; unknown ones are counted", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  await sidecar.start();
+  const { hooks, counters } = await plugin({}, INPUT);
+  await until(() => counters.welcomes === 1, "live");
+  sidecar.send({ type: "from_the_future", x: 1 });
+  await until(() => counters.unknown_frames === 1, "counted");
+  for (const text of ["not json", "null", "[]", '"x"', '{"type":"ack"}', '{"type":"ack","seq":"1"}']) {
+    const before = counters.bad_frames + counters.unknown_frames;
+    await until(() => sidecar.sockets.size === 1 && counters.welcomes > counters.lost_links, "live again");
+    for (const socket of sidecar.sockets) socket.send(text);
+    await until(() => counters.bad_frames + counters.unknown_frames > before, text);
+  }
+  hooks.event(someEvent(1));
+  await until(() => counters.acked === 1, "and goes on");
+});

@@ -1,0 +1,157 @@
+/** When something must be lost, it is bounded and told. */
+import assert from "node:assert/strict";
+import fs from "node:fs";
+import path from "node:path";
+import { test } from "node:test";
+import { newBench, readSpool, someEvent, until } from "./support.js";
+
+/** Tests may run as root, whom no mode stops: a plain file where the directory should be stops everybody. @param {string} home */
+const blockSpool = (home) => fs.writeFileSync(path.join(home, "spool"), "in the way");
+
+test("with no sidecar and no spool, memory is bounded and a gap item says what is missing", async (t) => {
+  const { home, sidecar, plugin } = newBench(t);
+  blockSpool(home);
+  const { hooks, counters } = await plugin({ memoryLimit: 10_000 });
+  const pad = "x".repeat(400);
+  for (let n = 1; n <= 100; n += 1) hooks.event(someEvent(n, pad));
+  assert.ok(counters.spool_failures > 0);
+  const kept = counters.items;
+  assert.ok(kept > 10 && kept < 25, `${kept} items of about 500 bytes in 10,000`);
+  assert.equal(counters.lost_memory_full, 100 - kept);
+  await sidecar.start();
+  await until(() => counters.acked === 101, "all that is left, and the gap");
+  const gap = sidecar.got[sidecar.got.length - 1];
+  assert.equal(gap.seq, 101);
+  assert.equal(gap.item.hook, "capture.gap");
+  assert.equal(gap.item.output, null);
+  const { bytes, ...rest } = gap.item.input;
+  assert.deepEqual(rest, { lost: 100 - kept, reason: "memory_full", first_seq: kept + 1, last_seq: 100 });
+  assert.ok(bytes > (100 - kept) * 400);
+  assert.deepEqual(sidecar.seqs, [...Array(kept).keys()].map((i) => i + 1).concat(101));
+  hooks.event(someEvent(102));
+  await until(() => counters.acked === 102, "and it goes on");
+});
+
+test("without a spool but with a sidecar nothing is lost over a dropped socket", async (t) => {
+  const { home, sidecar, plugin } = newBench(t);
+  blockSpool(home);
+  sidecar.autoAck = false;
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  await until(() => counters.welcomes === 1, "live");
+  for (let n = 1; n <= 700; n += 1) hooks.event(someEvent(n));
+  await until(() => sidecar.got.length === 512, "a window");
+  sidecar.autoAck = true;
+  sidecar.drop();
+  await until(() => counters.acked === 700, "all");
+  assert.equal(new Set(sidecar.seqs).size, 700);
+  assert.deepEqual(sidecar.disorder, []);
+});
+
+test("a spool at its limit hands over to memory, in order; beyond both there is a gap", async (t) => {
+  const { sidecar, plugin, spoolFiles } = newBench(t);
+  const { hooks, counters } = await plugin({ spoolLimit: 20_000, memoryLimit: 10_000 });
+  for (let n = 1; n <= 100; n += 1) hooks.event(someEvent(n, "x".repeat(n % 2 ? 500 : 1)));
+  const [file] = spoolFiles();
+  assert.ok(fs.statSync(file).size <= 20_000);
+  const spooled = readSpool(file).lines.length;
+  assert.ok(counters.items > spooled, "memory holds some");
+  assert.ok(counters.lost_memory_full > 0);
+  await sidecar.start();
+  await until(() => counters.acked === 101, "all");
+  const gap = sidecar.got[sidecar.got.length - 1].item;
+  assert.equal(gap.hook, "capture.gap");
+  assert.equal(sidecar.got.length - 1 + gap.input.lost, 100, "what came and what is counted as lost is all there was");
+  assert.deepEqual(sidecar.seqs, [...sidecar.seqs].sort((a, b) => a - b));
+});
+
+test("a spool that fails for a while is used again, and nothing is lost", async (t) => {
+  const { home, sidecar, plugin, spoolFiles } = newBench(t);
+  blockSpool(home);
+  const { hooks, counters } = await plugin();
+  hooks.event(someEvent(1));
+  fs.unlinkSync(path.join(home, "spool"));
+  let n = 1;
+  await until(() => (hooks.event(someEvent((n += 1))), spoolFiles().length === 1), "the spool is tried again");
+  assert.deepEqual(readSpool(spoolFiles()[0]).lines.map((line) => line.seq), [...Array(n).keys()].map((i) => i + 1));
+  await sidecar.start();
+  await until(() => counters.acked === n, "all");
+});
+
+test("a file that already has the spool's name is neither read nor written", async (t) => {
+  const { home, plugin, spoolFiles } = newBench(t);
+  const first = await plugin();
+  first.hooks.event(someEvent(1));
+  const [file] = spoolFiles();
+  const target = path.join(home, "target");
+  fs.renameSync(file, target);
+  // O_EXCL and O_NOFOLLOW: a prepared link is never written through.
+  fs.symlinkSync(target, path.join(home, "spool", "link.jsonl"));
+  const { Spool } = await import("../src/spool.js");
+  const { newCounters } = await import("../src/counters.js");
+  const counters = newCounters();
+  const spool = new Spool({ dir: path.join(home, "spool"), name: "link.jsonl", header: () => ({}), limit: 1e6, counters });
+  const before = fs.readFileSync(target);
+  assert.equal(spool.append([{ seq: 1, text: "{}", bytes: 2 }]), 0);
+  assert.equal(counters.spool_failures, 1);
+  assert.deepEqual(fs.readFileSync(target), before);
+});
+
+test("a damaged line is passed over and what follows still arrives", async (t) => {
+  const { sidecar, plugin, spoolFiles } = newBench(t);
+  const { hooks, counters } = await plugin();
+  for (let n = 1; n <= 3; n += 1) hooks.event(someEvent(n));
+  const [file] = spoolFiles();
+  const text = fs.readFileSync(file, "utf8");
+  fs.writeFileSync(file, text.replace('{"seq":3,', '{"sEq":3,').replace('{"seq":2,', '{"sEq":2,'));
+  await sidecar.start();
+  await until(() => counters.acked === 1 && counters.spool_read_failures === 2, "the good one");
+  hooks.event(someEvent(4));
+  await until(() => counters.acked === 4, "and it goes on");
+  assert.deepEqual(sidecar.seqs, [1, 4]);
+});
+
+test("what JSON cannot express is told in its place", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  /** @type {any} */
+  const circular = { event: {} };
+  circular.event.self = circular;
+  hooks.event(someEvent(1));
+  hooks.event(circular);
+  hooks["tool.execute.after"]({ n: 1n }, {});
+  hooks.event(someEvent(6));
+  await until(() => counters.acked === 6, "acked");
+  const told = sidecar.got.map(({ seq, item }) => [seq, item.hook, item.input.reason, item.input.first_seq]);
+  assert.deepEqual(told, [
+    [1, "event", undefined, undefined],
+    [3, "capture.gap", "unserialisable", 2],
+    [5, "capture.gap", "unserialisable", 4],
+    [6, "event", undefined, undefined],
+  ]);
+});
+
+test("deltas are dropped unless the context asks for them, and are never acknowledged", async (t) => {
+  const { sidecar, plugin, spoolFiles } = newBench(t);
+  const delta = { event: { type: "message.part.delta", properties: { delta: "x" } } };
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  await until(() => counters.welcomes === 1, "live");
+  hooks.event(delta);
+  assert.equal(counters.lossy_dropped, 1);
+  sidecar.send({ type: "context", context: { lossy: true } });
+  await until(() => (hooks.event(delta), counters.lossy_sent === 1), "the context came");
+  hooks.event(someEvent(1));
+  await until(() => counters.acked === 1, "seq 1 is the first item's: deltas have none");
+  const [frame] = sidecar.ofType("lossy");
+  assert.deepEqual(frame.items[0].input, delta);
+  await sidecar.stop();
+  hooks.event(delta);
+  hooks.event(delta);
+  await until(() => counters.lost_links === 1, "noticed");
+  const before = counters.lossy_dropped;
+  hooks.event(delta);
+  assert.equal(counters.lossy_dropped, before + 1);
+  assert.deepEqual(spoolFiles(), []);
+});

@@ -1,0 +1,56 @@
+"""Fixtures of the tests against the real OpenCode client.
+
+A test module shares one server. It may set ``OPENCODE``, keyword arguments of ``RealOpenCode``:
+
+    OPENCODE = {"config": {"permission": {"bash": "ask"}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real.events import EventStream
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tools.install_opencode import binary_path
+
+
+@pytest.fixture(scope="session")
+def opencode_binary() -> Path:
+    """The pinned OpenCode. Its absence fails a test and does not skip it: a skip would hide the loss."""
+    path = binary_path()
+    if not path.exists():
+        pytest.fail(f"OpenCode is not installed at {path}: run `make opencode`", pytrace=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ModelServer]:
+    """The module's scripted model."""
+    with ModelServer() as server:
+        yield server
+    assert server.errors == [], "the scripted model failed; see its errors"
+
+
+@pytest.fixture(scope="module")
+def opencode(request: pytest.FixtureRequest, opencode_binary: Path, model: ModelServer) -> Iterator[RealOpenCode]:
+    """The module's running OpenCode, configured by the module's ``OPENCODE``."""
+    options = getattr(request.module, "OPENCODE", {})
+    with RealOpenCode(opencode_binary, model.port, **options) as client:
+        yield client
+
+
+@pytest.fixture
+def events(opencode: RealOpenCode) -> Iterator[EventStream]:
+    """The events of the module's OpenCode from the beginning of the test on."""
+    with opencode.events() as stream:
+        yield stream
+
+
+@pytest.fixture
+def session(opencode: RealOpenCode) -> str:
+    """A fresh session of the module's OpenCode."""
+    return opencode.create_session()

@@ -1,0 +1,297 @@
+"""The calling end: against the real server, and against things that only look like one."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from bridge.opencode.frames import HookItem, ShimIdentity
+from bridge.opencode.link import CallError, LocalProtocolError
+from sidecar.client import Address, ControlClient, ImpostorError, LinkClosed, LinkUnavailable, RequestError, ShimClient
+from sidecar.home import Home, SidecarInfo
+from sidecar.server import LinkServer, ShimConnection
+
+TOKEN = "7e" * 32
+HANG = 20.0
+SHIM = ShimIdentity("0.1", "ab" * 16, "cd" * 8, 42, "prj", "/dir", "/tree", "1.18", 0)
+
+
+def nonce() -> str:
+    return "5a" * 32
+
+
+class Keeper:
+    """A handler that keeps what it gets and finishes it when ``finishing`` is set."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, HookItem]] = []
+        self.held: list[tuple[ShimConnection, range]] = []
+        self.finishing = True
+        self.link: asyncio.Future[ShimConnection] = asyncio.get_running_loop().create_future()
+        self.lossy_items: asyncio.Queue[list[HookItem]] = asyncio.Queue()
+        self.got = asyncio.Event()
+
+    async def opened(self, link: ShimConnection) -> None:
+        if not self.link.done():
+            self.link.set_result(link)
+
+    async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
+        seqs = range(first_seq, first_seq + len(items))
+        self.kept += zip(seqs, items, strict=True)
+        self.got.set()
+        if self.finishing:
+            link.finish(seqs)
+        else:
+            self.held.append((link, seqs))
+
+    def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
+        self.lossy_items.put_nowait(items)
+
+    async def closed(self, link: ShimConnection) -> None:
+        return
+
+    async def request(self, method: str, args: dict[str, Any]) -> Any:
+        if method == "hang":
+            await asyncio.Event().wait()
+        if method == "refuse":
+            raise RequestError("busy", "not now")
+        return {method: args}
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[tuple[LinkServer, Keeper, Address]]:
+    async with asyncio.timeout(HANG):
+        keeper = Keeper()
+        async with LinkServer(keeper, token=TOKEN, nonce=nonce, boot="boot", version="0.1", **options) as server:
+            yield server, keeper, Address(server.port, TOKEN)
+
+
+@asynccontextmanager
+async def shim(address: Address, **options: Any) -> AsyncIterator[ShimClient]:
+    async with await ShimClient.connect(address, identity=SHIM, nonce=nonce, **options) as client:
+        yield client
+
+
+@asynccontextmanager
+async def control(address: Address | Home) -> AsyncIterator[ControlClient]:
+    async with await ControlClient.connect(address, version="0.1", nonce=nonce) as client:
+        yield client
+
+
+def items(count: int) -> list[HookItem]:
+    return [HookItem("event", number, {"n": number}) for number in range(count)]
+
+
+async def test_everything_sent_arrives_in_order_through_a_small_window() -> None:
+    async with serving(window=7) as (_, keeper, address):
+        async with shim(address) as client:
+            assert await client.send(items(100)) == 100
+            assert await client.send(items(3)) == 103
+            await client.drained()
+            assert client.acked == 103
+        assert keeper.kept == list(enumerate([*items(100), *items(3)], 1))
+
+
+async def test_drained_waits_for_the_acks() -> None:
+    async with serving() as (_, keeper, address):
+        keeper.finishing = False
+        async with shim(address) as client:
+            await client.drained()  # nothing was sent: nothing to wait for
+            await client.send(items(2))
+            draining = asyncio.create_task(client.drained())
+            await keeper.got.wait()
+            assert not draining.done()
+            link, seqs = keeper.held[0]
+            link.finish(seqs)
+            await draining
+
+
+async def test_a_second_link_of_the_same_instance_sends_only_what_is_not_durable() -> None:
+    async with serving() as (_, keeper, address):
+        async with shim(address) as client:
+            await client.send(items(5))
+            await client.drained()
+        async with shim(address) as client:
+            assert client.acked == 5
+            assert await client.send(items(5), first_seq=1) == 5
+            assert client._link.last_sent == 0  # nothing went out
+            assert await client.send(items(8), first_seq=1) == 8
+            await client.drained()
+        assert [seq for seq, _ in keeper.kept] == list(range(1, 9))
+
+
+async def test_calls_are_answered_by_the_callback_or_unavailable() -> None:
+    async def on_call(method: str, args: dict[str, Any]) -> Any:
+        if method == "bad":
+            raise CallError("unknown_method", method)
+        return [method, args]
+
+    async with serving() as (_, keeper, address), shim(address, on_call=on_call):
+        link = await keeper.link
+        assert await link.call("good", {"x": 1}) == ["good", {"x": 1}]
+        with pytest.raises(CallError) as failed:
+            await link.call("bad", {})
+        assert failed.value.code == "unknown_method"
+    async with serving() as (_, keeper, address), shim(address):
+        with pytest.raises(CallError) as failed:
+            await (await keeper.link).call("any", {})
+        assert failed.value.code == "unavailable"
+
+
+async def test_context_and_lossy_items_cross() -> None:
+    seen: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    async with serving() as (_, keeper, address), shim(address, on_context=seen.put_nowait) as client:
+        (await keeper.link).push_context({"k": 1})
+        assert await seen.get() == client.context == {"k": 1}
+        await client.send_lossy(items(2))
+        assert await keeper.lossy_items.get() == items(2)
+
+
+async def test_a_drained_server_ends_the_wait_with_link_closed() -> None:
+    async with serving() as (server, keeper, address):
+        keeper.finishing = False
+        async with shim(address) as client:
+            await client.send(items(2))
+            await keeper.got.wait()
+            draining = asyncio.create_task(client.drained())
+            await server.drain()
+            with pytest.raises(LinkClosed) as closed:
+                await draining
+            assert closed.value.reason == "draining"
+            with pytest.raises(LinkClosed):
+                await client.send(items(1))
+            assert not client.is_open
+
+
+async def test_sending_a_seq_twice_is_the_callers_mistake() -> None:
+    async with serving() as (_, keeper, address):
+        keeper.finishing = False
+        async with shim(address) as client:
+            await client.send(items(2))
+            with pytest.raises(LocalProtocolError):
+                await client.send(items(2), first_seq=2)
+
+
+async def test_requests_and_their_errors() -> None:
+    async with serving() as (_, _, address), control(address) as client:
+        one, two = await asyncio.gather(client.request("a", {"x": 1}), client.request("b"))
+        assert (one, two) == ({"a": {"x": 1}}, {"b": {}})
+        with pytest.raises(RequestError) as refused:
+            await client.request("refuse")
+        assert (refused.value.code, refused.value.message) == ("busy", "not now")
+
+
+async def test_a_request_without_an_answer_ends_with_the_link() -> None:
+    async with serving() as (server, _, address), control(address) as client:
+        asking = asyncio.create_task(client.request("hang"))
+        await client.request("shows that hang has arrived")
+        await server.drain()
+        with pytest.raises(LinkClosed):
+            await asking
+
+
+# --- what is no sidecar ---
+
+
+@asynccontextmanager
+async def pretending(
+    answer: Callable[[dict[str, Any]], str | bytes | None],
+) -> AsyncIterator[tuple[int, list[str | bytes]]]:
+    """A websocket server that answers each message as told, and keeps all it heard."""
+    heard: list[str | bytes] = []
+
+    async def talk(connection: ServerConnection) -> None:
+        async for message in connection:
+            heard.append(message)
+            said = answer(json.loads(message))
+            if said is not None:
+                await connection.send(said)
+
+    async with asyncio.timeout(HANG):
+        async with serve(talk, "127.0.0.1", 0) as server:
+            yield next(iter(server.sockets)).getsockname()[1], heard
+
+
+async def test_an_impostor_hears_hello_and_nothing_else() -> None:
+    def challenge(frame: dict[str, Any]) -> str:
+        wrong = {"type": "challenge", "protocol": 1, "nonce": "b" * 64, "proof": "c" * 64, "sidecar_version": "9"}
+        return json.dumps(wrong)
+
+    async with pretending(challenge) as (port, heard):
+        for connecting in (
+            ShimClient.connect(Address(port, TOKEN), identity=SHIM, nonce=nonce),
+            ControlClient.connect(Address(port, TOKEN), version="0.1", nonce=nonce),
+        ):
+            with pytest.raises(ImpostorError) as found:
+                await connecting
+            assert found.value.hint
+    assert [json.loads(message)["type"] for message in heard] == ["hello", "hello"]
+    assert "/dir" not in str(heard)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "garbage",
+        b"\xff",
+        '{"type":"welcome"}',
+        '{"type":"bye","reason":"upgrade"}',
+        '{"type":"bye","reason":"draining"}',
+    ],
+)
+async def test_a_broken_handshake_is_unavailable(said: str | bytes) -> None:
+    async with pretending(lambda _: said) as (port, _):
+        with pytest.raises(LinkUnavailable) as found:
+            await ControlClient.connect(Address(port, TOKEN), version="0.1", nonce=nonce)
+        assert found.value.reason
+        assert found.value.hint
+
+
+async def test_silence_is_unavailable_in_bounded_time() -> None:
+    async with pretending(lambda _: None) as (port, _):
+        with pytest.raises(LinkUnavailable, match="did not answer"):
+            await ControlClient.connect(Address(port, TOKEN), version="0.1", nonce=nonce, open_seconds=0.1)
+
+
+async def test_what_is_no_websocket_server_is_unavailable() -> None:
+    async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with asyncio.timeout(HANG), await asyncio.start_server(http, "127.0.0.1", 0) as server:
+        with pytest.raises(LinkUnavailable):
+            await ControlClient.connect(Address(server.sockets[0].getsockname()[1], TOKEN), version="0.1", nonce=nonce)
+
+
+async def test_a_free_port_is_unavailable_with_a_hint() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with asyncio.timeout(HANG):
+        with pytest.raises(LinkUnavailable, match="durable-stream serve"):
+            await ControlClient.connect(Address(port, TOKEN), version="0.1", nonce=nonce)
+
+
+async def test_a_home_gives_the_address(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.ensure_token(lambda: TOKEN)
+    async with serving() as (_, _, address):
+        with pytest.raises(LinkUnavailable, match="no sidecar runs"):
+            await ControlClient.connect(home, version="0.1", nonce=nonce)
+        with home.lock():
+            home.write_info(SidecarInfo(os.getpid(), address.port, "boot", "0.1", 1, 0))
+            async with control(home) as client:
+                assert await client.request("a") == {"a": {}}
+
+
+def test_the_token_is_not_in_the_addresss_repr() -> None:
+    assert TOKEN not in repr(Address(1, TOKEN))

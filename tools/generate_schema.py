@@ -1,0 +1,38 @@
+"""Write docs/frames.schema.json from bridge/opencode/frames.py; ``--check`` only says whether it is stale."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bridge.opencode.frames import json_schema  # noqa: E402 - the tree must be importable first
+
+TARGET = ROOT / "docs" / "frames.schema.json"
+
+
+def render() -> str:
+    """The file's exact text."""
+    return json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 when the file is, or now is, up to date; 1 when ``--check`` finds it stale; 2 on misuse."""
+    if arguments not in ([], ["--check"]):
+        sys.stderr.write("usage: generate_schema.py [--check]\n")
+        return 2
+    text = render()
+    if arguments:
+        fresh = TARGET.exists() and TARGET.read_text() == text
+        if not fresh:
+            sys.stderr.write(f"{TARGET.relative_to(ROOT)} is stale: run python tools/generate_schema.py\n")
+        return 0 if fresh else 1
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

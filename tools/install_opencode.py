@@ -1,0 +1,167 @@
+"""Install the OpenCode that the tests drive: one pinned npm platform package, in the repository's cache.
+
+    python tools/install_opencode.py          install if absent, verify, print the executable's path
+    python tools/install_opencode.py --path   print the path only (exit 1 when it is not installed)
+
+Only the standard library: it runs before anything is installed. Exit codes: 0 ok, 1 failed, 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+VERSION = "1.18.33"
+"""The OpenCode all tests are written against."""
+
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "opencode"
+NPM_LIMIT_S = 900
+VERSION_LIMIT_S = 60
+
+_NETWORK_CODES = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ENOTCACHED")
+
+
+class InstallError(Exception):
+    """The installation failed; the text says what happened and what to do."""
+
+
+def package_name(system: str, machine: str, *, avx2: bool, musl: bool) -> str:
+    """The npm package with the executable for a platform.
+
+    Args:
+        system, machine: as ``platform.system()`` and ``platform.machine()`` say them.
+        avx2: whether the CPU has AVX2; without it the baseline build is needed.
+        musl: whether the system's C library is musl (Alpine).
+
+    Raises:
+        InstallError: OpenCode has no build for this platform that the tests support.
+    """
+    names = {"Linux": "linux", "Darwin": "darwin"}
+    machines = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
+    if system not in names or machine.lower() not in machines:
+        raise InstallError(f"OpenCode is not tested on {system} {machine}; use Linux or macOS on x86-64 or ARM64.")
+    architecture = machines[machine.lower()]
+    name = f"opencode-{names[system]}-{architecture}"
+    if architecture == "x64" and not avx2:
+        name += "-baseline"
+    return name + ("-musl" if musl else "")
+
+
+def this_package() -> str:
+    """The package for the machine this runs on."""
+    return package_name(platform.system(), platform.machine(), avx2=_has_avx2(), musl=_has_musl())
+
+
+def binary_path() -> Path:
+    """Where the executable is, or will be after the installation."""
+    return CACHE / "node_modules" / this_package() / "bin" / "opencode"
+
+
+def install() -> Path:
+    """Install the pinned package unless it is there, check that it runs, return the executable.
+
+    Raises:
+        InstallError: npm is missing or failed, or the executable does not run.
+    """
+    binary = binary_path()
+    if not (binary.exists() and _installed_version() == VERSION):
+        _npm_install(f"{this_package()}@{VERSION}")
+        if not binary.exists():
+            raise InstallError(f"npm reported success, but {binary} is missing. Remove {CACHE} and try again.")
+    _verify(binary)
+    return binary
+
+
+def _npm_install(package: str) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise InstallError("npm was not found on PATH. Install Node.js (20 or newer, with npm) and try again.")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(CACHE), package]
+    try:
+        done = subprocess.run(  # noqa: S603 (npm from PATH, fixed arguments)
+            command, capture_output=True, text=True, timeout=NPM_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InstallError(
+            f"npm did not finish within {NPM_LIMIT_S} s while it fetched {package}. Check the network, try again."
+        ) from error
+    if done.returncode:
+        raise InstallError(npm_failure(package, done.stderr or done.stdout))
+
+
+def npm_failure(package: str, output: str) -> str:
+    """What a failed ``npm install`` means and what to do about it."""
+    tail = "\n".join(f"  {line}" for line in output.strip().splitlines()[-12:])
+    if any(code in output for code in _NETWORK_CODES):
+        what = f"npm could not reach its registry to fetch {package}."
+        todo = "Check the network, proxy and registry settings (`npm config list`), then try again."
+    elif "E404" in output or "ETARGET" in output:
+        what = f"npm's registry does not have {package}."
+        todo = "Check `npm config get registry`: a mirror may lack it."
+    else:
+        what = f"npm could not install {package}."
+        todo = f"See npm's words below; removing {CACHE} and trying again may help."
+    return f"{what}\n{todo}\nnpm said:\n{tail}"
+
+
+def _installed_version() -> str | None:
+    """The version in the cache, None when there is none that can be read."""
+    try:
+        return str(json.loads((binary_path().parents[1] / "package.json").read_text())["version"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _verify(binary: Path) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603 (the executable just installed)
+            [str(binary), "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InstallError(f"{binary} does not run: {error}. Remove {CACHE} and try again.") from error
+    if done.returncode or done.stdout.strip() != VERSION:
+        said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
+        raise InstallError(f"{binary} --version should say {VERSION}, but says: {said}\nRemove {CACHE} and try again.")
+
+
+def _has_avx2() -> bool:
+    if platform.system() == "Linux":
+        cpuinfo = Path("/proc/cpuinfo")
+        return cpuinfo.exists() and "avx2" in cpuinfo.read_text()
+    sysctl = shutil.which("sysctl")
+    if sysctl is None:
+        return False
+    done = subprocess.run(  # noqa: S603 (the system's own tool)
+        [sysctl, "-n", "hw.optional.avx2_0"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() == "1"
+
+
+def _has_musl() -> bool:
+    return platform.system() == "Linux" and any(Path("/lib").glob("ld-musl-*")) and not platform.libc_ver()[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Install the pinned OpenCode for the tests.")
+    parser.add_argument("--path", action="store_true", help="print the executable's path, install nothing")
+    options = parser.parse_args(arguments)
+    try:
+        if options.path:
+            binary = binary_path()
+            sys.stdout.write(f"{binary}\n")
+            return 0 if binary.exists() else 1
+        sys.stdout.write(f"{install()}\n")
+    except InstallError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
