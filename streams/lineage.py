@@ -29,12 +29,12 @@ LINKED = "lineage.linked"
 
 def trace_id(root: str) -> str:
     """The W3C trace id of a root session, 32 hex digits, never all zeros."""
-    return sha256(f"trace:{root}".encode()).digest()[:16].hex()
+    return sha256(f"trace:{root}".encode("utf-8", "surrogatepass")).digest()[:16].hex()
 
 
 def span_id(session: str) -> str:
     """The W3C span id of a session, 16 hex digits."""
-    return sha256(f"span:{session}".encode()).digest()[:8].hex()
+    return sha256(f"span:{session}".encode("utf-8", "surrogatepass")).digest()[:8].hex()
 
 
 def traceparent(root: str, session: str) -> str:

@@ -206,7 +206,7 @@ def rule_for(source: str) -> Rule | None:
     """The row of a hook name or bus event type; ``None`` for what is dropped, ``UNKNOWN`` for a new type."""
     rule = BY_SOURCE.get(source)
     if rule is not None:
-        return rule
+        return rule if rule.kind != "drop" else None
     if source in DROPPED or source in IGNORED_HOOKS or source.endswith(".delta"):
         return None
     return UNKNOWN

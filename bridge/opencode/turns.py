@@ -93,6 +93,10 @@ class Turns(Emitter):
         parts = parts if isinstance(parts, list) else []
         if message.get("role", "user") != "user" or session is None:
             return self.unknown_event(entry, session)
+        if message_id in session.inputs:
+            # A second plugin copy, or a prompt repeated under its id: the first one stands.
+            self.counts["duplicate:chat.message"] += 1
+            return False
         human = session.known and session.parent is None and (not parts or shapes.is_human(parts))
         agent = text(message.get("agent")) or text(mapping(entry.item.input).get("agent"))
         self.put(
