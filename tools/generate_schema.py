@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bridge.opencode.frames import json_schema  # noqa: E402 - the tree must be importable first
+from bridge.opencode.frames import json_schema
 
 TARGET = ROOT / "docs" / "frames.schema.json"
 

@@ -82,16 +82,17 @@ class Parts(Turns):
         if kind == "tool":
             return self._tool_part(entry, session, part, part_id)
         place = self.place_of(session, part)
-        if place.payload.get("message") in self._copied or (session.born and not session.turns):
+        ended = kind == "step-finish" or (mapping(part.get("time")).get("end") and place.assistant)
+        if not ended:
+            self.counts[f"not_final:part.{kind}"] += 1
+        elif place.payload.get("message") in self._copied or (session.born and not session.turns):
             self.counts["copied:message.part.updated"] += 1
         elif kind == "step-finish":
             payload = {**place.payload, **shapes.inference_step(part), **present(model=place.model)}
             self.put(entry, session, "execution.step", part_id, payload, turn=place)
-        elif mapping(part.get("time")).get("end") and place.assistant:
+        else:
             payload = {**place.payload, **shapes.output_of(part)}
             self.put(entry, session, "execution.output", part_id, payload, turn=place)
-        else:
-            self.counts[f"not_final:part.{kind}"] += 1
         return False
 
     def _tool_part(self, entry: Entry, session: SessionState, part: dict[str, Any], part_id: str) -> bool:

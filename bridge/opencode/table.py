@@ -128,8 +128,8 @@ RULES: tuple[Rule, ...] = (
     Rule("session.diff", "state", "nothing"),
     Rule("message.part.delta", "drop", "nothing", note="Lossy by design; the text part's end holds the whole text."),
     Rule("dispose", "drop", "nothing", note="The link's `bye` says it."),
-    Rule("todo.updated", "event", "unknown_event", ("opencode.todo.updated",), "bus event"),
-    Rule("file.edited", "event", "unknown_event", ("opencode.file.edited",), "bus event"),
+    Rule("todo.updated", "state", "nothing", note="The `todowrite` step holds the list."),
+    Rule("file.edited", "state", "nothing", note="The tool's step says which file."),
 )
 
 DROPPED: frozenset[str] = frozenset(

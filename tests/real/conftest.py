@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.durable import DurableStream
 from tests.real.events import EventStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -33,6 +34,13 @@ def model() -> Iterator[ModelServer]:
     with ModelServer() as server:
         yield server
     assert server.errors == [], "the scripted model failed; see its errors"
+
+
+@pytest.fixture(scope="module")
+def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStream]:
+    """A home of the product for the module; its sidecar is stopped at the end."""
+    with DurableStream(tmp_path_factory.mktemp("durable") / "home") as stream:
+        yield stream
 
 
 @pytest.fixture(scope="module")

@@ -559,7 +559,7 @@ async def test_control_may_not_send_hooks() -> None:
 
 async def test_drain_says_bye_to_all_and_waits_for_handlers() -> None:
     handler = Recorder()
-    async with serving(handler) as server, peer(server) as shim, peer(server) as cli:
+    async with serving(handler, handshake_seconds=300) as server, peer(server) as shim, peer(server) as cli:
         silent = await asyncio.open_connection("127.0.0.1", server.port)
         await shim.shake()
         await cli.shake("control")

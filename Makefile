@@ -1,0 +1,59 @@
+# Everything a developer needs. Each target installs what it needs first; nothing is installed outside this directory.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SHIM := plugin-shim
+
+.PHONY: demo test test-python test-shim lint format docs bench opencode clean help
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
+
+demo: $(VENV)/installed ## Play a recorded session, kill the sidecar in the middle, show that nothing is lost
+	$(BIN)/durable-stream demo
+
+test: test-shim test-python ## All tests, the real OpenCode included
+
+test-python: $(VENV)/installed opencode
+	$(BIN)/python -m pytest --durations=10
+
+test-shim: $(SHIM)/node_modules/installed
+	cd $(SHIM) && npm test
+
+lint: $(VENV)/installed $(SHIM)/node_modules/installed ## Style, types, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python tools/generate_schema.py --check
+	$(BIN)/python tools/generate_events.py --check
+	cd $(SHIM) && npm run --silent check
+
+format: $(VENV)/installed ## Format the Python files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/installed ## Write the generated pages anew
+	$(BIN)/python tools/generate_schema.py
+	$(BIN)/python tools/generate_events.py
+
+bench: $(VENV)/installed ## Measure the log and the link against limits of the same run
+	$(BIN)/python -m benchmarks
+
+opencode: $(VENV)/installed ## Install the pinned OpenCode for the tests
+	$(BIN)/python tools/install_opencode.py
+
+clean: ## Remove everything that was installed or built here
+	rm -rf $(VENV) .cache $(SHIM)/node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Durable Stream needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+$(SHIM)/node_modules/installed: $(SHIM)/package.json
+	@command -v npm >/dev/null || { echo "npm is missing: install Node.js 20 or newer (it brings npm), then run make again"; exit 1; }
+	cd $(SHIM) && npm install --no-audit --no-fund --loglevel=error
+	touch $@

@@ -1,0 +1,10 @@
+"""The command line. Only typer is imported before a command runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """The entry point ``durable-stream``; ends the process with 0, 1 (finding or failure) or 2 (usage)."""
+    from sidecar.cli.app import app
+
+    app(prog_name="durable-stream")

@@ -1,0 +1,7 @@
+"""``python -m sidecar.cli``: the command line where the script ``durable-stream`` is not installed."""
+
+from __future__ import annotations
+
+from sidecar.cli import main
+
+main()

@@ -1,0 +1,90 @@
+"""The list of commands. Modules that a command needs are imported when it runs, never here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from sidecar.cli import checking, exporting, installing, listing, process, reading
+from sidecar.cli.command import add_command
+from sidecar.version import VERSION
+
+
+class Sections(TyperGroup):
+    """The commands of the help under headings, in the order in which they were added."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a definition list a heading."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                panel = getattr(command, "rich_help_panel", None) or "Commands"
+                panels.setdefault(panel, []).append((name, command.get_short_help_str(limit=100)))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
+# Rich's help would cost a third of a second at every `--help`.
+app = typer.Typer(
+    cls=Sections,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"durable-stream {VERSION}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="\b\nExample:\n  durable-stream install      record every OpenCode session from now on\n"
+    "  durable-stream streams      what was recorded\n"
+    "  durable-stream log ses_1a2  what happened in one session"
+)
+def root(
+    context: typer.Context,
+    home: Annotated[
+        Path | None,
+        typer.Option("--home", metavar="DIR", help="Data directory [env: DURABLE_STREAM_HOME]."),
+    ] = None,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Durable Stream for OpenCode: what your agents did, why, and what came of it."""
+    context.obj = home
+
+
+LOOK, CHECK, RUN, SETUP = "Look", "Check", "Run", "Set up"
+
+add_command(app, listing.streams, panel=LOOK, examples=["streams", "streams --json"])
+add_command(app, reading.log, panel=LOOK, examples=["log ses_1a2b", "log ses_1a2b --follow"])
+add_command(app, listing.tree, panel=LOOK, examples=["tree", "tree ses_1a2b"])
+add_command(app, reading.show, panel=LOOK, examples=["show 01KAPXW3", "show 5F3Q --json"])
+add_command(
+    app,
+    reading.query,
+    panel=LOOK,
+    examples=["query --type agent.error --since 2d", "query --type 'execution.*' --text pytest"],
+)
+add_command(app, reading.why, panel=LOOK, examples=["why 5F3Q"])
+add_command(app, exporting.export, panel=LOOK, examples=["export ses_1a2b --output session.jsonl"])
+add_command(app, checking.status, panel=CHECK, examples=["status"])
+add_command(app, checking.doctor, panel=CHECK, examples=["doctor"])
+add_command(app, checking.verify, panel=CHECK, examples=["verify", "verify --json"])
+add_command(app, process.serve, panel=RUN, examples=["serve"])
+add_command(app, process.stop, panel=RUN, examples=["stop"])
+add_command(app, process.play, panel=RUN, examples=["play recording.jsonl --speed max"])
+add_command(app, process.demo, panel=RUN, examples=["demo"])
+add_command(app, installing.install, panel=SETUP, examples=["install", "install --project ."])
+add_command(app, installing.uninstall, panel=SETUP, examples=["uninstall", "uninstall --project ."])

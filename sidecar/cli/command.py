@@ -1,0 +1,119 @@
+"""What every command shares: how it is registered, the home it works on, and how its errors end.
+
+No traceback reaches a user: what we raise on purpose becomes one line on
+stderr and exit code 1. Ctrl-C ends with 130, a closed pipe with 141, both
+quietly, as a shell expects.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sidecar.home import Home
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+_OUR_ERRORS = (
+    ("streams.errors", "StreamError"),
+    ("sidecar.home", "HomeError"),
+    ("sidecar.config", "ConfigError"),
+    ("sidecar.client", "ClientError"),
+    ("sidecar.play", "RecordingError"),
+    ("bridge.opencode.link", "RequestError"),
+)
+
+
+class Failure(Exception):
+    """A command cannot do what it was asked; the text says what, to what, and what to do next."""
+
+
+def home_of(context: typer.Context) -> Home:
+    """The home that the global options, the environment or the platform name; nothing is touched."""
+    from sidecar.home import Home
+
+    path: Path | None = context.obj
+    return Home(path)
+
+
+def add_command(
+    app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str], name: str | None = None
+) -> None:
+    """Register ``function`` (plain or ``async``) under its own name; its result, if an int, is the exit code."""
+    # \b keeps the lines of an example from being filled into a paragraph.
+    shown = "\n".join(f"  durable-stream {example}" for example in examples)
+    text = f"{inspect.cleandoc(function.__doc__ or '')}\n\n\b\nExample:\n{shown}"
+    app.command(name or function.__name__.rstrip("_"), help=text, rich_help_panel=panel)(_guarded(function))
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                import asyncio
+
+                result = asyncio.run(result)
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise  # typer ends these itself; a bad parameter with 2
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Python flushes stdout once more when it ends; that must not complain either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+        except Exception as error:  # the edge of the program: beyond it is only the user
+            if os.environ.get("DURABLE_STREAM_DEBUG"):
+                raise
+            fail(explain(error))
+        if isinstance(result, int) and result:
+            raise typer.Exit(result)
+
+    return run
+
+
+def fail(text: str) -> None:
+    """Print one line on stderr and end with exit code 1."""
+    complain(text)
+    raise typer.Exit(1)
+
+
+def complain(text: str) -> None:
+    """One line on stderr, in the program's name."""
+    print(f"durable-stream: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+
+
+def explain(error: Exception) -> str:
+    """The line that a user gets to read for ``error``."""
+    if isinstance(error, Failure) or _is_ours(error):
+        return str(error)
+    if isinstance(error, OSError):
+        what = error.strerror or type(error).__name__
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{what}; check that the path is right and yours"
+    return (
+        f"unexpected {type(error).__name__}: {error}; this is a fault of durable-stream: "
+        "run it again with DURABLE_STREAM_DEBUG=1 to see where"
+    )
+
+
+def _is_ours(error: Exception) -> bool:
+    # A class whose module was never imported cannot have been raised: nothing is imported to find out.
+    for module, name in _OUR_ERRORS:
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(error, getattr(loaded, name)):
+            return True
+    return False

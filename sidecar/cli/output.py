@@ -1,0 +1,172 @@
+"""Printing: a table on a terminal, tab-separated text in a pipe, JSON lines when asked.
+
+Only a terminal gets colour and a width; then rich is imported, which honours
+``NO_COLOR``. What goes into a pipe is complete: nothing is cut, nothing boxed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. ``wide`` takes the room that is left, ``right`` aligns numbers."""
+
+    name: str
+    wide: bool = False
+    right: bool = False
+
+
+class Output:
+    """Where a command prints. ``json`` wins over what stdout is."""
+
+    def __init__(self, json: bool = False) -> None:
+        self.json = json
+        self.terminal = not json and sys.stdout.isatty()
+        if hasattr(sys.stdout, "reconfigure"):
+            # A terminal that knows only ASCII shows question marks; it must not end the command.
+            sys.stdout.reconfigure(errors="replace")
+
+    @cached_property
+    def console(self) -> Console:
+        """Rich, for a terminal only."""
+        from rich.console import Console
+
+        return Console(highlight=False, markup=False, emoji=False)
+
+    def object(self, value: Any) -> None:
+        """One JSON object as one line."""
+        import orjson
+
+        sys.stdout.flush()
+        sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+
+    def flush(self) -> None:
+        """Let a reader at the other end of a pipe see what was printed so far."""
+        sys.stdout.flush()
+        sys.stdout.buffer.flush()
+
+    def text(self, line: str = "", style: str = "") -> None:
+        """One line, as long as it is; ``style`` is rich's and counts on a terminal only."""
+        line = printable(line)
+        if self.terminal:
+            self.console.print(line, style=style or None, soft_wrap=True)
+        else:
+            sys.stdout.write(line + "\n")
+
+    def prose(self, head: str, line: str, style: str = "") -> None:
+        """``head`` and a sentence beside it, which a terminal wraps at words, below its beginning."""
+        if not self.terminal:
+            self.text(head + line)
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid()
+        grid.add_column(no_wrap=True, min_width=len(head))
+        grid.add_column(ratio=1, overflow="fold")
+        grid.add_row(Text(head, style), Text(printable(line), style))
+        self.console.print(grid)
+
+    def cells(self, *parts: str) -> None:
+        """One tab-separated line."""
+        sys.stdout.write("\t".join(one_line(part) for part in parts) + "\n")
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+        """A table on a terminal; tab-separated lines without a heading in a pipe."""
+        if not self.terminal:
+            for row in rows:
+                self.cells(*row)
+            return
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+        for column in columns:
+            table.add_column(
+                column.name,
+                no_wrap=True,
+                overflow="ellipsis",
+                ratio=1 if column.wide else None,
+                justify="right" if column.right else "left",
+            )
+        for row in rows:
+            table.add_row(*(one_line(cell) for cell in row))
+        self.console.print(table)
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line, without escape sequences and other characters that could drive a terminal."""
+    return " ".join(printable(text).split())
+
+
+def printable(text: str) -> str:
+    """``text`` with its line breaks, but without escape sequences, control and direction characters."""
+    if text.isprintable():
+        return text
+    text = _ANSI.sub("", text)
+    return "".join(c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text)
+
+
+def local_time(ts: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A moment in the reader's own time zone."""
+    try:
+        return datetime.fromtimestamp(ts / 1000, UTC).astimezone().strftime(form)
+    except (OverflowError, ValueError, OSError):
+        return f"{ts}ms"  # a clock gone wild: beyond the year 9999
+
+
+def iso_time(ts: int) -> str:
+    """A moment for other programs: ISO 8601, UTC, milliseconds."""
+    try:
+        return datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return f"{ts}ms"
+
+
+def ago(ms: int) -> str:
+    """How long ago, in one unit: ``just now``, ``5m ago``, ``3h ago``, ``12d ago``."""
+    seconds = ms // 1000
+    if seconds < 60:
+        return "just now"
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit} ago"
+    return "just now"
+
+
+def amount(number: float) -> str:
+    """A count, short: ``987``, ``12.3k``, ``4.5M``."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def bytes_text(size: int) -> str:
+    """A size in bytes, short: ``0 B``, ``12.3 KiB``, ``4.5 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def money(cost: float) -> str:
+    """US dollars: ``-`` for nothing, cents and more with two places, less with four."""
+    if not cost:
+        return "-"
+    return f"${cost:.2f}" if cost >= 0.995 else f"${cost:.4f}"

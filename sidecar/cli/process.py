@@ -1,0 +1,194 @@
+"""Commands that run or end the sidecar: ``serve``, ``stop``, ``play``, ``demo``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.command import Failure, JsonFlag, home_of
+
+if TYPE_CHECKING:
+    from sidecar.cli.output import Output
+    from sidecar.home import Home, SidecarInfo
+    from sidecar.play import Progress
+
+STOP_SECONDS = 20.0
+"""How long a sidecar may take to make durable what it has and to let its home go."""
+
+ANSWER_SECONDS = 5.0
+"""How long a sidecar may take to answer a request before it counts as hung."""
+
+_LOOK_SECONDS = 0.05
+
+
+async def serve(
+    context: typer.Context,
+    idle_exit: Annotated[
+        bool, typer.Option("--idle-exit", help="Leave after an idle time; as the plugin starts it.")
+    ] = False,
+) -> int:
+    """Run the sidecar until it is stopped.
+
+    The OpenCode plugin starts one by itself when none runs.
+    """
+    from sidecar.app import serve as run
+    from sidecar.config import load_config
+
+    home = home_of(context)
+    return await run(home, load_config(home.config_path), idle_exit=idle_exit)
+
+
+async def stop(context: typer.Context, json: JsonFlag = False) -> int:
+    """Stop the running sidecar.
+
+    It makes durable what it has, then leaves. One that hangs is ended by a signal.
+    """
+    from sidecar.cli.output import Output
+
+    out = Output(json)
+    home = home_of(context)
+    info = home.running()
+    if info is None:
+        return _told(out, f"no sidecar runs for {home.path}", stopped=False, pid=None)
+    failure = await _ask_to_stop(home)
+    if failure is None and await _gone(home, info, STOP_SECONDS):
+        return _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
+    reason = failure or f"it was still there after {STOP_SECONDS:g} s"
+    try:
+        os.kill(info.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return _told(out, f"the sidecar (pid {info.pid}) has ended by itself", stopped=True, pid=info.pid)
+    if await _gone(home, info, STOP_SECONDS):
+        text = f"the sidecar (pid {info.pid}) did not take the request ({reason}) and was ended by a signal"
+        return _told(out, text, stopped=True, pid=info.pid)
+    raise Failure(
+        f"the sidecar (pid {info.pid}) takes neither a request ({reason}) nor a signal; "
+        f"look into {home.log_path}, or end it with: kill -9 {info.pid}"
+    )
+
+
+def _told(out: Output, text: str, **facts: Any) -> int:
+    if out.json:
+        out.object(facts)
+    else:
+        out.text(text)
+    return 0
+
+
+async def _ask_to_stop(home: Home) -> str | None:
+    """Why the request was not taken; ``None`` when it was."""
+    import asyncio
+
+    from bridge.opencode.link import RequestError
+    from sidecar.client import ClientError, ControlClient, LinkClosed
+    from sidecar.home import HomeError
+    from sidecar.version import VERSION
+    from streams.identity import system_identity
+
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            client = await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+            async with client:
+                await client.request("stop")
+    except TimeoutError:
+        return f"no answer within {ANSWER_SECONDS:g} s"
+    except RequestError as error:
+        return str(error)
+    except (ClientError, HomeError) as error:
+        # It may close the link before its answer is out: then it is on its way.
+        return None if isinstance(error, LinkClosed) else str(error)
+    return None
+
+
+async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
+    """Whether the sidecar lets its home go within ``seconds``."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        running = home.running()
+        if running is None or running.boot != info.boot:
+            return True
+        if loop.time() >= end:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def play(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Hooks as JSON lines: {t, hook, input, output}.")],
+    speed: Annotated[
+        str, typer.Option(metavar="max|real|FACTOR", help="As fast as it goes, as it was, or FACTOR times that.")
+    ] = "max",
+    json: JsonFlag = False,
+) -> int:
+    """Send a recording of hooks to the sidecar.
+
+    As the plugin would; starts a sidecar if none runs, and returns when all of it is durable.
+    """
+    from sidecar.cli.output import Output
+
+    factor = _speed(speed)
+    if not file.is_file():
+        raise Failure(f"{file}: there is no such file; name a recording made of JSON lines")
+    from dataclasses import asdict
+
+    from sidecar.play import play as run
+
+    out = Output(json)
+    with _bar(out) as on_progress:
+        result = await run(home_of(context), file, speed=factor, on_progress=on_progress)
+    if json:
+        out.object(asdict(result))
+        return 0
+    skipped = f", {result.skipped} lines of the recorder left out" if result.skipped else ""
+    relinked = f", {result.relinked} times linked again" if result.relinked else ""
+    out.text(f"played {result.items} hooks of {file}: all are durable{skipped}{relinked}", "green")
+    return 0
+
+
+def _speed(text: str) -> float | None:
+    """How many times faster than recorded; ``None`` is as fast as it goes."""
+    if text == "max":
+        return None
+    if text == "real":
+        return 1.0
+    try:
+        factor = float(text.removesuffix("x"))
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < float("inf"):
+        raise typer.BadParameter(f"{text!r} is not max, real or a factor above 0")
+    return factor
+
+
+@contextmanager
+def _bar(out: Output) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if not out.terminal:
+        yield None
+        return
+    from rich import progress as rich
+
+    columns = (rich.TextColumn("playing"), rich.BarColumn(), rich.MofNCompleteColumn())
+    with rich.Progress(*columns, console=out.console, transient=True) as shown:
+        task = shown.add_task("")
+        yield lambda progress: shown.update(task, completed=progress.acked, total=progress.total)
+
+
+async def demo(context: typer.Context) -> int:
+    """See it work, in a home of its own.
+
+    A recorded session is played, shown, and verified.
+    """
+    from sidecar.cli.output import Output
+    from sidecar.demo import demo as run
+
+    return await run(Output())

@@ -1,0 +1,161 @@
+"""The demo: a recorded session is played through a real link, and the sidecar is killed in the middle.
+
+Everything happens in temporary homes; nothing of the user's is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections import Counter
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sidecar.cli.follow import follow
+from sidecar.cli.records import Lines
+from sidecar.cli.select import Family
+from sidecar.client import ClientError, ControlClient
+from sidecar.home import Home
+from sidecar.play import play, read_recording
+from sidecar.version import VERSION
+from streams.hashing import canonical
+from streams.identity import system_identity
+from streams.stores.jsonl_reader import JsonlReader
+from streams.verify import Verification
+
+if TYPE_CHECKING:
+    from sidecar.cli.output import Output
+
+RECORDING: Final = Path(__file__).parent / "recordings" / "demo.jsonl"
+
+SPEED: Final = 2.0
+"""Factor on the recorded pace: quick, but slow enough to watch."""
+
+KILL_AT: Final = 20
+"""Records in the log when the sidecar is killed: about the middle."""
+
+_HANG_SECONDS: Final = 120.0
+
+
+async def demo(out: Output) -> int:
+    """Play, kill, play on, compare, verify; returns 0 when everything held, else 1."""
+    with tempfile.TemporaryDirectory(prefix="durable-stream-demo-") as directory:
+        killed, whole = Home(Path(directory) / "killed"), Home(Path(directory) / "whole")
+        hooks = len(read_recording(RECORDING).items)
+        _heading(out, f"A recorded OpenCode session ({hooks} hooks) is played into an empty log")
+        try:
+            async with asyncio.timeout(_HANG_SECONDS):
+                watcher = _Watcher(killed, out)
+                watching = asyncio.create_task(watcher.run())
+                await play(killed, RECORDING, speed=SPEED)
+                await watcher.caught_up(JsonlReader(killed.store_path).head)
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                await play(whole, RECORDING)
+                return await _compare(out, killed, whole)
+        finally:
+            for home in (killed, whole):
+                await _stop(home)
+
+
+class _Watcher:
+    """Prints the log as it grows, kills the sidecar once, and tells when it is back."""
+
+    def __init__(self, home: Home, out: Output) -> None:
+        self._home, self._out = home, out
+        self._seen = 0
+        self._killed_pid = 0
+        self._progress = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follow the log without end."""
+        lines, family = Lines(self._out), Family("")
+        async for record in follow(self._home.store_path):
+            family.apply(record)
+            if self._seen == KILL_AT:
+                self._tell_return()
+            lines.print(record, family.depth(record))
+            self._out.flush()
+            self._seen = record.position + 1
+            self._progress.set()
+            if self._seen == KILL_AT:
+                self._kill()
+
+    async def caught_up(self, head: int) -> None:
+        """Wait until everything up to position ``head`` was printed."""
+        while self._seen <= head:
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _kill(self) -> None:
+        info = self._home.running()
+        if info is not None:
+            self._killed_pid = info.pid
+            os.kill(info.pid, signal.SIGKILL)
+            self._out.text(f"──── kill -9 {info.pid}: the sidecar is dead, hooks keep arriving ────", "bold red")
+            self._out.flush()
+
+    def _tell_return(self) -> None:
+        info = self._home.running()
+        pid = "" if info is None else f" (pid {info.pid})"
+        self._out.text(f"──── it is back{pid}: what was not acknowledged is sent again ────", "bold green")
+
+
+async def _compare(out: Output, killed: Home, whole: Home) -> int:
+    """Hold the log of the killed sidecar against one that nobody disturbed."""
+    expected, got = await _keys(whole), await _keys(killed)
+    before = sum(got.values())
+    await play(killed, RECORDING)
+    added = sum((await _keys(killed)).values()) - before
+    verification = Verification(killed.store_path)
+    findings = [finding async for finding in verification.run()]
+    missing, extra = expected - got, got - expected
+    _heading(out, "What the kill did to the log")
+    out.text(f"  records        {before}, undisturbed: {sum(expected.values())}")
+    out.text(f"  missing        {sum(missing.values())}")
+    out.text(f"  doubled        {sum(extra.values())}")
+    out.text(f"  played again   {added} added")
+    out.text(
+        f"  hash chains    {'intact' if not findings else f'{len(findings)} faults'}, "
+        f"{verification.summary.records} records verified"
+    )
+    held = not missing and not extra and not added and not findings
+    out.text()
+    if held:
+        out.text("Nothing is missing and nothing is doubled.", "bold green")
+        out.text("Now for your own sessions: `durable-stream install`, then restart OpenCode.")
+    else:
+        out.text("The log is not what it must be: please report this, with the output above.", "bold red")
+    return 0 if held else 1
+
+
+async def _keys(home: Home) -> Counter[tuple[str, str]]:
+    """What was recorded, without what differs between any two plays: ids and hashes.
+
+    A title is left out too: updates of it are not final, and a turn's end shows the last one that was seen.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    async for record in JsonlReader(home.store_path).read_all():
+        payload = {name: value for name, value in record.event.payload.items() if name != "title"}
+        found[(record.event.idempotency_key, sha256(canonical(payload)).hexdigest())] += 1
+    return found
+
+
+async def _stop(home: Home) -> None:
+    """End the home's sidecar and wait until it let go of its files."""
+    try:
+        async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+            await client.request("stop")
+    except ClientError:
+        return  # none runs: it was never started, or the demo was interrupted while it was dead
+    while home.running() is not None:  # noqa: ASYNC110 - another process's lock: there is no event to wait for
+        await asyncio.sleep(0.02)
+
+
+def _heading(out: Output, text: str) -> None:
+    out.text()
+    out.text(text, "bold")
+    out.text()

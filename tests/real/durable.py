@@ -1,0 +1,145 @@
+"""The product as a user has it: its plugin file in OpenCode, its command line, its home."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.real.model_server import HANG_LIMIT_S
+from tests.real.recorded import Expectation, Json, differences, missing
+
+SHIM = Path(__file__).resolve().parents[2] / "plugin-shim" / "src" / "plugin.js"
+EXECUTABLE = Path(sys.executable).with_name("durable-stream")
+PLUGIN = "durable-stream.js"
+
+_POLL_S = 0.02
+
+
+class DurableStream:
+    """One home and the commands on it; a context manager that stops the home's sidecar.
+
+    Only plugins start a sidecar; no command here does.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def __enter__(self) -> DurableStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def plugin(self, before: str = "") -> str:
+        """The text of the plugin file, as ``durable-stream install`` writes it; ``before`` runs first."""
+        options = {"command": [str(EXECUTABLE)], "home": str(self.home)}
+        return (
+            f"import {{ create }} from {json.dumps(str(SHIM))};\n{before}\nexport default create({json.dumps(options)});\n"
+        )
+
+    # The command line
+
+    def cli(self, *arguments: str, code: int = 0) -> str:
+        """Run ``durable-stream --home … arguments``; its stdout.
+
+        Raises:
+            RuntimeError: it ended with another code than ``code``.
+        """
+        own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
+        command = [str(EXECUTABLE), "--home", str(self.home), *arguments]
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False)
+        if done.returncode != code:
+            raise RuntimeError(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def lines(self, *arguments: str) -> list[Json]:
+        """What a command prints with ``--json``."""
+        return [json.loads(line) for line in self.cli(*arguments, "--json").splitlines()]
+
+    def log(self, stream: str) -> list[Json]:
+        """The records of a stream; none while there is no such stream."""
+        if not any(found["stream_id"] == stream for found in self.streams()):
+            return []
+        return self.lines("log", stream)
+
+    def streams(self) -> list[Json]:
+        return self.lines("streams") if (self.home / "store").exists() else []
+
+    def status(self) -> Json:
+        return dict(self.lines("status")[0])
+
+    def stop(self) -> None:
+        """Stop the sidecar and wait until its process is gone."""
+        running = self.running()
+        self.cli("stop")
+        if running is not None:
+            wait_until(lambda: not is_alive(running), f"the end of the sidecar {running}")
+
+    # The sidecar's process
+
+    def running(self) -> int | None:
+        """The pid of the living sidecar, by ``sidecar.json``."""
+        try:
+            pid = int(json.loads((self.home / "sidecar.json").read_text())["pid"])
+        except FileNotFoundError:
+            return None
+        return pid if is_alive(pid) else None
+
+    def wait_running(self) -> int:
+        """The pid of the sidecar, once one runs."""
+        return wait_until(self.running, "a running sidecar")
+
+    # Comparing
+
+    def assert_recorded(self, plan: Expectation) -> list[Json]:
+        """Wait until all that must be in the log is, then assert that it is right and nothing else is there."""
+        deadline = time.monotonic() + HANG_LIMIT_S
+        # Reading the log is a process of its own, so this is no busy loop.
+        while missing(records := self.log(plan.root), plan) and time.monotonic() < deadline:
+            pass
+        wrong = differences(records, plan)
+        assert not wrong, "\n".join([f"the log of {plan.root} is not what OpenCode tells:", *wrong, self._own_log()])
+        return records
+
+    def assert_whole(self) -> None:
+        """``verify`` finds nothing, and nothing was lost or not understood."""
+        self.cli("verify")
+        odd = self.lines("query", "--type", "capture.gap", "--type", "opencode.*")
+        assert odd == []
+
+    def _own_log(self) -> str:
+        path = self.home / "sidecar.log"
+        return path.read_text()[-2000:] if path.exists() else "(no sidecar ever ran)"
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = HANG_LIMIT_S) -> Any:
+    """The first true value of ``condition``, which is about processes and files and so can only be asked.
+
+    Raises:
+        TimeoutError: there was none within ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{timeout} s passed without {what}")
+        time.sleep(_POLL_S)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

@@ -1,0 +1,277 @@
+"""One event for each thing that happened, whatever OpenCode does: the log against OpenCode's own API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream
+from tests.real.events import Event, EventStream
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tests.real.recorded import Expectation, Json, differences, expected, family
+
+pytestmark = pytest.mark.real_opencode
+
+_checked: list[Expectation] = []
+"""What the tests of this module found recorded; it must still be all at the end."""
+
+
+@pytest.fixture(scope="module")
+def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
+    config = {"snapshot": False, "subagent_depth": 2, "permission": {"bash": {"*": "allow", "printf *": "ask"}}}
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode(opencode_binary, model.port, config=config, plugins=plugins) as client:
+        yield client
+        client.terminate()
+        durable.stop()
+        assert client.leftovers() == []
+
+
+def call(tool: str, **arguments: Any) -> str:
+    return f"CALL:{tool} {json.dumps(arguments)}"
+
+
+def bash(command: str) -> str:
+    return call("bash", command=command, description="d")
+
+
+def task(prompt: str, **more: str) -> str:
+    return call("task", description="work", prompt=prompt, subagent_type="general", **more)
+
+
+def check(
+    durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream | None = None, **known: Any
+) -> list[Json]:
+    """The log of a root session is what OpenCode tells of it; returns its records."""
+    plan = expected(family(opencode, session, events, **known))
+    records = durable.assert_recorded(plan)
+    _checked.append(plan)
+    return records
+
+
+def payloads(records: list[Json], type_: str) -> list[Json]:
+    return [record["event"]["payload"] for record in records if record["event"]["type"] == type_]
+
+
+def failed_message(event: Event) -> bool:
+    return event["type"] == "message.updated" and bool(event["properties"]["info"].get("error"))
+
+
+def running_tool(event: Event) -> bool:
+    part = event["properties"].get("part", {})
+    return bool(part.get("type") == "tool" and part["state"]["status"] == "running")
+
+
+def test_a_chat(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    opencode.prompt(session, "REASON:let me think\nSAY:pong")
+    opencode.prompt(session, "SAY:and again")
+    records = check(durable, opencode, session)
+    assert [record["event"]["type"] for record in records] == [
+        "lifecycle.session.created",
+        *("human.input", "turn.started", "execution.output", "execution.output", "execution.step", "turn.ended"),
+        *("human.input", "turn.started", "execution.output", "execution.step", "turn.ended"),
+    ]
+    texts = [output["text"] for output in payloads(records, "execution.output")]
+    assert texts == ["let me think", "pong", "and again"]
+
+
+def test_a_tool_that_throws(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    opencode.prompt(session, call("read", filePath=str(opencode.project / "missing")))
+    step, *_ = payloads(check(durable, opencode, session), "execution.step")
+    assert step["status"] == "error"
+    assert "not found" in step["error"]
+
+
+def test_two_parallel_calls(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    opencode.prompt(session, f"{bash('echo one')} {bash('echo two')} THEN: {bash('exit 3')} THEN: SAY:done")
+    steps = payloads(check(durable, opencode, session), "execution.step")
+    assert sorted(step["output"] for step in steps if step["kind"] == "tool") == ["(no output)", "one\n", "two\n"]
+
+
+def test_call_ids_that_repeat_in_a_turn_and_across_turns(
+    durable: DurableStream, opencode: RealOpenCode, session: str
+) -> None:
+    opencode.prompt(session, f"CALLID:same {bash('echo one')} THEN: {bash('echo one')} THEN: SAY:done")
+    opencode.prompt(session, bash("echo three"))
+    steps = payloads(check(durable, opencode, session), "execution.step")
+    calls = [(step["call"], step["output"]) for step in steps if step["kind"] == "tool"]
+    assert calls == [("same", "one\n"), ("same", "one\n"), ("same", "three\n")]
+
+
+def test_two_parallel_calls_with_one_id(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    # OpenCode makes one part of them, but both run: the second one is told by its hook alone.
+    opencode.prompt(session, f"CALLID:twin {bash('echo one')} {bash('echo two')}")
+    [part] = opencode.parts(session, "tool")
+    assert part["state"]["output"] == "one\n"
+    second = {
+        "session": session,
+        "turn": opencode.messages(session)[0]["info"]["id"],
+        "call": "twin",
+        "input": {"command": "echo two", "description": "d"},
+        "output": "two\n",
+    }
+    check(durable, opencode, session, unparted=[second])
+
+
+def test_a_child_session(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    opencode.prompt(session, task(bash("echo kid")))
+    records = check(durable, opencode, session)
+    [step] = [r["event"] for r in records if r["event"]["payload"].get("tool") == "task"]
+    chain = [record["event"]["type"] for record in durable.lines("why", step["id"])]
+    in_child = ["agent.input", "turn.started", "turn.ended"]
+    assert chain == ["human.input", "turn.started", "agent.spawned", *in_child, "execution.step"]
+
+
+def test_two_parallel_children(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    opencode.prompt(session, f"{task(bash('echo first'))} {task(bash('echo second'))}")
+    assert len(opencode.children(session)) == 2
+    check(durable, opencode, session)
+
+
+def test_a_child_of_a_child_and_a_child_that_goes_on(
+    durable: DurableStream, opencode: RealOpenCode, session: str
+) -> None:
+    opencode.prompt(session, task(task(bash("echo grandchild"))))
+    [child] = opencode.children(session)
+    opencode.prompt(session, task("SAY:again", task_id=child["id"]))
+    records = check(durable, opencode, session)
+    assert len(payloads(records, "lifecycle.session.created")) == 3
+    assert len(payloads(records, "agent.spawned")) == 3
+
+
+def test_an_ask_in_a_child(
+    durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream
+) -> None:
+    opencode.prompt_async(session, task(bash("printf kid")))
+    asked = events.wait_for(lambda event: event["type"] == "permission.asked")["properties"]
+    opencode.reply_permission(asked["id"], "once")
+    events.wait_type("session.idle", session)
+    records = check(durable, opencode, session, events)
+    assert [ask["state"] for ask in payloads(records, "workflow.checkpoint")] == ["asked", "replied"]
+
+
+def test_a_rejected_ask(durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream) -> None:
+    opencode.prompt_async(session, bash("printf no"))
+    asked = events.wait_type("permission.asked", session)["properties"]
+    opencode.reply_permission(asked["id"], "reject")
+    events.wait_type("session.idle", session)
+    records = check(durable, opencode, session, events)
+    assert payloads(records, "turn.ended")[0]["outcome"] == "stopped"
+
+
+def test_two_queued_prompts(
+    durable: DurableStream, opencode: RealOpenCode, model: ModelServer, session: str, events: EventStream
+) -> None:
+    opencode.prompt_async(session, "HOLD:queued SAY:first")
+    model.wait_held("queued")
+    opencode.prompt_async(session, "SAY:second")
+    events.wait_for(lambda event: event["properties"].get("part", {}).get("text") == "SAY:second")
+    model.release("queued")
+    events.wait_type("session.idle", session)
+    records = check(durable, opencode, session)
+    assert len(payloads(records, "turn.ended")) == 2
+
+
+def test_a_compaction_by_hand(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    opencode.prompt(session, "SAY:long talk")
+    opencode.summarize(session)
+    opencode.prompt(session, "SAY:after")
+    records = check(durable, opencode, session)
+    assert [turn["trigger"] for turn in payloads(records, "turn.started")] == ["prompt", "compaction", "prompt"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "outcomes"),
+    [
+        ("CTXERR SAY:survived", ["completed", "continued", "completed", "completed"]),
+        ("USAGE:31000 SAY:big", ["completed", "completed", "completed", "completed"]),
+    ],
+)
+def test_a_compaction_by_itself(
+    durable: DurableStream, opencode: RealOpenCode, session: str, prompt: str, outcomes: list[str]
+) -> None:
+    opencode.prompt(session, "SAY:long talk")
+    opencode.prompt(session, prompt)
+    records = check(durable, opencode, session)
+    assert [turn["outcome"] for turn in payloads(records, "turn.ended")] == outcomes
+
+
+def test_an_error_of_the_model(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    opencode.prompt(session, "HTTPERR:400")
+    opencode.prompt(session, "SAY:still here")
+    records = check(durable, opencode, session)
+    assert [error["status"] for error in payloads(records, "agent.error")] == [400]
+    assert [turn["outcome"] for turn in payloads(records, "turn.ended")] == ["failed", "completed"]
+
+
+def test_an_abort_in_a_tool(
+    durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream
+) -> None:
+    opencode.prompt_async(session, bash("sleep 600"))
+    events.wait_for(running_tool)
+    opencode.abort(session)
+    events.wait_for(failed_message)
+    records = check(durable, opencode, session)
+    assert payloads(records, "agent.error") == []
+    assert [turn["outcome"] for turn in payloads(records, "turn.ended")] == ["aborted"]
+
+
+def test_an_abort_while_the_model_thinks_drops_the_queue(
+    durable: DurableStream, opencode: RealOpenCode, model: ModelServer, session: str, events: EventStream
+) -> None:
+    opencode.prompt_async(session, "HOLD:abort SAY:never")
+    model.wait_held("abort")
+    opencode.prompt_async(session, "SAY:dropped")
+    events.wait_for(lambda event: event["properties"].get("part", {}).get("text") == "SAY:dropped")
+    opencode.abort(session)
+    events.wait_for(failed_message)
+    model.release("abort")
+    records = check(durable, opencode, session)
+    assert len(payloads(records, "human.input")) == 2
+    assert [turn["outcome"] for turn in payloads(records, "turn.ended")] == ["aborted"]
+
+
+def test_a_deletion(durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream) -> None:
+    opencode.prompt(session, task("SAY:kid"))
+    told = family(opencode, session, deleted=True)
+    opencode.delete(session)
+    plan = expected(told)
+    records = durable.assert_recorded(plan)
+    _checked.append(plan)
+    ended = [record["event"]["payload"]["session"] for record in records[-2:]]
+    assert ended == [told.sessions[1].id, session]
+
+
+def test_the_oracle_sees_what_is_wrong(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    opencode.prompt(session, f"{bash('echo one')} THEN: {task('SAY:kid')} THEN: SAY:done")
+    records = check(durable, opencode, session)
+    plan = _checked[-1]
+    assert differences(records, plan) == []
+    for at in range(len(records)):
+        assert differences(records[:at] + records[at + 1 :], plan)
+        assert differences([*records, records[at]], plan)
+        for change in ({"actor": "nobody"}, {"causation_id": None}, {"correlation_id": "x"}, {"traceparent": "x"}):
+            changed = deepcopy(records)
+            if changed[at]["event"] | change != changed[at]["event"]:
+                changed[at]["event"] |= change
+                assert differences(changed, plan)
+    for at in range(len(records) - 1):
+        swapped = [*records[:at], records[at + 1], records[at], *records[at + 2 :]]
+        assert differences(swapped, plan)
+
+
+def test_nothing_is_told_later(durable: DurableStream, opencode: RealOpenCode) -> None:
+    opencode.prompt(opencode.create_session(), "SAY:something is recorded")
+    durable.assert_whole()
+    opencode.terminate()
+    durable.stop()
+    durable.assert_whole()
+    for plan in _checked:
+        assert differences(durable.log(plan.root), plan) == []
+    assert len(durable.streams()) == len(_checked) + 1

@@ -1,0 +1,112 @@
+"""A small log made of real recordings, and running the command line on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from bridge.opencode.frames import HookItem
+from bridge.opencode.translate import Origin, Token, Translator
+from sidecar.cli.app import app
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from streams.stores.jsonl import JsonlStore
+
+ROOT = Path(__file__).parents[3]
+RECORDINGS = ROOT / "tests" / "recordings"
+LIMIT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+    def objects(self) -> list[dict[str, Any]]:
+        """What ``--json`` printed: one object a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def rows(self) -> list[list[str]]:
+        """Tab-separated lines."""
+        return [line.split("\t") for line in self.out.splitlines()]
+
+
+def command(home: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "sidecar.cli", "--home", str(home), *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DURABLE_", "XDG_"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "TZ": "UTC", **more}
+
+
+def run(home: Path, *arguments: str, **environ: str) -> Done:
+    """Run a command in this process, which is ten times as fast as in its own."""
+    done = CliRunner().invoke(app, ["--home", str(home), *arguments], prog_name="durable-stream", env=environ)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return Done(done.exit_code, done.stdout, done.stderr)
+
+
+def run_process(home: Path, *arguments: str, cwd: Path | None = None, **environ: str) -> Done:
+    """Run a command as a user does, with stdout and stderr in pipes."""
+    done = subprocess.run(
+        command(home, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        cwd=cwd or ROOT,
+        env=environment(**environ),
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def events_of(name: str, translator: Translator) -> list[StreamEvent]:
+    """The events that the translator makes of one recording."""
+    content = (RECORDINGS / f"{name}.jsonl").read_bytes()
+    origin = Origin(sha256(content).hexdigest(), "play")
+    made: list[StreamEvent] = []
+    for number, line in enumerate(content.splitlines(), 1):
+        item = json.loads(line)
+        if item["hook"].startswith("__"):
+            continue
+        hook = HookItem(item["hook"], item["t"], item.get("input"), item.get("output"))
+        translator.feed(Token(origin, number), hook, number / 1000)
+        drained = translator.drain()
+        for session, _ in drained.asks:
+            translator.answer(session, None, number / 1000)
+        made += drained.events
+    translator.tick(1e9)
+    return made + translator.drain().events
+
+
+async def append(store: Path, batches: Iterable[Sequence[StreamEvent]], **options: Any) -> None:
+    """Write batches to the log in ``store``, as a sidecar that runs and stops."""
+    log = await JsonlStore.open(store, seeded_identity(1), **options)
+    for batch in batches:
+        if batch:
+            await log.append(batch, on_known="keep_first")
+    await log.close()
+
+
+def make_home(home: Path, *recordings: str) -> Path:
+    """A home whose log holds these recordings, one batch an event."""
+    home.mkdir(mode=0o700)
+    translator = Translator(seeded_identity(2))
+    made = [[event] for name in recordings for event in events_of(name, translator)]
+    asyncio.run(append(home / "store", made))
+    return home

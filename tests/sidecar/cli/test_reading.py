@@ -1,0 +1,300 @@
+"""``streams``, ``tree``, ``log``, ``show``, ``query``, ``why``, ``export``: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.identity import seeded_identity
+from tests.sidecar.cli.helpers import append, command, environment, make_home, run, run_process
+
+READERS = (["streams"], ["tree"], ["query"], ["status"], ["verify"])
+
+
+def stream_with(home: Path, type_: str) -> str:
+    return str(run(home, "query", "--type", type_, "--json").objects()[0]["event"]["stream_id"])
+
+
+def find(home: Path, *filters: str) -> dict[str, Any]:
+    found: dict[str, Any] = run(home, "query", *filters, "--json").objects()[0]["event"]
+    return found
+
+
+class TestStreams:
+    def test_json_is_in_log_order_with_all_figures(self, home: Path) -> None:
+        done = run(home, "streams", "--json")
+        assert done.code == 0
+        found = done.objects()
+        first = found[0]
+        assert set(first) >= {
+            "stream_id", "records", "first_ts", "last_ts", "status", "title", "sessions", "turns", "cost", "tokens",
+        }  # fmt: skip
+        assert [s["first_ts"] for s in found][0] == min(
+            s["first_ts"] for s in found if s["stream_id"] == first["stream_id"]
+        )
+        assert sum(s["records"] for s in found) == len(run(home, "query", "--json").objects())
+
+    def test_figures_of_a_session_with_a_child(self, home: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        found = next(s for s in run(home, "streams", "--json").objects() if s["stream_id"] == stream)
+        assert (found["sessions"], found["turns"], found["status"]) == (2, 2, "idle")
+        # four answers of the model, 10 tokens in and 5 out each
+        assert (found["tokens"]["input"], found["tokens"]["output"], found["root"]) == (40, 20, None)
+
+    def test_a_deleted_session_has_ended(self, home: Path) -> None:
+        stream = stream_with(home, "lifecycle.session.ended")
+        found = next(s for s in run(home, "streams", "--json").objects() if s["stream_id"] == stream)
+        assert found["status"] == "ended"
+
+    def test_pipe_gets_newest_first_without_ansi_or_boxes(self, home: Path) -> None:
+        done = run_process(home, "streams", FORCE_COLOR="1")
+        last = [row[7] for row in done.rows()]
+        assert last == sorted(last, reverse=True)
+        assert not re.search(r"\x1b|[│─┃━…]", done.out)
+
+    def test_an_open_turn_is_active(self, tmp_path: Path) -> None:
+        home = make_home(tmp_path / "home", "sigterm_while_busy")
+        assert run(home, "streams", "--json").objects()[0]["status"] == "active"
+
+
+class TestTree:
+    def test_json_nests_the_child_below_the_turn_that_started_it(self, home: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        roots = run(home, "tree", stream, "--json").objects()
+        assert len(roots) == 1
+        turn = roots[0]["turns"][0]
+        assert (turn["outcome"], turn["steps"], turn["sessions"][0]["agent"]) == ("completed", 3, "general")
+        assert turn["sessions"][0]["turns"][0]["steps"] == 3
+        assert turn["duration_ms"] == turn["ended_ms"] - turn["started_ms"] > 0
+        assert roots[0]["sessions"] == []
+
+    def test_outcomes(self, home: Path) -> None:
+        found = {turn["outcome"] for root in run(home, "tree", "--json").objects() for turn in root["turns"]}
+        assert found == {"completed", "failed", "aborted"}
+
+    def test_pipe_is_indented_text(self, home: Path) -> None:
+        out = run(home, "tree", stream_with(home, "agent.spawned")).out.splitlines()
+        assert [len(line) - len(line.lstrip()) for line in out] == [0, 2, 4, 6]
+
+
+class TestLog:
+    def test_json_gives_records_in_order(self, home: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        records = run(home, "log", stream, "--json").objects()
+        assert [r["offset"] for r in records] == list(range(len(records)))
+        assert all(set(r) == {"event", "offset", "position", "hash"} for r in records)
+        assert {r["event"]["stream_id"] for r in records} == {stream}
+
+    def test_from_is_an_offset(self, home: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        records = run(home, "log", stream, "--from", "5", "--json").objects()
+        assert records[0]["offset"] == 5
+        assert run(home, "log", stream, "--from", "5000", "--json").objects() == []
+
+    def test_pipe_says_what_happened_without_cutting(self, home: Path) -> None:
+        rows = run(home, "log", stream_with(home, "agent.error"), COLUMNS="20").rows()
+        assert all(len(row) == 7 for row in rows)
+        assert rows[3][5:] == ["agent.error", "error: APIError HTTP 400: scripted error"]
+        assert rows[0][0].startswith("2026-11-22T01:19:11.") and rows[0][0].endswith("Z")
+
+    @pytest.mark.parametrize("cut", [slice(0, 20), slice(-6, None)], ids=["prefix", "suffix"])
+    def test_a_unique_part_of_the_id_is_enough(self, home: Path, cut: slice) -> None:
+        stream = stream_with(home, "agent.spawned")
+        assert run(home, "log", stream[cut], "--json").objects()[0]["event"]["stream_id"] == stream
+
+    def test_unknown_stream_names_near_ones(self, home: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        done = run(home, "log", stream[:-2] + "xx")
+        assert (done.code, done.out) == (1, "")
+        assert "there is no stream" in done.err and stream in done.err
+        assert done.err.startswith("durable-stream: ") and done.err.count("\n") == 1
+
+    def test_ambiguous_stream_is_refused(self, home: Path) -> None:
+        done = run(home, "log", "ses_dff")
+        assert done.code == 1 and re.search(r"fits \d+ streams: ses_dff", done.err)
+
+    def test_a_child_session_is_told_where_it_is(self, home: Path) -> None:
+        spawned = find(home, "--type", "agent.spawned")
+        done = run(home, "log", spawned["payload"]["child"])
+        assert done.code == 1 and spawned["stream_id"] in done.err
+
+    def test_reader_that_goes_away_ends_it_quietly(self, home: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        shell = f"{' '.join(command(home, 'log', stream))} | true; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=environment(), timeout=30)
+        assert done.stderr == ""
+        assert done.stdout.strip() in ("0", "141")
+
+
+class TestLinkedStreams:
+    """Two streams of one family: the second was unknown first, then joined."""
+
+    @pytest.fixture
+    def linked(self, tmp_path: Path) -> Path:
+        identity = seeded_identity(3)
+
+        def event(stream: str, type_: str, **payload: Any) -> Any:
+            session = payload.pop("session", stream)
+            return identity.stamp(
+                {
+                    "type": type_,
+                    "stream_id": stream,
+                    "actor": "build",
+                    "source": {"agent": "build", "adapter": "test"},
+                    "payload": {"session": session, **payload},
+                }
+            )
+
+        made = [
+            event("ses_root", "lifecycle.session.created", lineage="root"),
+            event("ses_lost", "lifecycle.session.resumed", lineage="unknown"),
+            event("ses_lost", "execution.output", kind="text", text="early"),
+            event("ses_root", "execution.output", kind="text", text="between"),
+            event("ses_other", "lifecycle.session.created", lineage="root"),
+            event("ses_lost", "lineage.linked", parent="ses_root", root="ses_root"),
+            event("ses_root", "execution.output", kind="text", text="late"),
+        ]
+        asyncio.run(append(tmp_path / "home" / "store", [[e] for e in made]))
+        return tmp_path / "home"
+
+    def test_log_shows_the_family_in_position_order(self, linked: Path) -> None:
+        for member in ("ses_root", "ses_lost"):
+            records = run(linked, "log", member, "--json").objects()
+            assert [r["position"] for r in records] == [0, 1, 2, 3, 5, 6]
+
+    def test_only_leaves_the_family_out(self, linked: Path) -> None:
+        records = run(linked, "log", "ses_root", "--only", "--json").objects()
+        assert [r["position"] for r in records] == [0, 3, 6]
+
+    def test_streams_name_the_root_of_a_joined_one(self, linked: Path) -> None:
+        found = {s["stream_id"]: s["root"] for s in run(linked, "streams", "--json").objects()}
+        assert found == {"ses_root": None, "ses_lost": "ses_root", "ses_other": None}
+
+    def test_export_holds_the_family(self, linked: Path, tmp_path: Path) -> None:
+        file = tmp_path / "out.jsonl"
+        assert run(linked, "export", "ses_root", "--output", str(file)).code == 0
+        header, *records = [json.loads(line) for line in file.read_text().splitlines()]
+        assert (header["streams"], header["records"], len(records)) == (["ses_root", "ses_lost"], 6, 6)
+
+
+class TestShowAndWhy:
+    def test_show_json_is_the_record(self, home: Path) -> None:
+        event = find(home, "--type", "agent.error")
+        done = run(home, "show", event["id"], "--json")
+        assert set(done.objects()[0]) == {"event", "offset", "position", "hash"}
+        assert done.objects()[0]["event"] == event
+
+    def test_show_names_cause_effects_and_the_whole_payload(self, home: Path) -> None:
+        event = find(home, "--type", "turn.started")
+        out = run(home, "show", event["id"][-8:].lower()).out
+        assert re.search(rf"cause +{event['causation_id']}  input: SAY:pong", out)
+        assert len(re.findall(r"^  effect ", out, re.M)) >= 3
+        assert all(f"  {key}:" in out for key in event["payload"])
+
+    @pytest.mark.parametrize("verb", ["show", "why"])
+    def test_unknown_event(self, home: Path, verb: str) -> None:
+        event = find(home, "--type", "agent.error")
+        done = run(home, verb, event["id"][:-1] + "!")
+        assert (done.code, done.out) == (1, "") and "there is no event" in done.err
+        assert event["id"][:12] in done.err
+
+    def test_why_walks_to_the_input(self, home: Path) -> None:
+        spawned = find(home, "--type", "agent.spawned")
+        child = find(home, "--type", "lifecycle.session.created", "--text", spawned["payload"]["child"])
+        types = [r["event"]["type"] for r in run(home, "why", child["id"], "--json").objects()]
+        assert types == ["human.input", "turn.started", "agent.spawned", "lifecycle.session.created"]
+
+    def test_why_says_that_a_cause_is_unknown(self, home: Path) -> None:
+        compaction = find(home, "--type", "turn.started", "--text", '"compaction"')
+        assert f"(the cause of {compaction['id']}: unknown)" in run(home, "why", compaction["id"]).out
+
+    def test_why_of_an_input_says_nothing_more(self, home: Path) -> None:
+        event = find(home, "--type", "human.input")
+        assert len(run(home, "why", event["id"]).rows()) == 1
+
+
+class TestQuery:
+    def test_types_repeat_and_take_a_star(self, home: Path) -> None:
+        done = run(home, "query", "--type", "agent.error", "--type", "turn.*", "--json")
+        assert {r["event"]["type"] for r in done.objects()} == {"agent.error", "turn.started", "turn.ended"}
+
+    def test_actor_stream_text_and_times(self, home: Path) -> None:
+        error = find(home, "--type", "agent.error")
+        stream = error["stream_id"]
+        assert {r["event"]["stream_id"] for r in run(home, "query", "--stream", stream[-8:], "--json").objects()} == {
+            stream
+        }
+        assert {r["event"]["actor"] for r in run(home, "query", "--actor", "user", "--json").objects()} == {"user"}
+        assert run(home, "query", "--text", "SCRIPTED", "--json").objects()[0]["event"]["id"] == error["id"]
+        moment = str(error["ts"])
+        assert run(home, "query", "--type", "agent.error", "--since", moment, "--json").objects()
+        assert not run(home, "query", "--type", "agent.error", "--until", moment, "--json").objects()
+
+    def test_limit_keeps_the_newest(self, home: Path) -> None:
+        everything = run(home, "query", "--json").objects()
+        assert run(home, "query", "--limit", "3", "--json").objects() == everything[-3:]
+
+    def test_nothing_found_is_no_error(self, home: Path) -> None:
+        done = run(home, "query", "--type", "no.such")
+        assert (done.code, done.out, done.err) == (0, "", "")
+
+    def test_bad_moment_is_a_usage_error(self, home: Path) -> None:
+        done = run(home, "query", "--since", "yesterday-ish")
+        assert done.code == 2 and "is no moment" in done.err
+
+
+class TestExport:
+    def test_a_header_then_the_records(self, home: Path, tmp_path: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        header, *records = run(home, "export", stream).objects()
+        assert header["durable_stream_export"] == 1
+        assert (header["stream_id"], header["streams"], header["records"]) == (stream, [stream], len(records))
+        assert len(header["log_id"]) == 26 and header["exported_ms"] > 1_700_000_000_000
+        assert records == run(home, "log", stream, "--json").objects()
+
+    def test_refuses_to_overwrite(self, home: Path, tmp_path: Path) -> None:
+        file = tmp_path / "mine.txt"
+        file.write_text("mine")
+        done = run(home, "export", stream_with(home, "agent.spawned"), "--output", str(file))
+        assert done.code == 1 and "not overwritten" in done.err
+        assert file.read_text() == "mine"
+
+    def test_file_is_private(self, home: Path, tmp_path: Path) -> None:
+        file = tmp_path / "out.jsonl"
+        run(home, "export", stream_with(home, "agent.spawned"), "-o", str(file))
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+class TestBadLogs:
+    @pytest.mark.parametrize("arguments", READERS, ids=lambda a: a[0])
+    def test_an_empty_home_is_no_error_and_stays_untouched(self, empty: Path, arguments: list[str]) -> None:
+        done = run(empty, *arguments)
+        assert (done.code, done.err) == (0, "")
+        assert not empty.exists()
+
+    def test_asking_an_empty_log_for_a_stream_says_how_to_begin(self, empty: Path) -> None:
+        done = run(empty, "log", "ses_1")
+        assert done.code == 1 and "durable-stream install" in done.err
+
+    @pytest.mark.parametrize("arguments", [*READERS, ["log", "ses_"], ["show", "01"]], ids=lambda a: a[0])
+    def test_a_damaged_log_is_one_line_and_exit_1(self, tmp_path: Path, arguments: list[str]) -> None:
+        home = make_home(tmp_path / "home", "chat")
+        segment = next((home / "store" / "log").iterdir())
+        segment.write_bytes(segment.read_bytes().replace(b"pong", b"ping"))
+        done = run(home, *arguments)
+        assert done.code == 1
+        said = done.out if arguments[0] in ("status", "verify") else done.err
+        assert f"{segment}:2" in said and "checksum" in said
+        assert done.err.count("\n") <= 1
+
+    def test_a_foreign_store_is_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "store").mkdir()
+        (tmp_path / "store" / "store.json").write_text('{"format": 99}')
+        done = run(tmp_path, "streams")
+        assert done.code == 1 and "upgrade durable-stream" in done.err and done.err.count("\n") == 1
