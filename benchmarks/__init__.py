@@ -1,0 +1,1 @@
+"""``make bench``: ratios against limits that are measured in the same run."""
