@@ -46,6 +46,8 @@ async def ensure_running(home: Home, seconds: float = START_SECONDS) -> SidecarI
     while True:
         info = home.running()
         if info is not None:
+            if process is not None:
+                process.returncode = 0  # it outlives us on purpose; without this Popen warns when it is collected
             return info
         if process is None or process.poll() not in (None, 0):
             if process is not None:

@@ -84,9 +84,7 @@ def _npm_install(package: str) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(CACHE), package]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=NPM_LIMIT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NPM_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise InstallError(
             f"npm did not finish within {NPM_LIMIT_S} s while it fetched {package}. Check the network, try again."
@@ -137,9 +135,7 @@ def _has_avx2() -> bool:
     sysctl = shutil.which("sysctl")
     if sysctl is None:
         return False
-    done = subprocess.run(
-        [sysctl, "-n", "hw.optional.avx2_0"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sysctl, "-n", "hw.optional.avx2_0"], capture_output=True, text=True, check=False)
     return done.stdout.strip() == "1"
 
 

@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +65,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
             if inspect.iscoroutine(result):
                 import asyncio
 
-                result = asyncio.run(result)
+                result = asyncio.run(_to_its_end(result))
             sys.stdout.flush()
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise  # typer ends these itself; a bad parameter with 2
@@ -83,6 +83,19 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
             raise typer.Exit(result)
 
     return run
+
+
+async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
+    """Run a command, then let readers that it left early close their files, which they do in tasks of their own."""
+    import asyncio
+
+    result = await command
+    for _ in range(3):  # one closes the next: reader, scan, file
+        await asyncio.sleep(0)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+    return result
 
 
 def fail(text: str) -> None:

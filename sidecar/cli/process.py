@@ -37,10 +37,13 @@ async def serve(
 
     The OpenCode plugin starts one by itself when none runs.
     """
+    home = home_of(context)
+    if idle_exit and home.running() is not None:
+        return 0  # several shims start one at once: those that come late should cost nothing
+
     from sidecar.app import serve as run
     from sidecar.config import load_config
 
-    home = home_of(context)
     return await run(home, load_config(home.config_path), idle_exit=idle_exit)
 
 

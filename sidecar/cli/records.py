@@ -49,26 +49,22 @@ class Lines:
             )
 
     def _on_terminal(self, record: Record, depth: int) -> None:
-        from rich.text import Text
-
         event, line = record.event, describe(record.event)
         day = local_time(event.ts, "%A, %d %B %Y")
         if day != self._day:
             self._day = day
             self._out.text(day, "bold")
-        text = Text()
-        text.append(f"{local_time(event.ts, '%H:%M:%S')}  {event.id[-SHORT_ID:]}  ", "dim")
-        if self._with_stream:
-            text.append(f"{event.stream_id[-10:]:10}  ", "dim")
-        text.append(_fitted(event.actor, _ACTOR_WIDTH) + "  ", "cyan" if event.actor == "user" else "")
-        text.append("  " * depth)
         style = STYLES[line.tone]
-        text.append(
-            f"{line.label:{_LABEL_WIDTH}}", f"bold {style}" if "bold" not in style and style != "dim" else style
-        )
+        strong = style if style in ("dim", "bold cyan") else f"bold {style}".strip()
+        parts = [(f"{local_time(event.ts, '%H:%M:%S')}  {event.id[-SHORT_ID:]}  ", "dim")]
+        if self._with_stream:
+            parts.append((f"{event.stream_id[-10:]:10}  ", "dim"))
+        parts.append((_fitted(event.actor, _ACTOR_WIDTH) + "  ", "cyan" if event.actor == "user" else ""))
+        parts.append(("  " * depth, ""))
+        parts.append((f"{line.label:{_LABEL_WIDTH}}", strong))
         if line.text:
-            text.append(" " + line.text, style)
-        self._out.console.print(text, no_wrap=True, overflow="ellipsis")
+            parts.append((" " + line.text, style))
+        self._out.line(parts)
 
 
 def _fitted(text: str, width: int) -> str:

@@ -1,0 +1,87 @@
+"""Sidecars and links for tests: real processes, and a fake link where no socket is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from bridge.opencode.link import CallError
+from sidecar.home import Home, SidecarInfo
+
+REPOSITORY = Path(__file__).parents[2]
+RECORDINGS = REPOSITORY / "tests" / "recordings"
+HANG_SECONDS = 30.0
+
+
+def cli(home: Home, *arguments: str) -> list[str]:
+    """The command line of a ``durable-stream`` command."""
+    return [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), *arguments]
+
+
+def run(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        cli(home, *arguments), capture_output=True, text=True, timeout=HANG_SECONDS, cwd=REPOSITORY, check=False
+    )
+
+
+def start(home: Home, *arguments: str, output: int | IO[str] = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    """Start ``serve`` and return at once; what it prints goes to ``output``."""
+    return subprocess.Popen(cli(home, "serve", *arguments), stdout=output, stderr=output, text=True, cwd=REPOSITORY)
+
+
+def wait_for(look: Callable[[], Any], what: str) -> Any:
+    """Poll another process's files until ``look`` gives something."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{what}: not within {HANG_SECONDS:g} s")
+
+
+def running(home: Home) -> SidecarInfo:
+    """Wait until a sidecar serves ``home``."""
+    info: SidecarInfo = wait_for(home.running, "a sidecar runs")
+    return info
+
+
+class FakeLink:
+    """A link without a socket: what ingest finishes is noted, calls are answered from a table."""
+
+    def __init__(self, boot_id: str = "b" * 32, instance: str = "1" * 16, directory: str = "/home/ada") -> None:
+        self.boot_id, self.instance, self.directory = boot_id, instance, directory
+        self.is_open = True
+        self.finished: set[int] = set()
+        self.calls: list[tuple[str, Any]] = []
+        self.answers: dict[str, Any] = {}
+        self._news = asyncio.Event()
+
+    async def call(self, method: str, args: dict[str, Any], timeout: float = 10.0) -> Any:
+        self.calls.append((method, args))
+        answer = self.answers.get(method)
+        if callable(answer):
+            answer = answer(args)
+        if isinstance(answer, CallError):
+            raise answer
+        if answer is None:
+            raise CallError("unavailable", "no OpenCode behind this link")
+        return answer
+
+    def finish(self, seqs: Iterable[int]) -> None:
+        self.finished.update(seqs)
+        self._news.set()
+
+    async def until(self, seqs: Iterable[int]) -> None:
+        """Wait until these were finished."""
+        wanted = set(seqs)
+        async with asyncio.timeout(HANG_SECONDS):
+            while not wanted <= self.finished:
+                self._news.clear()
+                await self._news.wait()

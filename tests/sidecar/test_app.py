@@ -1,0 +1,198 @@
+"""The sidecar as a process: one winner, clean ends, and nothing lost when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.client import ControlClient
+from sidecar.home import Home, SidecarInfo
+from sidecar.launch import ensure_running
+from sidecar.play import Progress, RecordingError, play, read_recording
+from streams.identity import system_identity
+from streams.stores.jsonl_reader import JsonlReader
+from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start, wait_for
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    yield home
+    info = home.running()
+    if info is not None:
+        os.kill(info.pid, signal.SIGKILL)
+        wait_for(lambda: home.running() is None, "the sidecar is gone")
+
+
+async def keys(home: Home) -> list[str]:
+    return [record.event.idempotency_key async for record in JsonlReader(home.store_path).read_all()]
+
+
+class TestLife:
+    def test_of_many_that_start_at_once_one_serves(self, home: Home, tmp_path: Path) -> None:
+        with (tmp_path / "printed").open("w+") as printed:
+            processes = [start(home, "--idle-exit", output=printed) for _ in range(6)]
+            winner = running(home)
+            losers = [p for p in processes if p.pid != winner.pid]
+            assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 5
+            assert home.running() == winner
+            run(home, "stop")
+            assert next(p for p in processes if p.pid == winner.pid).wait(HANG_SECONDS) == 0
+            printed.seek(0)
+            assert printed.read() == "", "winner and losers are quiet"
+
+    def test_a_second_one_started_by_hand_is_told_who_serves(self, home: Home) -> None:
+        first = start(home)
+        info = running(home)
+        second = run(home, "serve")
+        assert second.returncode == 1 and str(info.pid) in second.stderr and "durable-stream stop" in second.stderr
+        first.terminate()
+        assert first.wait(HANG_SECONDS) == 0
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_signal_ends_it_cleanly(self, home: Home, number: signal.Signals) -> None:
+        process = start(home)
+        running(home)
+        process.send_signal(number)
+        assert process.wait(HANG_SECONDS) == 0
+        assert home.running() is None and not home.info_path.exists()
+
+    def test_a_stale_sidecar_json_and_lock_are_no_obstacle(self, home: Home) -> None:
+        process = start(home)
+        running(home)
+        process.kill()
+        process.wait()
+        assert home.info_path.exists() and home.running() is None
+        again = start(home)
+        assert running(home).pid == again.pid
+        again.terminate()
+        again.wait(HANG_SECONDS)
+
+    def test_it_leaves_when_idle_if_a_shim_started_it(self, home: Home) -> None:
+        home.create()
+        home.config_path.write_text("[link]\nidle_exit_seconds = 0.2\n")
+        process = start(home, "--idle-exit")
+        assert process.wait(HANG_SECONDS) == 0
+        assert home.running() is None
+
+    def test_its_own_log_holds_no_payload(self, home: Home) -> None:
+        played = run(home, "play", str(RECORDINGS / "parallel_tools.jsonl"))
+        assert played.returncode == 0, played.stderr
+        run(home, "stop")
+        log = home.log_path.read_text()
+        assert "serving on port" in log and "stopped" in log
+        assert "CALL:" not in log and "echo" not in log and "/home/dev" not in log
+        assert home.log_path.stat().st_mode & 0o077 == 0
+
+    def test_files_are_the_users_alone(self, home: Home) -> None:
+        previous = os.umask(0)
+        try:
+            run(home, "play", str(RECORDINGS / "chat.jsonl"))
+        finally:
+            os.umask(previous)
+        open_ = [p for p in [home.path, *home.path.rglob("*")] if p.lstat().st_mode & 0o077]
+        assert open_ == []
+        run(home, "stop")
+
+    async def test_a_damaged_log_is_refused_with_file_and_line(self, home: Home) -> None:
+        run(home, "play", str(RECORDINGS / "chat.jsonl"))
+        run(home, "stop")
+        segment = next((home.store_path / "log").iterdir())
+        data = bytearray(segment.read_bytes())
+        data[len(data) // 2] ^= 1
+        segment.write_bytes(data)
+        refused = run(home, "serve")
+        assert refused.returncode == 1 and f"{segment}:" in refused.stderr and "Traceback" not in refused.stderr
+        assert segment.read_bytes() == data, "nothing was changed"
+
+
+class TestControl:
+    async def test_status_and_stop(self, home: Home) -> None:
+        await ensure_running(home)
+        nonce = system_identity().nonce
+        async with await ControlClient.connect(home, version="test", nonce=nonce) as client:
+            status = await client.request("status")
+            assert status["sidecar"]["pid"] == home.running().pid  # type: ignore[union-attr]
+            assert status["log"] == {"head": -1, "torn": None} and status["links"] == []
+            json.dumps(status)
+            assert (await client.request("stop"))["stopping"] is True
+        wait_for(lambda: home.running() is None, "the sidecar stops")
+
+
+class TestPlay:
+    async def test_a_recording_played_twice_adds_nothing(self, home: Home) -> None:
+        path = RECORDINGS / "task_parallel.jsonl"
+        result = await play(home, path)
+        once = await keys(home)
+        assert result.items == len(read_recording(path).items) and len(once) == len(set(once)) > 20
+        await play(home, path)
+        assert await keys(home) == once
+        run(home, "stop")
+        await play(home, path)
+        assert await keys(home) == once, "also in another life of the sidecar"
+
+    async def test_killed_again_and_again_it_records_everything_once(self, home: Home, tmp_path: Path) -> None:
+        path = RECORDINGS / "permission_child.jsonl"
+        undisturbed = Home(tmp_path / "undisturbed")
+        await play(undisturbed, path)
+        run(undisturbed, "stop")
+        killed: list[SidecarInfo] = []
+
+        def kill(progress: Progress) -> None:
+            info = home.running()
+            due = progress.acked >= (len(killed) + 1) * progress.total // 6
+            if info is not None and due and info not in killed:
+                killed.append(info)
+                os.kill(info.pid, signal.SIGKILL)
+
+        async with asyncio.timeout(120):
+            await play(home, path, on_progress=kill, speed=40)
+        assert len(killed) >= 3
+        assert await keys(home) == await keys(undisturbed)
+
+    async def test_a_parent_that_never_appears_ends_in_good_time(self, home: Home, tmp_path: Path) -> None:
+        lines = (RECORDINGS / "task_child.jsonl").read_text().splitlines()
+        root = json.loads(lines[0])["input"]["event"]["properties"]["sessionID"]
+        child_only = [line for line in lines if root not in line or '"session.created"' in line][1:]
+        path = tmp_path / "child.jsonl"
+        path.write_text("\n".join(child_only) + "\n")
+        async with asyncio.timeout(HANG_SECONDS):
+            await play(home, path)
+        records = [r.event async for r in JsonlReader(home.store_path).read_all()]
+        assert records[0].payload["lineage"] == "unknown" and records[0].stream_id == records[0].payload["session"]
+
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            ("{", "is not JSON"),
+            ("[]", "is no hook"),
+            ('{"t": 1}', "is no hook"),
+            ('{"hook": "event"}', "t must be"),
+            ('{"hook": "event", "t": "x"}', "t must be"),
+            ('{"hook": "event", "t": -1}', "t must be"),
+        ],
+    )
+    async def test_what_is_no_recording_is_refused_and_nothing_is_sent(
+        self, home: Home, tmp_path: Path, line: str, said: str
+    ) -> None:
+        path = tmp_path / "bad.jsonl"
+        path.write_text('{"hook": "event", "t": 1, "input": null, "output": null}\n' + line + "\n")
+        with pytest.raises(RecordingError, match=said) as raised:
+            await play(home, path)
+        assert f"{path}:2" in str(raised.value)
+        assert home.running() is None
+        shown = run(home, "play", str(path))
+        assert shown.returncode == 1 and said in shown.stderr and "Traceback" not in shown.stderr
+
+
+def test_the_demo_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    shown = run(Home(tmp_path / "unused"), "demo")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "kill -9" in shown.stdout and "Nothing is missing and nothing is doubled." in shown.stdout
+    assert not (tmp_path / "unused").exists()

@@ -1,0 +1,160 @@
+"""Ingest: nothing is finished before it is durable, nothing twice, and a failed log finishes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.opencode.frames import HookItem
+from bridge.opencode.link import CallError
+from bridge.opencode.translate import Origin, Translator
+from sidecar.ingest import Ingest
+from streams.errors import StoreFailed
+from streams.identity import seeded_identity
+from streams.stores.memory import MemoryStore
+from tests.bridge.playing import recording
+from tests.sidecar.support import FakeLink
+
+
+class GatedStore(MemoryStore):
+    """A disk that is slow until the gate opens, or that fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+
+    async def append(self, *args: Any, **kwargs: Any) -> Any:
+        await self.gate.wait()
+        if self.fault is not None:
+            raise self.fault
+        return await super().append(*args, **kwargs)
+
+
+@pytest.fixture
+async def store() -> GatedStore:
+    return GatedStore()
+
+
+@pytest.fixture
+async def ingest(store: GatedStore) -> AsyncIterator[Ingest]:
+    ingest = Ingest(store, Translator(seeded_identity(1), hold_s=0.2), exclude=[Path("/home/ada/secret")])
+    yield ingest
+    store.gate.set()
+    await ingest.close()
+
+
+def items(name: str = "chat") -> list[HookItem]:
+    return [item for _, item in recording(name)]
+
+
+def take(ingest: Ingest, link: FakeLink, hooks: list[HookItem], first: int = 1) -> None:
+    ingest.take(Origin(link.boot_id, link.instance), first, hooks, link)
+
+
+async def types(store: MemoryStore) -> list[str]:
+    return [record.event.type async for record in store.read_all()]
+
+
+async def test_items_are_finished_only_when_durable(store: GatedStore, ingest: Ingest) -> None:
+    link, hooks = FakeLink(), items()
+    store.gate.clear()
+    take(ingest, link, hooks)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert link.finished == set() and ingest.held == len(hooks)
+    store.gate.set()
+    await link.until(range(1, len(hooks) + 1))
+    assert ingest.held == 0
+    assert (await types(store))[-1] == "turn.ended"
+
+
+async def test_an_item_sent_again_while_it_is_on_its_way_is_taken_once(store: GatedStore, ingest: Ingest) -> None:
+    first, second, hooks = FakeLink(), FakeLink(), items()
+    store.gate.clear()
+    take(ingest, first, hooks)
+    take(ingest, second, hooks)
+    store.gate.set()
+    await first.until(range(1, len(hooks) + 1))
+    await second.until(range(1, len(hooks) + 1))
+    assert len(await types(store)) == 6 and ingest.duplicates == 0
+
+
+async def test_an_item_sent_again_later_is_finished_and_adds_nothing(store: GatedStore, ingest: Ingest) -> None:
+    first, second, hooks = FakeLink(), FakeLink(instance="2" * 16), items()
+    take(ingest, first, hooks)
+    await first.until(range(1, len(hooks) + 1))
+    take(ingest, second, hooks)
+    await second.until(range(1, len(hooks) + 1))
+    assert len(await types(store)) == 6
+
+
+async def test_a_log_that_fails_finishes_nothing_more(store: GatedStore, ingest: Ingest) -> None:
+    link, hooks = FakeLink(), items()
+    store.fault = StoreFailed("the disk is full")
+    take(ingest, link, hooks)
+    async with asyncio.timeout(10):
+        assert await asyncio.shield(ingest.failed) is store.fault
+    take(ingest, link, items("reasoning"), first=1000)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert link.finished == set()
+
+
+async def test_an_excluded_project_is_not_recorded(store: GatedStore, ingest: Ingest) -> None:
+    link, hooks = FakeLink(directory="/home/ada/secret/below"), items()
+    take(ingest, link, hooks)
+    assert link.finished == set(range(1, len(hooks) + 1))
+    assert await types(store) == [] and ingest.excluded == len(hooks)
+
+
+async def test_opencode_is_asked_who_an_unknown_session_is(store: GatedStore, ingest: Ingest) -> None:
+    link = FakeLink()
+    link.answers["session.get"] = lambda args: {"id": args["path"]["id"], "title": "asked"}
+    ingest.opened(link)
+    hooks = [item for item in items() if item.hook == "chat.message"]
+    take(ingest, link, hooks)
+    await link.until([1])
+    assert await types(store) == ["lifecycle.session.resumed", "human.input"]
+    assert link.calls[0][0] == "session.get"
+
+
+async def test_nobody_to_ask_is_no_reason_to_wait_for_ever(store: GatedStore, ingest: Ingest) -> None:
+    link = FakeLink()
+    take(ingest, link, [item for item in items() if item.hook == "chat.message"])
+    await link.until([1])
+    assert await types(store) == ["lifecycle.session.resumed", "agent.input"]
+
+
+async def test_a_session_that_is_gone_ends_once_a_link_of_its_directory_delivers(
+    store: GatedStore, ingest: Ingest
+) -> None:
+    old, hooks = FakeLink(directory="/home/dev/project"), items()
+    ingest.opened(old)
+    take(ingest, old, hooks)
+    await old.until(range(1, len(hooks) + 1))
+    ingest.closed(old)
+    new = FakeLink(boot_id="c" * 32, directory="/home/dev/project")
+    new.answers["session.list"] = []
+    new.answers["session.get"] = CallError("opencode", "not found", 404)
+    ingest.opened(new)
+    take(ingest, new, items("reasoning")[:3])
+    async with asyncio.timeout(10):
+        async for record in store.subscribe():
+            if record.event.type == "lifecycle.session.ended":
+                break
+    assert record.event.payload["reason"] == "gone"
+    assert record.event.payload["session"] == hooks[0].input["event"]["properties"]["sessionID"]
+
+
+async def test_closing_writes_what_is_ready(store: GatedStore) -> None:
+    ingest = Ingest(store, Translator(seeded_identity(1)))
+    link, hooks = FakeLink(), items()
+    take(ingest, link, hooks)
+    await ingest.close()
+    assert (await types(store))[-1] == "turn.ended"

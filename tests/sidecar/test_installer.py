@@ -1,0 +1,172 @@
+"""Installing the plugin file: idempotent, careful with what is not ours, and undone without a trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sidecar.installer import (
+    FIRST_LINE,
+    LOCK_STUB,
+    Installed,
+    InstallError,
+    Outcome,
+    Target,
+    executable_command,
+    install,
+    is_ours,
+    plugin_text,
+    read_plugin,
+    shim_path,
+    uninstall,
+)
+
+COMMAND = ["/opt/bin/durable-stream"]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target.everywhere({"XDG_CONFIG_HOME": str(tmp_path / "config")})
+
+
+def do(target: Target, home: str = "/home/dev/home") -> Outcome:
+    return install(target, shim=shim_path(), command=COMMAND, home=Path(home))
+
+
+def tree(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+def test_the_global_place_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Target.everywhere({}).plugin == tmp_path / ".config/opencode/plugin/durable-stream.js"
+    xdg = {"XDG_CONFIG_HOME": str(tmp_path / "x")}
+    assert Target.everywhere(xdg).plugin == tmp_path / "x/opencode/plugin/durable-stream.js"
+    assert Target.everywhere({"XDG_CONFIG_HOME": "relative"}).config == tmp_path / ".config/opencode"
+    assert Target.project(tmp_path).plugin == tmp_path / ".opencode/plugin/durable-stream.js"
+
+
+def test_the_file_is_a_module_with_one_export(target: Target) -> None:
+    do(target)
+    lines = target.plugin.read_text().splitlines()
+    assert lines[0] == FIRST_LINE
+    assert lines[1] == f'import {{ create }} from "{shim_path()}";'
+    assert lines[2] == 'export default create({ command: ["/opt/bin/durable-stream"], home: "/home/dev/home" });'
+    assert len(lines) == 3
+
+
+def test_odd_characters_in_paths_survive(tmp_path: Path) -> None:
+    file = tmp_path / "durable-stream.js"
+    file.write_text(plugin_text(Path('/a "b"/\\ü.js'), ["/x y", "-m", "z'"], Path("/h, home: {1}")))
+    assert read_plugin(file) == Installed('/a "b"/\\ü.js', ("/x y", "-m", "z'"), "/h, home: {1}")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_node_loads_the_file_and_finds_one_function(target: Target) -> None:
+    do(target)
+    program = f"const m = await import({json.dumps(str(target.plugin))}); console.log(Object.keys(m), typeof m.default)"
+    done = subprocess.run(["node", "--input-type=module", "-e", program], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[ 'default' ] function", done.stderr
+
+
+def test_installing_twice_changes_nothing(target: Target) -> None:
+    assert do(target).changed
+    before = {path: path.stat().st_mtime_ns for path in target.config.rglob("*")}
+    again = do(target)
+    assert not again.changed
+    assert {path: path.stat().st_mtime_ns for path in target.config.rglob("*")} == before
+
+
+def test_installing_again_brings_the_paths_up_to_date(target: Target) -> None:
+    do(target)
+    assert do(target, "/home/dev/other").changed
+    found = read_plugin(target.plugin)
+    assert found is not None and found.home == "/home/dev/other"
+
+
+def test_a_file_of_somebody_else_is_left(target: Target) -> None:
+    target.plugin.parent.mkdir(parents=True)
+    target.plugin.write_text("export default async () => ({})\n")
+    for act in (lambda: do(target), lambda: uninstall(target)):
+        with pytest.raises(InstallError, match="was not written by durable-stream"):
+            act()
+    assert target.plugin.read_text() == "export default async () => ({})\n"
+
+
+def test_a_symbolic_link_is_not_ours(target: Target, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.js"
+    elsewhere.write_text(f"{FIRST_LINE}\n")
+    target.plugin.parent.mkdir(parents=True)
+    target.plugin.symlink_to(elsewhere)
+    assert not is_ours(target.plugin)
+    with pytest.raises(InstallError):
+        do(target)
+
+
+def test_uninstalling_leaves_what_was_there_before(tmp_path: Path, target: Target) -> None:
+    do(target)
+    assert uninstall(target).changed
+    assert tree(tmp_path) == {"config"}  # made with parents: whose it is cannot be told
+    assert not uninstall(target).changed
+
+    target.config.mkdir()
+    (target.config / "opencode.json").write_text("{}")
+    (target.config / "plugin").mkdir()
+    before = tree(tmp_path)
+    do(target)
+    uninstall(target)
+    assert tree(tmp_path) == before
+
+
+def test_npm_is_kept_from_running_where_nothing_of_it_is(target: Target) -> None:
+    do(target)
+    assert (target.config / "package-lock.json").read_text() == LOCK_STUB
+    assert list((target.config / "node_modules").iterdir()) == []
+    assert json.loads(LOCK_STUB)["packages"][""]["dependencies"] == {"@opencode-ai/plugin": "*"}
+
+
+@pytest.mark.parametrize("name", ["package.json", "package-lock.json", "node_modules"])
+def test_npm_files_of_the_user_are_left_alone(target: Target, name: str) -> None:
+    target.config.mkdir(parents=True)
+    (target.config / name).mkdir() if name == "node_modules" else (target.config / name).write_text("{}")
+    do(target)
+    assert tree(target.config) == {name, "plugin", "plugin/durable-stream.js", ".durable-stream-installed.json"}
+    uninstall(target)
+    assert tree(target.config) == {name}
+
+
+def test_what_others_put_into_the_stub_stays(target: Target) -> None:
+    do(target)
+    (target.config / "node_modules" / "thing").mkdir()
+    (target.config / "package-lock.json").write_text('{"lockfileVersion":3}')
+    uninstall(target)
+    assert tree(target.config) == {"node_modules", "node_modules/thing", "package-lock.json"}
+
+
+def test_a_marker_of_somebody_else_removes_nothing_outside(target: Target, tmp_path: Path) -> None:
+    do(target)
+    (tmp_path / "empty").mkdir()
+    target.marker.write_text('{"made": ["../../empty", 7]}')
+    uninstall(target)
+    assert (tmp_path / "empty").is_dir()
+
+
+def test_the_executable_is_the_script_or_this_python(tmp_path: Path) -> None:
+    script = tmp_path / "bin" / "durable-stream"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    assert executable_command(str(script), "py") == ["py", "-m", "sidecar.cli"]  # not executable
+    script.chmod(0o755)
+    (tmp_path / "durable-stream").symlink_to(script)
+    assert executable_command(str(tmp_path / "durable-stream"), "py") == [str(script)]
+    assert executable_command(shutil.which("sh") or "sh", "py") == ["py", "-m", "sidecar.cli"]
+
+
+def test_the_shim_is_found_in_a_checkout() -> None:
+    assert re.search(r"plugin-shim/src/plugin\.js$|sidecar/shim/plugin\.js$", str(shim_path()))
+    assert shim_path().is_file()

@@ -1,0 +1,125 @@
+"""Runs the commands that the README shows and puts what they print into it.
+
+A block that begins with ``$ durable-stream`` is such a command. It is run on a
+terminal of 100 columns, in a home into which the demo's recording was played.
+``stale_blocks`` compares instead, with ids, times and pids left out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+RECORDING = ROOT / "sidecar" / "recordings" / "demo.jsonl"
+COLUMNS = 100
+
+_BLOCK = re.compile(r"```console\n\$ durable-stream (?P<arguments>[^\n]*)\n(?P<output>.*?)```", re.DOTALL)
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_VARIES = re.compile(
+    r"/home/ada/\.local/\S+"
+    r"|\b[0-9A-HJKMNP-TV-Z]{26}\b"  # event ids
+    r"|(?<=  )[0-9A-HJKMNP-TV-Z]{6}(?=  )"  # and their ends
+    r"|\b[0-9a-f]{64}\b"
+    r"|\b\d+(\.\d+)?(ms|s|m|h|d)\b( ago)?|pid \d+|port \d+|\d+ MiB"
+    r"|\d{2}:\d{2}:\d{2}"
+    r"|/tmp/\S+|/var/folders/\S+"
+)
+
+
+_EVENT = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{6}\b")
+WHY_POSITION = 22
+"""The record that stands for "an event" in a command: the answer of the first child agent."""
+
+
+def told(arguments: str, home: Path) -> str:
+    """``arguments`` with an event's id as it is in ``home``: each play makes other ids."""
+    if _EVENT.search(arguments) is None:
+        return arguments
+    line = (next((home / "store" / "log").iterdir())).read_text().splitlines()[WHY_POSITION]
+    return _EVENT.sub(json.loads(line)["event"]["id"][-6:], arguments)
+
+
+def run(arguments: str, home: Path) -> str:
+    """What ``durable-stream ARGUMENTS`` prints on a terminal, without colours and trailing spaces."""
+    command = [sys.executable, "-m", "sidecar.cli", *shlex.split(arguments)]
+    environment = {**os.environ, "DURABLE_STREAM_HOME": str(home), "NO_COLOR": "1", "TERM": "xterm", "TZ": "UTC"}
+    environment.pop("COLUMNS", None)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=ROOT):
+        os.close(slave)
+        output = b"".join(_read(master))
+    os.close(master)
+    text = _ANSI.sub("", output.decode()).replace("\r\n", "\n")
+    return "".join(line.rstrip() + "\n" for line in text.strip("\n").split("\n"))
+
+
+def _read(master: int) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # Linux says EIO where others say end of file
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+class DemoHome:
+    """A temporary home that holds the demo's session; its sidecar is stopped at the end."""
+
+    def __enter__(self) -> Path:
+        self._directory = tempfile.TemporaryDirectory(prefix="readme-")
+        home = Path(self._directory.name) / "home"
+        run(f"play {RECORDING}", home)
+        return home
+
+    def __exit__(self, *_: object) -> None:
+        run("stop", Path(self._directory.name) / "home")
+        self._directory.cleanup()
+
+
+def stale_blocks(home: Path) -> list[str]:
+    """The commands whose output in the README is not what they print now."""
+    stale = []
+    for block in _BLOCK.finditer(README.read_text()):
+        actual = run(told(block["arguments"], home), home)
+        if _lasting(actual) != _lasting(block["output"]):
+            stale.append(f"$ durable-stream {block['arguments']}\n{actual}")
+    return stale
+
+
+def _lasting(output: str) -> str:
+    """What two runs have in common: columns are as wide as what varies in them."""
+    return re.sub(r"[ ─]+", " ", _VARIES.sub("#", output))
+
+
+def main() -> int:
+    """Write all blocks anew."""
+    with DemoHome() as home:
+
+        def anew(block: re.Match[str]) -> str:
+            arguments = told(block["arguments"], home)
+            output = run(arguments, home).replace(str(home), "/home/ada/.local/share/durable-stream")
+            return f"```console\n$ durable-stream {arguments}\n{output}```"
+
+        text = _BLOCK.sub(anew, README.read_text())
+    README.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
