@@ -1,4 +1,4 @@
-"""What ``status`` and ``doctor`` look at. Everything here only reads, and answers in bounded time."""
+"""What ``doctor`` looks at, and ``status`` in part. Everything here only reads, and answers in bounded time."""
 
 from __future__ import annotations
 
@@ -46,55 +46,7 @@ class Check:
         return asdict(self)
 
 
-# --- status ---
-
-
-async def gather_status(home: Home) -> dict[str, Any]:
-    """The running sidecar's own account, or what log and spool say without one.
-
-    Keys: ``home, running, sidecar, links, counts, log, spool, held, gaps, problems, notes``;
-    ``sidecar`` is null when none answers. ``problems`` and ``notes`` are texts.
-    """
-    problems: list[str] = []
-    notes: list[str] = []
-    info = home.running()
-    found: dict[str, Any] | None = None
-    if info is not None:
-        try:
-            found = await ask_sidecar(home, "status")
-        except SidecarSilent as error:
-            problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
-    if found is None:
-        found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
-        found |= await _read_stopped(home, problems)
-    torn = _torn_files(home.store_path)
-    if torn:
-        notes.append(f"{_count(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}: never acknowledged")
-    if found["gaps"]:
-        hint = "see `durable-stream query --type capture.gap`"
-        notes.append(f"{_count(found['gaps'], 'gap')} recorded, where hooks were lost: {hint}")
-    if found["sidecar"] is None and found["spool"]["files"]:
-        notes.append(f"{_count(found['spool']['files'], 'spool file')} wait for the next start of the sidecar")
-    return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
-
-
-async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
-    from sidecar.cli.overview import Overview
-
-    overview = Overview()
-    head = NOTHING
-    last_ts = None
-    try:
-        reader = JsonlReader(home.store_path)
-        head = reader.head
-        async for record in reader.read_all():
-            overview.apply(record)
-            last_ts = max(last_ts or 0, record.event.ts)
-    except StreamError as error:
-        problems.append(str(error))
-    torn = _torn_files(home.store_path)
-    log = {"head": head, "torn": str(torn[-1]) if torn else None, "streams": len(overview.streams), "last_ts": last_ts}
-    return {"log": log, "spool": spool_size(home), "gaps": overview.gaps}
+# --- shared by status and doctor ---
 
 
 class SidecarSilent(Exception):
@@ -130,12 +82,14 @@ def spool_size(home: Home) -> dict[str, int]:
     return {"files": len(files), "bytes": sum(file.stat().st_size for file in files if file.is_file())}
 
 
-def _torn_files(store: Path) -> list[Path]:
+def torn_files(store: Path) -> list[Path]:
+    """Incomplete tails that openings set aside, oldest first."""
     torn = store / "torn"
     return sorted(torn.glob("*.bin"), key=lambda file: file.stat().st_mtime_ns) if torn.is_dir() else []
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -273,7 +227,7 @@ async def check_sidecar(home: Home) -> Check:
         hint = "run `durable-stream stop`; OpenCode starts a new one"
         return Check("sidecar", "problem", f"pid {info.pid} does not answer: {error}", hint)
     up = describe_span((answer.get("sidecar") or {}).get("uptime_ms") or 0)
-    links = _count(len(answer.get("links") or []), "link")
+    links = counted(len(answer.get("links") or []), "link")
     return Check("sidecar", "ok", f"pid {info.pid} on port {info.port} proved itself; up {up}, {links}")
 
 
@@ -299,20 +253,20 @@ async def check_log(home: Home) -> AsyncIterator[Check]:
     if head == NOTHING:
         yield Check("log", "note", "nothing recorded yet", "work in OpenCode, then look again")
     else:
-        yield Check("log", "ok", f"{_count(head + 1, 'record')}; the newest {newest} are whole")
-    torn = _torn_files(home.store_path)
+        yield Check("log", "ok", f"{counted(head + 1, 'record')}; the newest {newest} are whole")
+    torn = torn_files(home.store_path)
     if torn:
         hint = "they were never acknowledged; OpenCode has sent them again"
         yield Check("torn tails", "note", f"{len(torn)} set aside in {torn[0].parent}", hint)
     if gaps:
         hint = "see what was lost: durable-stream query --type capture.gap"
-        yield Check("gaps", "note", f"{_count(gaps, 'gap')} where hooks were lost", hint)
+        yield Check("gaps", "note", f"{counted(gaps, 'gap')} where hooks were lost", hint)
 
 
 def check_spool(home: Home) -> Check:
     """What waits for the sidecar."""
     waiting = spool_size(home)
-    text = f"{_count(waiting['files'], 'file')}, {waiting['bytes']} bytes"
+    text = f"{counted(waiting['files'], 'file')}, {waiting['bytes']} bytes"
     if waiting["bytes"] > BACKLOG_BYTES and home.running() is None:
         return Check(
             "spool", "problem", f"{text} wait and no sidecar runs", "run `durable-stream serve` to take them in"

@@ -11,7 +11,8 @@ Four kinds of fault are told apart:
 
 Where a record cannot be read, what depends on it (the next place, the next
 link of its stream's chain) is taken from what follows, so that one fault is
-one finding. Nothing is changed, and no lock is taken: beside a running writer
+one finding; the first record of a stream after a lost one has nothing to be
+checked against. Nothing is changed, and no lock is taken: beside a running writer
 the log is verified up to the head of that moment.
 """
 
@@ -24,12 +25,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import aiofiles
 import orjson
 
 from streams.errors import ForeignStore
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.store import NOTHING
+from streams.stores.disk import read_file
+from streams.stores.jsonl_reader import opened
 from streams.stores.segments import (
     FORMAT,
     BadLine,
@@ -147,7 +149,7 @@ class Verification:
         """Every fault in the order of the log. Cancelling it is safe.
 
         Raises:
-            ForeignStore: the store was written by a newer version.
+            ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
             OSError: a file cannot be read.
         """
         writing = is_being_written(self.store)
@@ -301,7 +303,7 @@ class Verification:
     async def _lines(self, segment: Segment) -> AsyncIterator[tuple[bytes, bool]]:
         """The lines of a file without their newlines; a last one that has none is not whole."""
         rest = b""
-        async with aiofiles.open(segment.path, "rb") as file:
+        async with opened(segment.path) as file:
             while chunk := await file.read(_CHUNK):
                 self.summary.bytes += len(chunk)
                 if self.progress is not None:
@@ -358,7 +360,7 @@ def _parse(data: bytes) -> tuple[_Line, bool]:
 
 def _format_of(path: Path) -> int:
     try:
-        found = orjson.loads(path.read_bytes())
+        found = orjson.loads(read_file(path))
     except orjson.JSONDecodeError:
         return 0
     form = found.get("format") if isinstance(found, dict) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from sidecar.cli.output import Output
     from streams.verify import Verification
+
+BAR_BYTES = 8 * 1024 * 1024
+"""A log from this size on takes long enough to verify for a progress bar."""
 
 
 async def verify(context: typer.Context, json: JsonFlag = False) -> int:
@@ -48,8 +51,9 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 
 
 def _progress(out: Output, check: Verification) -> AbstractContextManager[object]:
-    """A bar on a terminal, which findings are printed above."""
-    if not out.terminal:
+    """A bar on a terminal, which findings are printed above; none for a log that is done in an instant."""
+    size = check.size()
+    if not out.terminal or size < BAR_BYTES:
         return nullcontext()
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -61,7 +65,7 @@ def _progress(out: Output, check: Verification) -> AbstractContextManager[object
         console=out.console,
         transient=True,
     )
-    task = bar.add_task("", total=check.size())
+    task = bar.add_task("", total=size)
     check.progress = lambda size: bar.advance(task, size)
     return bar
 
@@ -71,8 +75,8 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
 
     The sidecar, its links, the log, and what waits. Works without a running sidecar, too.
     """
-    from sidecar.checks import gather_status
     from sidecar.cli.output import Output
+    from sidecar.cli.state import gather_status, print_status
 
     out = Output(json)
     found = await gather_status(home_of(context))
@@ -81,61 +85,6 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
     else:
         print_status(out, found)
     return 1 if found["problems"] else 0
-
-
-def print_status(out: Output, found: dict[str, Any]) -> None:
-    """The status for a person: the verdict first, then the facts."""
-    from sidecar.cli.output import amount, bytes_text, local_time
-    from streams.query import describe_span
-
-    problems, notes = found["problems"], found["notes"]
-    if problems:
-        out.text("Something is wrong:", "bold red")
-    else:
-        out.text("All is well." if not notes else "All is well, with a note:", "bold green")
-    for problem in problems:
-        out.prose("  ! ", problem, "red")
-    for note in notes:
-        out.prose("  - ", note, "yellow")
-    out.text()
-    sidecar, links, log = found["sidecar"], found["links"], found["log"]
-    rows = [("home", found["home"])]
-    if sidecar:
-        up = describe_span(sidecar.get("uptime_ms") or 0)
-        rows.append(
-            ("sidecar", f"running for {up}, pid {sidecar['pid']}, port {sidecar['port']}, {sidecar['version']}")
-        )
-    else:
-        rows.append(("sidecar", "not running; OpenCode starts it when it needs it"))
-    for number, link in enumerate(links):
-        silent = "" if link.get("delivers", True) else ", delivers nothing"
-        waiting = f", {link['pending']} waiting" if link.get("pending") else ""
-        text = (
-            f"OpenCode {link.get('opencode_version') or '?'} in {link['directory']}, pid {link['pid']}{waiting}{silent}"
-        )
-        rows.append(("" if number else "linked", text))
-    if sidecar and not links:
-        rows.append(("linked", "no OpenCode"))
-    last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
-    streams = f" in {log['streams']} streams" if log.get("streams") is not None else ""
-    rows.append(("log", f"{log['head'] + 1} records{streams}{last}"))
-    rows.append(("spool", f"{found['spool']['files']} files, {bytes_text(found['spool']['bytes'])}"))
-    rows.append(("waiting", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
-    rows.append(("lost", f"{found['gaps']} gaps recorded" if found["gaps"] else "nothing"))
-    for name, value in rows:
-        out.prose(f"{name:9}", value)
-    if counts := _grouped(found["counts"]):
-        out.prose(f"{'counted':9}", ", ".join(f"{amount(n)} {name}" for name, n in counts.items()))
-
-
-def _grouped(counts: dict[str, Any]) -> dict[str, int]:
-    """Counters by the word before their colon, so that they fit a screen."""
-    groups: dict[str, int] = {}
-    for name, count in counts.items():
-        if isinstance(count, int) and count:
-            word = name.partition(":")[0].replace("_", " ")
-            groups[word] = groups.get(word, 0) + count
-    return groups
 
 
 async def doctor(context: typer.Context, json: JsonFlag = False) -> int:

@@ -115,9 +115,9 @@ def _output(payload: dict[str, Any]) -> Line:
 
 def _turn_started(payload: dict[str, Any]) -> Line:
     model = payload.get("model")
-    named = "/".join(filter(None, (_text(model.get("provider")), _text(model.get("model"))))) if model else ""
+    named = [_text(model.get(name)) for name in ("provider", "model")] if isinstance(model, dict) else []
     trigger = _text(payload.get("trigger"))
-    return Line("turn", _joined("" if trigger == "prompt" else trigger, named, " · "), "quiet")
+    return Line("turn", _joined("" if trigger == "prompt" else trigger, "/".join(filter(None, named)), " · "), "quiet")
 
 
 def _turn_ended(payload: dict[str, Any]) -> Line:

@@ -74,11 +74,13 @@ class Overview:
         self.sessions: dict[str, SessionView] = {}
         self.gaps = 0
         self.records = 0
+        self._below: dict[str, list[SessionView]] | None = None
 
     def apply(self, record: Record) -> None:
         """Take one record."""
         self.lineage.apply(record)
         self.records += 1
+        self._below = None
         event, payload = record.event, record.event.payload
         stream = self.streams.get(event.stream_id)
         if stream is None:
@@ -203,7 +205,13 @@ class Overview:
 
     def children(self, session_id: str) -> list[SessionView]:
         """Child sessions in the order they first appeared."""
-        return [self.sessions[c.id] for c in self.lineage.children(session_id) if c.id in self.sessions]
+        if self._below is None:
+            self._below = {}
+            for one in self.lineage.sessions.values():
+                # A root is below nobody, also one of sessions that wrongly descend from each other.
+                if one.parent is not None and one.id in self.sessions and self.lineage.root(one.id) != one.id:
+                    self._below.setdefault(one.parent, []).append(self.sessions[one.id])
+        return self._below.get(session_id, [])
 
     def roots(self) -> list[SessionView]:
         """Sessions with nothing known above, in the order they first appeared."""

@@ -210,16 +210,29 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
 
 
 async def causes(reader: JsonlReader, record: Record) -> list[Record]:
-    """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log."""
+    """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log.
+
+    Most causes stand in the effect's own stream, so that is read as a whole, once for the links and once for
+    the records, instead of the log once for each cause.
+    """
     chain = [record]
     seen = {record.event.id}
-    while (cause := chain[0].event.causation_id) and cause not in seen:
-        found = await reader.find_event(cause)
-        if found is None:
-            break
-        seen.add(cause)
-        chain.insert(0, found)
-    return chain
+    while True:
+        stream = chain[-1].event.stream_id
+        links = {r.event.id: r.event.causation_id async for r in reader.read(stream)}
+        wanted: list[str] = []
+        cause = chain[-1].event.causation_id
+        while cause in links and cause not in seen:
+            wanted.append(cause)
+            seen.add(cause)
+            cause = links[cause]
+        found = {r.event.id: r async for r in reader.read(stream) if r.event.id in seen} if wanted else {}
+        chain += [found[identifier] for identifier in wanted]
+        elsewhere = await reader.find_event(cause) if cause is not None and cause not in seen else None
+        if elsewhere is None:
+            return chain[::-1]
+        seen.add(elsewhere.event.id)
+        chain.append(elsewhere)
 
 
 def _line(out: Output, text: str) -> None:

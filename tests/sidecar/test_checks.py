@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sidecar import checks
-from sidecar.checks import Check, diagnose, gather_status
+from sidecar.checks import Check, diagnose
+from sidecar.cli.state import gather_status
 from sidecar.home import Home, SidecarInfo
 from sidecar.installer import Target, install
 from streams.identity import seeded_identity

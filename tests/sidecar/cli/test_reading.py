@@ -35,9 +35,8 @@ class TestStreams:
         assert set(first) >= {
             "stream_id", "records", "first_ts", "last_ts", "status", "title", "sessions", "turns", "cost", "tokens",
         }  # fmt: skip
-        assert [s["first_ts"] for s in found][0] == min(
-            s["first_ts"] for s in found if s["stream_id"] == first["stream_id"]
-        )
+        appeared = dict.fromkeys(r["event"]["stream_id"] for r in run(home, "query", "--json").objects())
+        assert [s["stream_id"] for s in found] == list(appeared)
         assert sum(s["records"] for s in found) == len(run(home, "query", "--json").objects())
 
     def test_figures_of_a_session_with_a_child(self, home: Path) -> None:
@@ -181,6 +180,34 @@ class TestLinkedStreams:
         assert run(linked, "export", "ses_root", "--output", str(file)).code == 0
         header, *records = [json.loads(line) for line in file.read_text().splitlines()]
         assert (header["streams"], header["records"], len(records)) == (["ses_root", "ses_lost"], 6, 6)
+
+
+def session_event(stream: str, session: str, parent: str | None, identity: Any, **more: Any) -> Any:
+    fields = {"type": "lifecycle.session.created", "stream_id": stream, "actor": "build"}
+    source = {"agent": "build", "adapter": "test"}
+    return identity.stamp({**fields, "source": source, "payload": {"session": session, "parent": parent}, **more})
+
+
+def test_sessions_that_descend_from_each_other_do_not_hang_anything(tmp_path: Path) -> None:
+    identity = seeded_identity(4)
+    made = [session_event("ses_a", "ses_a", "ses_b", identity), session_event("ses_b", "ses_b", "ses_a", identity)]
+    asyncio.run(append(tmp_path / "store", [made]))
+    assert [root["session"] for root in run(tmp_path, "tree", "--json").objects()] == ["ses_a"]
+    assert len(run(tmp_path, "log", "ses_b").rows()) == 2
+    assert run(tmp_path, "streams").code == 0
+
+
+def test_why_follows_causes_into_other_streams_and_ends_in_a_circle(tmp_path: Path) -> None:
+    identity = seeded_identity(5)
+    first = session_event("ses_a", "ses_a", None, identity)
+    second = session_event("ses_b", "ses_b", None, identity, causation_id=first.id)
+    third = session_event("ses_a", "ses_c", None, identity, causation_id=second.id)
+    circle = identity.ulid()
+    fourth = session_event("ses_a", "ses_d", None, identity, id=circle, causation_id=circle)
+    asyncio.run(append(tmp_path / "store", [[first, second, third, fourth]]))
+    chain = [r["event"]["id"] for r in run(tmp_path, "why", third.id, "--json").objects()]
+    assert chain == [first.id, second.id, third.id]
+    assert [r["event"]["id"] for r in run(tmp_path, "why", circle, "--json").objects()] == [circle]
 
 
 class TestShowAndWhy:

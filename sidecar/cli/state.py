@@ -1,0 +1,112 @@
+"""What ``status`` shows: the running sidecar's own account, or what the log and the spool say without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidecar.checks import SidecarSilent, ask_sidecar, counted, spool_size, torn_files
+from sidecar.cli.output import Output, amount, bytes_text, local_time
+from sidecar.cli.overview import Overview
+from sidecar.home import Home
+from streams.errors import StreamError
+from streams.query import describe_span
+from streams.store import NOTHING
+from streams.stores.jsonl_reader import JsonlReader
+
+
+async def gather_status(home: Home) -> dict[str, Any]:
+    """The running sidecar's own account, or what log and spool say without one.
+
+    Keys: ``home, running, sidecar, links, counts, log, spool, held, gaps, problems, notes``;
+    ``sidecar`` is null when none answers. ``problems`` and ``notes`` are texts.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    info = home.running()
+    found: dict[str, Any] | None = None
+    if info is not None:
+        try:
+            found = await ask_sidecar(home, "status")
+        except SidecarSilent as error:
+            problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
+    if found is None:
+        found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
+        found |= await _read_stopped(home, problems)
+    torn = torn_files(home.store_path)
+    if torn:
+        notes.append(f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}: never acknowledged")
+    if found["gaps"]:
+        hint = "see `durable-stream query --type capture.gap`"
+        notes.append(f"{counted(found['gaps'], 'gap')} recorded, where hooks were lost: {hint}")
+    if found["sidecar"] is None and found["spool"]["files"]:
+        notes.append(f"{counted(found['spool']['files'], 'spool file')} wait for the next start of the sidecar")
+    return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
+
+
+async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
+    overview = Overview()
+    head = NOTHING
+    last_ts = None
+    try:
+        reader = JsonlReader(home.store_path)
+        head = reader.head
+        async for record in reader.read_all():
+            overview.apply(record)
+            last_ts = max(last_ts or 0, record.event.ts)
+    except StreamError as error:
+        problems.append(str(error))
+    torn = torn_files(home.store_path)
+    log = {"head": head, "torn": str(torn[-1]) if torn else None, "streams": len(overview.streams), "last_ts": last_ts}
+    return {"log": log, "spool": spool_size(home), "gaps": overview.gaps}
+
+
+def print_status(out: Output, found: dict[str, Any]) -> None:
+    """The status for a person: the verdict first, then the facts."""
+    problems, notes = found["problems"], found["notes"]
+    if problems:
+        out.text("Something is wrong:", "bold red")
+    else:
+        out.text("All is well." if not notes else "All is well, with a note:", "bold green")
+    for problem in problems:
+        out.prose("  ! ", problem, "red")
+    for note in notes:
+        out.prose("  - ", note, "yellow")
+    out.text()
+    sidecar, links, log = found["sidecar"], found["links"], found["log"]
+    rows = [("home", found["home"])]
+    if sidecar:
+        up = describe_span(sidecar.get("uptime_ms") or 0)
+        rows.append(
+            ("sidecar", f"running for {up}, pid {sidecar['pid']}, port {sidecar['port']}, {sidecar['version']}")
+        )
+    else:
+        rows.append(("sidecar", "not running; OpenCode starts it when it needs it"))
+    for number, link in enumerate(links):
+        silent = "" if link.get("delivers", True) else ", delivers nothing"
+        waiting = f", {link['pending']} waiting" if link.get("pending") else ""
+        text = (
+            f"OpenCode {link.get('opencode_version') or '?'} in {link['directory']}, pid {link['pid']}{waiting}{silent}"
+        )
+        rows.append(("" if number else "linked", text))
+    if sidecar and not links:
+        rows.append(("linked", "no OpenCode"))
+    last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
+    streams = f" in {log['streams']} streams" if log.get("streams") is not None else ""
+    rows.append(("log", f"{log['head'] + 1} records{streams}{last}"))
+    rows.append(("spool", f"{found['spool']['files']} files, {bytes_text(found['spool']['bytes'])}"))
+    rows.append(("waiting", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
+    rows.append(("lost", f"{found['gaps']} gaps recorded" if found["gaps"] else "nothing"))
+    for name, value in rows:
+        out.prose(f"{name:9}", value)
+    if counts := _grouped(found["counts"]):
+        out.prose(f"{'counted':9}", ", ".join(f"{amount(n)} {name}" for name, n in counts.items()))
+
+
+def _grouped(counts: dict[str, Any]) -> dict[str, int]:
+    """Counters by the word before their colon, so that they fit a screen."""
+    groups: dict[str, int] = {}
+    for name, count in counts.items():
+        if isinstance(count, int) and count:
+            word = name.partition(":")[0].replace("_", " ")
+            groups[word] = groups.get(word, 0) + count
+    return groups

@@ -1,0 +1,106 @@
+"""One line for each kind of event, whatever the payload holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridge.opencode.table import RULES
+from bridge.opencode.translate import Translator
+from sidecar.cli.describe import Line, describe, short_type
+from sidecar.cli.output import ago, amount, bytes_text, iso_time, local_time, money, one_line, printable
+from streams.identity import seeded_identity
+from tests.sidecar.cli.helpers import RECORDINGS, events_of
+from tests.streams.builders import event
+
+
+def line(type_: str, **payload: Any) -> Line:
+    return describe(event(type_=type_, payload=payload))
+
+
+@pytest.mark.parametrize(
+    ("type_", "payload", "says"),
+    [
+        ("human.input", {"parts": [{"type": "text", "text": "fix\nit"}, {"type": "file", "filename": "a.py"}]},
+         "input: fix it [a.py]"),
+        ("human.input", {"parts": [{"type": "text", "text": "x", "synthetic": True}]}, "input: (no text of its own)"),
+        ("turn.started", {"model": {"provider": "p", "model": "m"}, "trigger": "prompt"}, "turn: p/m"),
+        ("turn.started", {"trigger": "compaction"}, "turn: compaction"),
+        ("turn.ended", {"outcome": "completed", "steps": 1, "cost": 0.0123, "tokens": {"input": 1500, "output": 7}},
+         "turn end: completed · 1 step · 1.5k in, 7 out, $0.0123"),
+        ("turn.ended", {"outcome": "failed", "error": "APIError", "steps": 0}, "turn end: failed (APIError)"),
+        ("execution.step", {"kind": "tool", "tool": "bash", "title": "npm test", "duration_ms": 65000},
+         "bash: npm test · 1m 05s"),
+        ("execution.step", {"kind": "tool", "tool": "bash", "input": {"command": "false"}, "metadata": {"exit": 1}},
+         "bash: false → exit 1"),
+        ("execution.step", {"kind": "tool", "tool": "read", "status": "error", "error": "not found"},
+         "read: failed: not found"),
+        ("execution.step", {"kind": "inference", "finish": "stop"}, "model: stop"),
+        ("execution.output", {"kind": "reasoning", "text": "hm"}, "thinks: hm"),
+        ("agent.spawned", {"agent": "general", "description": "look"}, "spawns: general: look"),
+        ("agent.error", {"name": "APIError", "status": 429, "reason": "wait"}, "error: APIError HTTP 429: wait"),
+        ("workflow.checkpoint", {"kind": "permission", "state": "asked", "permission": "bash", "patterns": ["rm *"]},
+         "asks: may I bash: rm *?"),
+        ("workflow.checkpoint", {"kind": "question", "state": "asked", "questions": [{"question": "Which?"}]},
+         "asks: Which?"),
+        ("workflow.checkpoint", {"kind": "question", "state": "replied", "answers": [["Blue", "Red"]]},
+         "answer: Blue, Red"),
+        ("workflow.checkpoint", {"kind": "permission", "state": "replied", "reply": "reject"}, "answer: rejected"),
+        ("capture.gap", {"lost": 3, "reason": "memory_full"}, "gap: 3 hooks lost: memory full"),
+        ("lineage.linked", {"parent": "ses_1"}, "linked: to ses_1"),
+        ("opencode.todo.updated", {"properties": {"title": "x"}}, "todo.updated: x"),
+        ("execution.output", {"$sha256": "ab"}, "output: (payload forgotten)"),
+    ],
+)  # fmt: skip
+def test_lines(type_: str, payload: dict[str, Any], says: str) -> None:
+    assert str(line(type_, **payload)) == says
+
+
+TYPES = sorted({made for rule in RULES for made in rule.makes})
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("value", [None, 7, "text", [], [None], {}, {"a": [1]}, True])
+def test_no_shape_of_a_payload_is_too_odd(type_: str, value: Any) -> None:
+    names = (
+        "parts",
+        "kind",
+        "state",
+        "questions",
+        "patterns",
+        "answers",
+        "tokens",
+        "cost",
+        "model",
+        "metadata",
+        "lost",
+    )
+    for name in (*names, "input", "title", "steps", "status", "duration_ms", "text", "properties", "error"):
+        for kind in ({"kind": "tool"}, {"kind": "inference"}, {"state": "asked"}, {"state": "replied"}):
+            said = line(type_, **{**kind, name: value})
+            assert said.label and "\n" not in str(said)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))
+def test_every_recorded_event_says_something(name: str) -> None:
+    for recorded in events_of(name, Translator(seeded_identity(1))):
+        said = str(describe(recorded))
+        assert said and said.isprintable()
+
+
+def test_a_payload_cannot_drive_the_terminal() -> None:
+    evil = "a\x1b[31mred\x1b]0;title\x07\r\x9b2Jb\u202e\tc\x00d"
+    assert one_line(evil) == "ared 2Jb cd"
+    assert printable("two\nlines\x1b[2J") == "two\nlines"
+    assert "\x1b" not in str(line("execution.output", kind="text", text=evil))
+
+
+def test_short_forms() -> None:
+    assert short_type("lifecycle.session.created") == "session.created"
+    assert [money(x) for x in (0, 0.00123, 12.3)] == ["-", "$0.0012", "$12.30"]
+    assert [amount(x) for x in (987, 12_345, 4_500_000)] == ["987", "12.3k", "4.5M"]
+    assert [bytes_text(x) for x in (0, 12_600, 2**32)] == ["0 B", "12.3 KiB", "4.0 GiB"]
+    assert [ago(x) for x in (5, 300_000, 7_200_000, 86_400_000 * 12)] == ["just now", "5m ago", "2h ago", "12d ago"]
+    assert iso_time(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
+    assert iso_time(2**53) == local_time(2**53) == f"{2**53}ms"

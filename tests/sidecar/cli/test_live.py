@@ -1,0 +1,179 @@
+"""Commands beside a log that grows and a sidecar that lives: ``log --follow``, ``status``, ``stop``, ``play``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import IO, Any
+
+import pytest
+
+from sidecar.home import Home, SidecarInfo
+from streams.identity import seeded_identity
+from streams.stores.jsonl import JsonlStore
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, append, command, environment, run, run_process
+from tests.streams.builders import event, events
+
+
+class Process:
+    """A command that runs on; its lines are awaited, with a hang limit."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            command(home, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
+        )
+        self._readers: list[tuple[Thread, IO[str]]] = []
+        self.out, self.err = self._lines(self._process.stdout), self._lines(self._process.stderr)
+
+    def _lines(self, pipe: IO[str] | None) -> Queue[str]:
+        lines: Queue[str] = Queue()
+        assert pipe is not None
+
+        def read() -> None:
+            for line in pipe:
+                lines.put(line)
+
+        self._readers.append((Thread(target=read, daemon=True), pipe))
+        self._readers[-1][0].start()
+        return lines
+
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out.get(timeout=LIMIT_SECONDS))
+        return found
+
+    def interrupt(self) -> int:
+        self._process.send_signal(signal.SIGINT)
+        return self._process.wait(LIMIT_SECONDS)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait(LIMIT_SECONDS)
+        for reader, pipe in self._readers:
+            reader.join(LIMIT_SECONDS)
+            pipe.close()
+
+
+@pytest.fixture
+def started() -> Iterator[list[Process]]:
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        process.end()
+
+
+class TestFollow:
+    def test_new_records_appear_until_ctrl_c(self, tmp_path: Path, started: list[Process]) -> None:
+        asyncio.run(append(tmp_path / "store", [events(2, prefix="old")]))
+        started.append(follower := Process(tmp_path, "log", "ses_a", "--follow", "--json"))
+        assert [follower.record()["offset"] for _ in range(2)] == [0, 1]
+        # The writer comes, goes and comes back, as a sidecar that is killed and started again.
+        for life in range(2):
+            batches = [events(1, prefix=f"new{life}"), events(1, prefix=f"other{life}", stream="ses_b")]
+            asyncio.run(append(tmp_path / "store", batches))
+            assert follower.record()["offset"] == 2 + life
+        assert follower.interrupt() == 130
+        assert follower.err.empty()
+
+    def test_records_appear_while_the_writer_holds_the_log(self, tmp_path: Path, started: list[Process]) -> None:
+        async def grow() -> None:
+            log = await JsonlStore.open(tmp_path / "store", seeded_identity(1), segment_bytes=1500)
+            await log.append(events(1, prefix="first"))
+            started.append(follower := Process(tmp_path, "log", "ses_a", "--follow", "--json"))
+            for number in range(8):
+                assert (await asyncio.to_thread(follower.record))["offset"] == number
+                await log.append(events(1, prefix=f"more{number}"))
+            await log.close()
+
+        asyncio.run(grow())
+
+    def test_it_waits_for_a_log_that_does_not_exist_yet(self, tmp_path: Path, started: list[Process]) -> None:
+        started.append(follower := Process(tmp_path / "home", "log", "ses_a", "--follow", "--json"))
+        assert "waiting for it" in follower.err.get(timeout=LIMIT_SECONDS)
+        asyncio.run(append(tmp_path / "home" / "store", [events(1, prefix="f")]))
+        assert follower.record()["event"]["stream_id"] == "ses_a"
+
+    def test_from_an_offset(self, tmp_path: Path, started: list[Process]) -> None:
+        asyncio.run(append(tmp_path / "store", [events(5, prefix="from")]))
+        started.append(follower := Process(tmp_path, "log", "ses_a", "--follow", "--json", "--from", "3"))
+        assert [follower.record()["offset"] for _ in range(2)] == [3, 4]
+
+    def test_a_stream_joined_meanwhile_is_told_whole(self, tmp_path: Path, started: list[Process]) -> None:
+        def session(stream: str, type_: str, **payload: str) -> Any:
+            return event(stream=stream, type_=type_, payload={"session": stream, **payload})
+
+        begun = [
+            session("ses_a", "lifecycle.session.created", lineage="root"),
+            session("ses_b", "lifecycle.session.resumed", lineage="unknown"),
+        ]
+        asyncio.run(append(tmp_path / "store", [begun]))
+        started.append(follower := Process(tmp_path, "log", "ses_a", "--follow", "--json"))
+        assert follower.record()["position"] == 0
+        asyncio.run(append(tmp_path / "store", [[session("ses_b", "lineage.linked", parent="ses_a")]]))
+        assert [follower.record()["position"] for _ in range(2)] == [1, 2]
+
+
+class TestSidecar:
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> Iterator[Path]:
+        home = tmp_path / "home"
+        yield home
+        run(home, "stop")
+
+    def test_play_starts_one_status_shows_it_and_stop_ends_it(self, home: Path) -> None:
+        file = str(RECORDINGS / "task_child.jsonl")
+        played = run_process(home, "play", file, "--json")
+        assert played.code == 0, played.err
+        assert played.objects()[0]["items"] > 20
+        records = run(home, "query", "--json").objects()
+        assert [r["event"]["type"] for r in records].count("agent.spawned") == 1
+        assert run(home, "play", file).code == 0
+        assert run(home, "query", "--json").objects() == records, "played twice it adds nothing"
+
+        told = run(home, "status", "--json")
+        status = told.objects()[0]
+        assert told.code == 0 and status["running"] is True
+        assert status["log"]["head"] == len(records) - 1
+        assert f"pid {status['sidecar']['pid']}" in run(home, "status").out
+        assert run(home, "verify").code == 0
+
+        stopped = run(home, "stop", "--json")
+        assert stopped.objects() == [{"stopped": True, "pid": status["sidecar"]["pid"]}]
+        assert Home(home).running() is None
+        assert run(home, "status", "--json").objects()[0]["sidecar"] is None
+
+    def test_a_second_sidecar_is_refused_or_leaves_quietly(self, home: Path) -> None:
+        run_process(home, "play", str(RECORDINGS / "chat.jsonl"))
+        refused = run(home, "serve")
+        assert refused.code == 1 and "durable-stream stop" in refused.err
+        quiet = run(home, "serve", "--idle-exit")
+        assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+
+    def test_stop_without_one(self, home: Path) -> None:
+        done = run(home, "stop")
+        assert (done.code, done.out) == (0, f"no sidecar runs for {home}\n")
+        assert not home.exists()
+
+    def test_one_that_takes_no_request_is_ended_by_a_signal(self, home: Path) -> None:
+        Home(home).create()
+        program = (
+            "import sys, time, os; from sidecar.home import Home\n"
+            f"home = Home({str(home)!r}); lock = home.lock(); home.ensure_token(lambda: 'ab' * 32)\n"
+            "print(os.getpid(), flush=True); time.sleep(600)"
+        )
+        hung = subprocess.Popen([command(home)[0], "-c", program], stdout=subprocess.PIPE, text=True, env=environment())
+        try:
+            assert hung.stdout is not None
+            pid = int(hung.stdout.readline())
+            Home(home).write_info(SidecarInfo(pid, 1, "b" * 32, "0.1.0", 1, 0))
+            done = run(home, "stop")
+            assert done.code == 0 and "ended by a signal" in done.out
+            assert hung.wait(LIMIT_SECONDS) == -signal.SIGTERM
+        finally:
+            hung.kill()
+            hung.communicate()

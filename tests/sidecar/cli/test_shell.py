@@ -1,0 +1,158 @@
+"""The command line as a program: help, start-up, exit codes, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sidecar.cli import command
+from sidecar.cli.app import app
+from sidecar.cli.command import explain
+from sidecar.version import VERSION
+from streams.errors import StoreUnavailable
+from tests.sidecar.cli.helpers import ROOT, environment, run, run_process
+
+COMMANDS = sorted(info.name or "" for info in app.registered_commands)
+
+HEAVY = ("asyncio", "pydantic", "rich", "websockets", "orjson", "msgspec", "watchfiles", "ulid", "streams", "bridge")
+
+
+def test_all_commands_of_the_design_are_there() -> None:
+    assert set(COMMANDS) >= {
+        *("serve", "stop", "install", "uninstall", "doctor", "status", "demo", "play"),
+        *("streams", "log", "show", "query", "why", "tree", "verify", "export"),
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    done = CliRunner().invoke(app, [name, "--help"], prog_name="durable-stream")
+    assert done.exit_code == 0
+    assert f"Example:\n    durable-stream {name}" in done.stdout
+
+
+def test_help_lists_every_command_and_an_example() -> None:
+    out = CliRunner().invoke(app, ["-h"], prog_name="durable-stream").stdout
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert "Example:" in out and all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, json; sys.argv = ['durable-stream', '--help']\n"
+        "from sidecar.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=30
+    )
+    loaded = set(json.loads(done.stderr))
+    assert "sidecar.cli.app" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_version(empty: Path) -> None:
+    assert run_process(empty, "--version").out == f"durable-stream {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["log"], ["log", "s", "--from", "-1"], ["play", "x", "--speed", "0"], ["--nope"]]
+)
+def test_wrong_usage_is_2(empty: Path, arguments: list[str]) -> None:
+    done = run(empty, *arguments)
+    assert done.code == 2 and "Usage:" in done.err
+
+
+def test_a_home_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run_process(tmp_path / "file", "streams")
+    assert done.code == 1 and done.err.startswith("durable-stream: ") and done.err.count("\n") == 1
+
+
+def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("sidecar.cli.select.JsonlReader", fail)
+    done = run(empty, "streams")
+    assert done.code == 1 and done.err.count("\n") == 1
+    assert "unexpected RuntimeError: first line second line" in done.err
+
+
+def test_our_errors_and_the_systems_are_explained() -> None:
+    assert explain(StoreUnavailable("the disk is full", "make room")) == "the disk is full; make room"
+    assert explain(command.Failure("what; do that")) == "what; do that"
+    assert explain(PermissionError(13, "Permission denied", "/x")).startswith("/x: Permission denied; ")
+
+
+def test_bad_configuration_stops_serve_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[store]\nsegment_bytes = 'many'\n")
+    done = run(tmp_path, "serve")
+    assert done.code == 1 and "segment_bytes" in done.err and done.err.count("\n") == 1
+
+
+def test_play_of_a_missing_or_broken_file(tmp_path: Path) -> None:
+    done = run(tmp_path, "play", "nowhere.jsonl")
+    assert done.code == 1 and "nowhere.jsonl: there is no such file" in done.err
+    (tmp_path / "bad.jsonl").write_text("no json\n")
+    done = run(tmp_path, "play", str(tmp_path / "bad.jsonl"))
+    assert done.code == 1 and "bad.jsonl:1" in done.err and "unexpected" not in done.err
+
+
+class TestInstall:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        place = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}
+        home = tmp_path / "home"
+        plugin = tmp_path / "config" / "opencode" / "plugin" / "durable-stream.js"
+        done = run(home, "install", "--json", **place)
+        assert done.objects()[0] | {"done": []} == {
+            "action": "install", "scope": "global", "plugin": str(plugin), "changed": True, "done": [],
+        }  # fmt: skip
+        assert str(home) in plugin.read_text()
+        again = run(home, "install", "--global", **place)
+        assert again.code == 0 and "up to date" in again.out and "Restart" not in again.out
+        done = run(home, "uninstall", **place)
+        assert done.code == 0 and not plugin.exists() and str(home) in done.out
+
+    def test_two_copies_are_warned_of(self, tmp_path: Path) -> None:
+        place = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+        (tmp_path / "project").mkdir()
+        run(tmp_path / "home", "install", **place)
+        done = run(tmp_path / "home", "install", "--project", str(tmp_path / "project"), **place)
+        assert done.code == 0 and "both copies" in done.err and "uninstall --global" in done.err
+
+    def test_a_foreign_file_is_refused(self, tmp_path: Path) -> None:
+        plugin = tmp_path / "config" / "opencode" / "plugin" / "durable-stream.js"
+        plugin.parent.mkdir(parents=True)
+        plugin.write_text("// mine")
+        done = run(tmp_path / "home", "install", XDG_CONFIG_HOME=str(tmp_path / "config"))
+        assert done.code == 1 and "was not written by durable-stream" in done.err
+        assert plugin.read_text() == "// mine"
+
+    def test_a_project_that_is_not_there(self, tmp_path: Path) -> None:
+        done = run(tmp_path, "install", "--project", str(tmp_path / "none"))
+        assert done.code == 1 and "no such directory" in done.err
+
+    def test_both_places_at_once_is_wrong_usage(self, tmp_path: Path) -> None:
+        assert run(tmp_path, "install", "--global", "--project", str(tmp_path)).code == 2
+
+
+def test_doctor_exits_with_1_for_a_problem(tmp_path: Path) -> None:
+    done = run(tmp_path, "doctor", "--json", XDG_CONFIG_HOME=str(tmp_path / "config"))
+    levels = {check["name"]: check["level"] for check in done.objects()}
+    assert (done.code, levels["plugin"], levels["config"]) == (1, "problem", "ok")
+    plain = run(tmp_path, "doctor", XDG_CONFIG_HOME=str(tmp_path / "config"))
+    assert "problem  plugin: not installed" in plain.out
+
+
+def test_verify_prints_findings_and_a_summary(home: Path) -> None:
+    done = run(home, "verify")
+    assert done.code == 0 and done.out.startswith("all ") and done.out.endswith(" verified\n")
+    summary = run(home, "verify", "--json").objects()[-1]["summary"]
+    assert summary["findings"] == 0 and summary["records"] == summary["head"] + 1
