@@ -26,7 +26,10 @@ GENESIS = bytes(32)
 """The hash before a stream's first record."""
 
 MAX_DEPTH = 200
-"""Deepest nesting kept in a payload; what lies deeper becomes a marker, counted."""
+"""Most objects and lists one in another in an event, itself included; what lies deeper becomes a marker, counted.
+
+orjson writes 254 and reads 1024, so an event still fits in what wraps it: a line, an answer, a message.
+"""
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
@@ -71,14 +74,24 @@ def normalise(value: Any, repairs: Repairs, depth: int = 0) -> Any:
         repairs.not_finite += 1
         return None
     if isinstance(value, dict | list | tuple):
-        if depth >= MAX_DEPTH:
+        if depth >= MAX_DEPTH and not _is_marker(value):
             repairs.too_deep += 1
-            return {"$too_deep": type(value).__name__}
+            return {_TOO_DEEP: type(value).__name__}
         if isinstance(value, dict):
-            return {_text(str(k), repairs): normalise(v, repairs, depth + 1) for k, v in value.items()}
+            # In a fixed order, so that of two keys that become one the same one always stays.
+            entries = sorted(value.items(), key=lambda entry: str(entry[0]))
+            return {_text(str(k), repairs): normalise(v, repairs, depth + 1) for k, v in entries}
         return [normalise(item, repairs, depth + 1) for item in value]
     repairs.not_json += 1
     return _text(str(value), repairs)
+
+
+_TOO_DEEP = "$too_deep"
+
+
+def _is_marker(value: Any) -> bool:
+    """Whether ``value`` already stands for something too deep: a stored event encodes to the same bytes again."""
+    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_TOO_DEEP), str)
 
 
 def _text(value: str, repairs: Repairs) -> str:
@@ -117,23 +130,48 @@ class Encoded:
 
 def encode(event: StreamEvent) -> Encoded:
     """Canonical bytes and digests of ``event``; never refuses a payload (see ``normalise``)."""
-    repairs = Repairs()
-    fields = event.fields()
     try:
-        payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
-        digest = sha256(payload).hexdigest()
-        fields["payload"] = orjson.Fragment(payload)
-        whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
-    except (TypeError, RecursionError):
-        fields = normalise(event.fields(), repairs)
-        payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
-        digest = sha256(payload).hexdigest()
-        # What readers will get is what is stored, so the event in hand must equal it.
-        event = StreamEvent.trusted(orjson.loads(orjson.dumps(fields)))
-        fields["payload"] = orjson.Fragment(payload)
-        whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+        encoded = _encode(event, event.fields(), None)
+    except (TypeError, RecursionError):  # a lone surrogate, a big integer, deep nesting, no JSON
+        encoded = None
+    if encoded is not None:
+        return encoded
+    repairs = Repairs()
+    fields = normalise(event.fields(), repairs)
+    # What readers will get is what is stored, so the event in hand must equal it.
+    event = StreamEvent.trusted(orjson.loads(orjson.dumps(fields)))
+    repaired = _encode(event, fields, repairs)
+    assert repaired is not None
+    return repaired
+
+
+def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None) -> Encoded | None:
+    """``None`` when nothing was repaired yet and something must be."""
+    payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
+    digest = sha256(payload).hexdigest()
+    fields["payload"] = orjson.Fragment(payload)
+    whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    if repairs is None:
+        # orjson writes NaN as null, and nests deeper than we keep: look closer where that is possible.
+        may_differ = b"null" in payload or len(whole.translate(None, _NO_BRACKETS)) > MAX_DEPTH
+        if may_differ and not _is_plain(event.fields(), 0):
+            return None
+        repairs = Repairs()
     fields["payload"] = orjson.Fragment(b'{"$sha256":"%b"}' % digest.encode())
     return Encoded(event, whole, digest, orjson.dumps(fields, option=orjson.OPT_SORT_KEYS), repairs)
+
+
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{"))
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict | list | tuple):
+        if depth >= MAX_DEPTH and not _is_marker(value):
+            return False
+        return all(_is_plain(item, depth + 1) for item in (value.values() if isinstance(value, dict) else value))
+    return True
 
 
 def chain(previous: bytes, digest_form: bytes) -> bytes:

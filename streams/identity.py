@@ -49,7 +49,7 @@ class Identity:
         return self._random_bytes(32).hex()
 
     def stamp(self, fields: Mapping[str, Any]) -> StreamEvent:
-        """Complete ``fields`` into an event: what upstream gave is kept, what is missing is injected.
+        """Complete ``fields`` into an event: what upstream gave is kept, what is missing or ``None`` is injected.
 
         ``id``, ``ts`` and ``schema_version`` are filled in; an event without an
         idempotency key gets one of its own, ``event:{id}``.
@@ -57,15 +57,16 @@ class Identity:
         Raises:
             InvalidEvent: the completed event breaks the envelope.
         """
-        event_id = fields.get("id") or self.ulid()
-        filled: dict[str, Any] = {
-            "id": event_id,
-            "schema_version": SCHEMA_VERSION,
-            "idempotency_key": f"event:{event_id}",
-            **fields,
-        }
-        if "timestamp" not in filled and filled.get("ts") is None:
-            filled["ts"] = self.now_ms()
+        filled = dict(fields)
+        if filled.get("id") is None:
+            filled["id"] = self.ulid()
+        if filled.get("idempotency_key") is None:
+            filled["idempotency_key"] = f"event:{filled['id']}"
+        if filled.get("schema_version") is None:
+            filled["schema_version"] = SCHEMA_VERSION
+        if filled.get("ts") is None:
+            upstream = filled.pop("timestamp", None)
+            filled["ts"] = self.now_ms() if upstream is None else upstream
         return StreamEvent.parse(filled)
 
 

@@ -95,34 +95,40 @@ class Lineage:
                 session.parent, session.known = event.payload.get("parent"), True
 
     def root(self, session_id: str) -> str:
-        """The root session above ``session_id``, following links; itself when nothing is known above."""
-        seen = {session_id}
+        """The root session above ``session_id``, following links; itself when nothing is known above.
+
+        Sessions that wrongly descend from each other have one root all the same: the first of them in the log.
+        """
+        above = [session_id]
         while True:
-            session = self.sessions.get(session_id)
+            session = self.sessions.get(above[-1])
             parent = session.parent if session is not None else None
-            if parent is None or parent in seen or parent not in self.sessions:
-                return session_id
-            seen.add(parent)
-            session_id = parent
+            if parent is None or parent not in self.sessions:
+                return above[-1]
+            if parent in above:
+                circle = above[above.index(parent) :]
+                return min(circle, key=lambda each: self.sessions[each].first_position)
+            above.append(parent)
 
     def children(self, session_id: str) -> list[Session]:
         """Direct children in the order they first appeared; empty for a leaf or an unknown session."""
         return [s for s in self.sessions.values() if s.parent == session_id]
 
     def roots(self) -> list[Session]:
-        """Sessions with no known parent in this log, in the order they first appeared."""
-        return [s for s in self.sessions.values() if s.parent is None or s.parent not in self.sessions]
+        """Sessions with no known parent in this log, in the order they first appeared; every session is below one."""
+        return [s for s in self.sessions.values() if self.root(s.id) == s.id]
 
     def streams_of(self, session_id: str) -> list[str]:
         """Every stream that holds records of this session's whole family, the root's first."""
-        root = self.root(session_id)
         streams: dict[str, None] = {}
-        waiting = [root]
-        while waiting:
-            current = waiting.pop(0)
+        family = [self.root(session_id)]
+        seen = set(family)
+        for current in family:  # grows while it is walked
             session = self.sessions.get(current)
             streams[session.stream if session is not None else current] = None
-            waiting.extend(child.id for child in self.children(current))
+            children = [child.id for child in self.children(current) if child.id not in seen]
+            seen.update(children)
+            family.extend(children)
         return list(streams)
 
     def state(self) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import orjson
-
 from streams.event import StreamEvent
+from streams.hashing import canonical
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -61,7 +60,7 @@ def _type_matches(actual: str, wanted: str) -> bool:
 
 def payload_text(event: StreamEvent) -> str:
     """The payload as one line of JSON, for text search and previews."""
-    return orjson.dumps(event.payload, option=orjson.OPT_SORT_KEYS).decode()
+    return canonical(event.payload).decode()
 
 
 def parse_moment(text: str, now_ms: int) -> int:
@@ -71,13 +70,13 @@ def parse_moment(text: str, now_ms: int) -> int:
         ValueError: says which forms are understood.
     """
     text = text.strip()
-    if age := _AGE.fullmatch(text):
-        return now_ms - int(float(age[1]) * _UNIT_MS[age[2]])
-    if text.isdecimal() and len(text) >= 12:
-        return int(text)
     try:
-        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
-    except ValueError:
+        if age := _AGE.fullmatch(text):
+            return now_ms - round(float(age[1]) * _UNIT_MS[age[2]])
+        if text.isdecimal() and len(text) >= 12:
+            return int(text)
+        return round(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+    except (ValueError, OverflowError):
         raise ValueError(
             f"{text!r} is no moment: use an age (90s, 30m, 2h, 7d), an ISO time (2026-11-22T09:30), "
             "or milliseconds since 1970"

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition, Thread
 
-from streams.errors import StoreClosed, StoreFailed, StreamError
+from streams.errors import StoreClosed, StoreFailed, StoreUnavailable
 from streams.store import Record
 from streams.stores.plan import Request
 
@@ -63,7 +64,7 @@ class GroupCommit:
         self._commit, self._settled, self._abandon = commit, settled, abandon
         self._queue: deque[Pending] = deque()
         self._wake = Condition()
-        self._stop: StreamError | None = None
+        self._stop: StoreUnavailable | None = None
         self._thread = Thread(target=self._run, name=f"log-writer-{name}", daemon=True)
         self._thread.start()
 
@@ -86,7 +87,7 @@ class GroupCommit:
         pending = Pending(request, size, loop, loop.create_future())
         with self._wake:
             if self._stop is not None:
-                raise self._stop
+                raise self._refusal()
             self._queue.append(pending)
             self._wake.notify()
         return await pending.future
@@ -132,15 +133,21 @@ class GroupCommit:
             group.extend(self._queue)
             self._queue.clear()
         for pending in group:
-            pending.outcome = failure
+            pending.outcome = self._refusal()
         self._abandon()
+
+    def _refusal(self) -> StoreUnavailable:
+        """A new exception each time: one raised for many callers would collect all their tracebacks."""
+        assert self._stop is not None
+        return type(self._stop)(self._stop.reason, self._stop.hint)
 
     def _hand_back(self, group: list[Pending]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[Pending]] = {}
         for pending in group:
             by_loop.setdefault(pending.loop, []).append(pending)
         for loop, pendings in by_loop.items():
-            if not loop.is_closed():
+            # A loop that was closed has no callers left, and closing it must not end this thread.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, pendings)
 
     def _settle(self, pendings: list[Pending]) -> None:

@@ -1,11 +1,18 @@
-"""The few system calls the writer makes, in one place so that tests can make them fail."""
+"""The system calls of the jsonl backend: the writer's in ``Disk``, so that tests can make them fail, and file helpers.
+
+No file of a store is ever reached through a symbolic link: whoever can put
+one there must not choose what is read or written.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
 from pathlib import Path
+
+from streams.errors import ForeignStore
 
 
 class Disk:
@@ -28,16 +35,63 @@ class Disk:
         """Replace the beginning of ``fd`` in place; not synced."""
         os.pwrite(fd, data, 0)
 
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut ``fd`` to ``size`` bytes; not synced."""
+        os.ftruncate(fd, size)
+
     def create(self, path: Path) -> int:
         """Open a new append-only file, mode 0600, and make its name durable."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            sync_directory(path.parent)
+        except OSError:
+            os.close(fd)
+            raise
         return fd
 
     def open(self, path: Path) -> int:
         """Open an existing file for appending."""
         return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def open_to_read(path: str | Path, flags: int = 0) -> int:
+    """A descriptor of an existing file. ``flags`` are there to serve as an ``opener``; reading is all it does.
+
+    Raises:
+        ForeignStore: it is a symbolic link.
+        OSError: it cannot be opened.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put the file there") from None
+        raise
+
+
+def read_file(path: Path) -> bytes:
+    """All of a file. Raises as ``open_to_read``."""
+    with open(path, "rb", opener=open_to_read) as file:
+        return file.read()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Create or replace a small file so that it is whole after a power loss. Mode 0600."""
+    temporary = path.with_name(path.name + ".new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        Disk().write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

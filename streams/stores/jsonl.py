@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -28,11 +30,11 @@ from streams.identity import Identity
 from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
-from streams.stores.disk import Disk
+from streams.stores.disk import Disk, open_to_read, read_file, sync_directory, write_durably
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
 from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
-from streams.stores.recovery import Torn, key_digest, recover
+from streams.stores.recovery import key_digest, recover
 from streams.stores.segments import (
     FORMAT,
     BadLine,
@@ -45,8 +47,6 @@ from streams.stores.segments import (
     read_head,
     read_manifest,
     segment_name,
-    sync_directory,
-    write_durably,
 )
 
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -83,10 +83,13 @@ class JsonlStore:
         """Where this opening put an incomplete tail; ``None`` when there was none."""
         self.differences = 0
         self._reader = JsonlReader(store)
-        recovered = recover(self._log, read_head(store / "head"))
+        head = read_head(store / "head")
+        recovered = recover(self._log, head)
         self._index = recovered.index
+        self.head_lost = head is None and bool(recovered.index.segments)
+        """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
         if recovered.torn is not None:
-            self.torn = self._set_aside(recovered.torn, recovered.size)
+            self.torn = self._set_aside(recovered.index.segments[-1], recovered.size)
         self._size = recovered.size
         self._durable_size = recovered.size
         self._fd = disk.open(self._index.segments[-1].path) if self._index.segments else -1
@@ -95,7 +98,7 @@ class JsonlStore:
         if self._head > NOTHING:
             # A whole batch above the old head was written but perhaps not synced when its writer died.
             disk.sync(self._fd)
-            disk.rewrite(self._head_fd, format_head(Head(self._head, self._index.last_hash)))
+        disk.rewrite(self._head_fd, format_head(Head(self._head, self._index.last_hash)))
         self._live = LiveTail(lambda after: self.read_all(after=after))
         self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name)
 
@@ -128,7 +131,9 @@ class JsonlStore:
     @classmethod
     def _open(cls, store: Path, identity: Identity, disk: Disk, segment_bytes: int) -> JsonlStore:
         for directory in (store, store / "log"):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not directory.is_dir():
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_directory(directory.parent)
         lock = _take_lock(store)
         try:
             manifest = read_manifest(store)
@@ -196,7 +201,7 @@ class JsonlStore:
                 number = bisect_right(firsts, position) - 1
                 segment = index.segments[number]
                 if number not in open_files:
-                    open_files[number] = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+                    open_files[number] = open_to_read(segment.path)
                 records.append(self._record_at(open_files[number], segment, position))
         finally:
             for fd in open_files.values():
@@ -294,28 +299,24 @@ class JsonlStore:
         """After a failed write: cut what was never acknowledged, as far as the disk still lets us."""
         if self._fd >= 0:
             try:
-                os.ftruncate(self._fd, self._durable_size)
+                self._disk.truncate(self._fd, self._durable_size)
             except OSError:
                 # The next opening finds a torn tail above head instead and cuts it then.
                 self._durable_size = -1
 
-    def _set_aside(self, torn: Torn, size: int) -> Path:
+    def _set_aside(self, segment: Segment, size: int) -> Path:
         """Keep a copy of the torn tail, then cut it off."""
         directory = self._store / "torn"
         directory.mkdir(mode=0o700, exist_ok=True)
-        later = [s for s in list_segments(self._log) if s.first > torn.segment.first]
-        data = torn.segment.path.read_bytes()[size:] + b"".join(s.path.read_bytes() for s in later)
-        kept = directory / f"{torn.segment.path.stem}-{size}-{len(list(directory.iterdir()))}.bin"
-        write_durably(kept, data)
-        for segment in reversed(later):
-            segment.path.unlink()
-        fd = self._disk.open(torn.segment.path)
+        kept = directory / f"{segment.path.stem}-{size}-{len(list(directory.iterdir()))}.bin"
+        write_durably(kept, read_file(segment.path)[size:])
+        sync_directory(self._store)
+        fd = self._disk.open(segment.path)
         try:
-            os.ftruncate(fd, size)
+            self._disk.truncate(fd, size)
             self._disk.sync(fd)
         finally:
             os.close(fd)
-        sync_directory(self._log)
         return kept
 
     async def close(self) -> None:
@@ -330,11 +331,21 @@ class JsonlStore:
                 os.close(fd)
 
 
+def _lock_soon(fd: int) -> None:
+    """Lock now. A verifying reader holds a shared lock for an instant to see whether there is a writer."""
+    for _ in range(5):
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.01)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _take_lock(store: Path) -> int:
     path = store / "lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_soon(fd)
     except BlockingIOError:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "another process"
         os.close(fd)

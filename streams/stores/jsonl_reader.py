@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiofiles
+import orjson
+from aiofiles.threadpool.binary import AsyncBufferedReader
 
 from streams.errors import CorruptLog
 from streams.query import Filter
 from streams.store import NOTHING, Record
+from streams.stores.disk import open_to_read, read_file
 from streams.stores.segments import (
     EMPTY_HEAD,
     BadLine,
@@ -97,10 +101,12 @@ class JsonlReader:
         head = self.head_record()
         if head.position <= after:
             return
+        after = max(after, NOTHING)
         segments = list_segments(self._log)
-        first = max(bisect_right([s.first for s in segments], after + 1) - 1, 0)
-        expected = segments[first].first if segments else 0
-        for segment in segments[first:]:
+        first = bisect_right([s.first for s in segments], after + 1) - 1
+        expected = segments[first].first if first >= 0 else after + 1
+        number = 0
+        for segment in segments[max(first, 0) :]:
             if segment.first != expected and expected <= head.position:
                 reason = f"records {expected} to {segment.first - 1} are missing before it"
                 raise CorruptLog(str(segment.path), 1, expected, reason)
@@ -116,13 +122,18 @@ class JsonlReader:
         if expected <= head.position:
             file = str(segments[-1].path) if segments else str(self._log)
             reason = f"records {expected} to {head.position} were written and are missing"
-            raise CorruptLog(file, number + 1 if segments else 1, expected, reason)
+            raise CorruptLog(file, number + 1, expected, reason)
+
+
+def opened(path: Path) -> AbstractAsyncContextManager[AsyncBufferedReader]:
+    """A segment, open for reading; entering raises ``ForeignStore`` for a symbolic link."""
+    return aiofiles.open(path, "rb", opener=open_to_read)
 
 
 async def _lines(path: Path) -> AsyncIterator[bytes]:
     """Complete lines of a file; what follows the last newline is not yielded."""
     rest = b""
-    async with aiofiles.open(path, "rb") as file:
+    async with opened(path) as file:
         while chunk := await file.read(_CHUNK):
             lines = (rest + chunk).split(b"\n")
             rest = lines.pop()
@@ -143,7 +154,7 @@ def _parse(line: bytes, segment: Segment, number: int, expected: int) -> Record:
 def _last_whole(segment: Segment) -> Head:
     """The last record of the last whole batch in a segment; what the head file would say."""
     head = Head(segment.first - 1, "")
-    for line in segment.path.read_bytes().split(b"\n")[:-1]:
+    for line in read_file(segment.path).split(b"\n")[:-1]:
         try:
             keys = parse_keys(line)
         except BadLine:
@@ -155,4 +166,7 @@ def _last_whole(segment: Segment) -> Head:
 
 def _quoted(text: str) -> bytes:
     """``text`` as it stands in a line if it stands there as a whole JSON string."""
-    return b'"%b"' % text.encode("utf-8", "replace") if text.isascii() and text.isprintable() else b""
+    try:
+        return orjson.dumps(text)
+    except TypeError:  # a lone surrogate, which no line holds: looking at every record finds nothing either
+        return b""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+import orjson
+
 from streams.errors import StoreClosed
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, Encoded, encode
@@ -20,8 +22,14 @@ class _Known:
     def body(self) -> tuple[str, str, str, str]:
         return self._placed.encoded.body()
 
-    def placed(self) -> Placed:
-        return self._placed
+    def placed(self) -> Record:
+        return _stored(self._placed)
+
+
+def _stored(placed: Placed) -> Record:
+    """The record from its bytes: what a caller does to an event's payload later must not change the log."""
+    event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))
+    return Record(event, placed.offset, placed.position, placed.hash.hex())
 
 
 class MemoryStore:
@@ -78,12 +86,12 @@ class MemoryStore:
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
         for placed in self._streams.get(stream_id, [])[max(from_offset, 0) :]:
-            yield as_record(placed)
+            yield _stored(placed)
 
     async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamReader.read_all``."""
         for placed in self._records[max(after + 1, 0) :]:
-            yield as_record(placed)
+            yield _stored(placed)
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """See ``StreamReader.query``."""
@@ -94,7 +102,7 @@ class MemoryStore:
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
         placed = self._keys.get(idempotency_key)
-        return None if placed is None else as_record(placed)
+        return None if placed is None else _stored(placed)
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from streams.errors import CorruptLog
 from streams.hashing import GENESIS
+from streams.stores.disk import read_file
 from streams.stores.segments import BadLine, Head, LineKeys, Segment, list_segments, parse_keys
 
 
 def key_digest(key: str) -> bytes:
     """What the index keeps of an idempotency key: 16 bytes instead of a string."""
-    return blake2b(key.encode(), digest_size=16).digest()
+    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -64,35 +65,27 @@ class Index:
         self.last_hash = hash_.hex()
 
 
-@dataclass(frozen=True, slots=True)
-class Torn:
-    """An incomplete tail: everything from ``byte`` of ``segment`` on, and all later segments."""
-
-    segment: Segment
-    byte: int
-    line: int
-    reason: str
-
-
 @dataclass(slots=True)
 class Recovered:
-    """The index up to the last whole batch, where that batch ends, and what is torn after it."""
+    """The index up to the last whole batch, and where that batch ends."""
 
     index: Index
     size: int
     """Bytes of the last segment that hold whole batches."""
-    torn: Torn | None
+    torn: str | None
+    """Why what follows there is an incomplete tail; ``None`` when nothing follows."""
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """The place of the scan."""
+    """The place of the scan in ``segment``: the line just taken, and the batch that is not whole yet."""
 
     segment: Segment
+    is_last: bool
     line: int = 0
-    batch_byte: int = 0
-    batch_line: int = 1
-    batch: list[tuple[int, LineKeys]] = field(default_factory=list)
+    batch: list[tuple[int, LineKeys, bytes]] = field(default_factory=list)
+    next_offsets: dict[str, int] = field(default_factory=dict)
+    """Of the streams in the batch."""
 
 
 def recover(log: Path, head: Head | None) -> Recovered:
@@ -103,15 +96,16 @@ def recover(log: Path, head: Head | None) -> Recovered:
 
     Raises:
         CorruptLog: file, line and position of the first fault below head.
+        ForeignStore: a segment is a symbolic link.
     """
     segments = list_segments(log)
-    index = Index(first=segments[0].first if segments else 0)
+    index = Index()
     size = 0
     for number, segment in enumerate(segments):
         if segment.first != index.next_position():
-            _missing(segment, index.next_position(), head)
-        data = segment.path.read_bytes()
-        cursor = _Cursor(segment)
+            _missing(segment, index.next_position())
+        data = read_file(segment.path)
+        cursor = _Cursor(segment, is_last=number == len(segments) - 1)
         index.segments.append(segment)
         size = 0
         for start, line in _lines(data):
@@ -119,19 +113,16 @@ def recover(log: Path, head: Head | None) -> Recovered:
             try:
                 _take(index, cursor, start, line)
             except BadLine as fault:
-                rest = data[start + len(line) + 1 :]
-                later = segments[number + 1 :]
-                _refuse_below_head(segment, cursor, head, str(fault), rest, later)
-                return Recovered(index, size, Torn(segment, cursor.batch_byte, cursor.batch_line, str(fault)))
+                _refuse_damage(cursor, head, str(fault), data[start + len(line) + 1 :])
+                return Recovered(index, size, str(fault))
             if not cursor.batch:
                 size = start + len(line) + 1
-                cursor.batch_byte, cursor.batch_line = size, cursor.line + 1
             _check_head(index, head, segment, cursor.line)
         if cursor.batch or size < len(data):
             reason = "the batch is incomplete" if cursor.batch else "the last line is incomplete"
             cursor.line += 1
-            _refuse_below_head(segment, cursor, head, reason, b"", segments[number + 1 :])
-            return Recovered(index, size, Torn(segment, cursor.batch_byte, cursor.batch_line, reason))
+            _refuse_damage(cursor, head, reason, b"")
+            return Recovered(index, size, reason)
     if head is not None and index.next_position() <= head.position:
         file = segments[-1].path if segments else log
         raise CorruptLog(
@@ -160,19 +151,35 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
     place, count = keys.tx
     if place != len(cursor.batch) or count <= place or (cursor.batch and cursor.batch[0][1].tx[1] != count):
         raise BadLine("it does not continue its batch")
-    cursor.batch.append((start, keys))
+    stream_id = keys.event.stream_id
+    offset = cursor.next_offsets.get(stream_id)
+    if offset is None:
+        tail = index.streams.get(stream_id)
+        offset = 0 if tail is None else tail.next_offset()
+    if keys.offset != offset:
+        raise BadLine(f"it is offset {keys.offset} of its stream where {offset} must follow")
+    cursor.batch.append((start, keys, _hash_of(keys)))
+    cursor.next_offsets[stream_id] = offset + 1
     if place + 1 < count:
         return
-    for begin, member in cursor.batch:
+    for begin, member, hash_ in cursor.batch:
         event = member.event
-        tail = index.streams.get(event.stream_id)
-        if tail is not None and tail.next_offset() != member.offset:
-            raise BadLine(f"it is offset {member.offset} of its stream where {tail.next_offset()} must follow")
-        index.add(event.stream_id, event.idempotency_key, member.offset, bytes.fromhex(member.hash), begin)
+        index.add(event.stream_id, event.idempotency_key, member.offset, hash_, begin)
     cursor.batch.clear()
+    cursor.next_offsets.clear()
 
 
-def _missing(segment: Segment, expected: int, head: Head | None) -> None:
+def _hash_of(keys: LineKeys) -> bytes:
+    try:
+        hash_ = bytes.fromhex(keys.hash)
+    except ValueError:
+        hash_ = b""
+    if len(hash_) != len(GENESIS):
+        raise BadLine("its hash is no hash")
+    return hash_
+
+
+def _missing(segment: Segment, expected: int) -> None:
     reason = f"records {expected} to {segment.first - 1} are missing before it"
     if segment.first < expected:
         reason = f"it begins at position {segment.first}, which an earlier segment already holds"
@@ -180,16 +187,15 @@ def _missing(segment: Segment, expected: int, head: Head | None) -> None:
     raise CorruptLog(str(segment.path), 1, expected, reason)
 
 
-def _refuse_below_head(
-    segment: Segment, cursor: _Cursor, head: Head | None, reason: str, rest: bytes, later: list[Segment]
-) -> None:
-    """Raise unless the fault lies in what was never acknowledged."""
+def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
+    """Raise unless the fault lies in what was never acknowledged; ``rest`` is what follows it in the segment."""
     # One record a line, densely: the line tells the position even when it cannot be read.
-    position = segment.first + cursor.line - 1
+    position = cursor.segment.first + cursor.line - 1
     below = head is not None and position <= head.position
-    unexplained = head is None and (bool(later) or any(_is_whole(line) for _, line in _lines(rest)))
-    if below or unexplained:
-        raise CorruptLog(str(segment.path), cursor.line, position, reason)
+    unexplained = head is None and any(_is_whole(line) for _, line in _lines(rest))
+    # As in ``_missing``: before a later segment everything is durable, also when a power loss left an old head.
+    if below or unexplained or not cursor.is_last:
+        raise CorruptLog(str(cursor.segment.path), cursor.line, position, reason)
 
 
 def _is_whole(line: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The jsonl format: lines, segments and the head file. Parsing is pure; the rest are small file helpers.
+"""The jsonl format: lines, segments and the head file. Parsing is pure; the rest reads small files.
 
 One record is one line of canonical JSON, ``crc`` first, and that is why keys
 are in this order::
@@ -13,7 +13,6 @@ so a missing one is seen. ``head`` holds the last durable position and hash.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ import orjson
 from streams.errors import ForeignStore
 from streams.event import StreamEvent
 from streams.store import NOTHING, Record
+from streams.stores.disk import read_file
 from streams.stores.plan import Placed
 
 FORMAT = 1
@@ -112,7 +112,7 @@ def parse_record(line: bytes) -> Record:
     try:
         fields = orjson.loads(line)
         return Record(StreamEvent.trusted(fields["event"]), fields["offset"], fields["position"], fields["hash"])
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise BadLine(f"not a record: {type(error).__name__}") from None
 
 
@@ -137,10 +137,14 @@ def format_head(head: Head) -> bytes:
 
 
 def read_head(path: Path) -> Head | None:
-    """The head, or ``None`` when the file is missing or damaged (then nothing is known)."""
+    """The head, or ``None`` when the file is missing or damaged (then nothing is known).
+
+    Raises:
+        ForeignStore: it is a symbolic link.
+    """
     for _ in range(3):  # the writer may be replacing it at this very moment
         try:
-            text = path.read_bytes().rstrip()
+            text = read_file(path).rstrip()
         except FileNotFoundError:
             return None
         try:
@@ -163,7 +167,7 @@ def read_manifest(store: Path) -> dict[str, object] | None:
     """
     path = store / "store.json"
     try:
-        manifest = orjson.loads(path.read_bytes())
+        manifest = orjson.loads(read_file(path))
     except FileNotFoundError:
         return None
     except orjson.JSONDecodeError:
@@ -176,25 +180,3 @@ def read_manifest(store: Path) -> dict[str, object] | None:
             f"it has format {manifest['format']}, this version reads up to {FORMAT}: upgrade durable-stream",
         )
     return manifest
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Create or replace a small file so that it is whole after a power loss. Mode 0600."""
-    temporary = path.with_name(path.name + ".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.replace(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the directory's entries durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

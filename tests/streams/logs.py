@@ -1,0 +1,84 @@
+"""A finished log in memory, to be put on disk whole or damaged."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+from streams.identity import seeded_identity
+from streams.store import Record
+from streams.stores.jsonl import JsonlStore
+from streams.stores.segments import Head, read_head, segment_name
+from tests.streams.builders import event
+from tests.streams.disks import FastDisk
+from tests.streams.store_contract import collect
+
+
+@dataclass(frozen=True)
+class Log:
+    """``segments`` are (name, bytes); ``heads[position]`` is the head file after the commit that ended there."""
+
+    segments: list[tuple[str, bytes]]
+    heads: dict[int, bytes]
+    manifest: bytes
+    records: list[Record]
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of a log of one segment."""
+        assert len(self.segments) == 1
+        return self.segments[0][1]
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        return self.data.splitlines(keepends=True)
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each line ends, its newline included."""
+        return list(accumulate(map(len, self.lines)))
+
+    def whole(self, size: int) -> tuple[int, int]:
+        """How many records the whole batches within the first ``size`` bytes hold, and where the last of them ends."""
+        count = max((position + 1 for position in self.heads if self.ends[position] <= size), default=0)
+        return count, self.ends[count - 1] if count else 0
+
+    def head(self, position: int) -> Head:
+        return Head(position, self.records[position].hash)
+
+    def put(self, store: Path, data: bytes | None = None, *, head: int | None = -1) -> Path:
+        """Write the log to ``store``: ``data`` in place of its one segment; the head after the record ``head``
+        (negative from the end), or none. Returns the (last) segment."""
+        (store / "log").mkdir(parents=True)
+        (store / "store.json").write_bytes(self.manifest)
+        for name, kept in self.segments:
+            (store / "log" / name).write_bytes(kept if data is None else data)
+        if head is not None:
+            (store / "head").write_bytes(self.heads[head if head >= 0 else len(self.records) + head])
+        return store / "log" / name
+
+
+def make_log(directory: Path, batches: list[int], *, text: int, segment_bytes: int = 10**9) -> Log:
+    """A log of batches of these sizes, each committed alone, with about ``text`` more characters a record."""
+    return asyncio.run(_make_log(directory, batches, text, segment_bytes))
+
+
+async def _make_log(directory: Path, batches: list[int], text: int, segment_bytes: int) -> Log:
+    log = await JsonlStore.open(directory, seeded_identity(3), disk=FastDisk(), segment_bytes=segment_bytes)
+    heads: dict[int, bytes] = {}
+    for number, count in enumerate(batches):
+        records = await log.append(
+            [
+                event(f"{number}-{index}", stream=f"ses_{(number + index) % 3}", payload={"text": "é\n" * (text // 4)})
+                for index in range(count)
+            ]
+        )
+        heads[records[-1].position] = (directory / "head").read_bytes()
+    records = await collect(log.read_all())
+    await log.close()
+    segments = [(path.name, path.read_bytes()) for path in sorted((directory / "log").iterdir())]
+    assert segments[0][0] == segment_name(0) and read_head(directory / "head") is not None
+    return Log(segments, heads, (directory / "store.json").read_bytes(), records)

@@ -1,0 +1,165 @@
+"""The envelope: seed 003, "EventEnvelope V1 Schema" (FEATURES R11, R12, J17); seed 004, 2.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from streams.errors import InvalidEvent
+from streams.event import MAX_KEY, MAX_STREAM_ID, MAX_TYPE, Source, StreamEvent, is_stream_id
+from streams.hashing import canonical, encode
+
+SECRET = "hunter2 and other secrets"
+
+
+def fields(**more: Any) -> dict[str, Any]:
+    return {
+        "id": "01HF7YAT0072TECMQ49PKZ57H0",
+        "ts": 1_700_000_000_000,
+        "type": "execution.step",
+        "stream_id": "ses_a",
+        "idempotency_key": "test:a",
+        "actor": "build",
+        "source": {"agent": "build", "adapter": "opencode"},
+        **more,
+    }
+
+
+def test_the_smallest_event_has_every_field() -> None:
+    event = StreamEvent.parse(fields())
+    assert event.fields() == {
+        **fields(),
+        "schema_version": 1,
+        "causation_id": None,
+        "correlation_id": None,
+        "traceparent": None,
+        "payload": {},
+        "metadata": {},
+    }
+
+
+@pytest.mark.parametrize("name", ["id", "ts", "type", "stream_id", "idempotency_key", "actor", "source"])
+def test_mandatory_fields_are_mandatory(name: str) -> None:
+    given = fields()
+    del given[name]
+    with pytest.raises(InvalidEvent, match=rf"not a valid event: {name}: Field required"):
+        StreamEvent.parse(given)
+
+
+@pytest.mark.parametrize("name", ["agent", "adapter"])
+def test_the_source_names_agent_and_adapter(name: str) -> None:
+    given = fields()
+    del given["source"][name]
+    with pytest.raises(InvalidEvent, match=rf"source\.{name}: Field required"):
+        StreamEvent.parse(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("id", SECRET),
+        ("id", "01HF7YAT0072TECMQ49PKZ57H"),
+        ("id", "81HF7YAT0072TECMQ49PKZ57H0"),
+        ("id", "01hf7yat0072tecmq49pkz57h0"),
+        ("id", "01HF7YAT0072TECMQ49PKZ57HU"),
+        ("ts", -1),
+        ("ts", 2**53),
+        ("ts", 1.5),
+        ("ts", SECRET),
+        ("ts", None),
+        ("type", SECRET),
+        ("type", ""),
+        ("type", ".a"),
+        ("type", "a."),
+        ("type", "a..b"),
+        ("type", "1a"),
+        ("type", "a\n"),
+        ("type", "a" * (MAX_TYPE + 1)),
+        ("schema_version", 0),
+        ("stream_id", SECRET),
+        ("stream_id", "a/"),
+        ("stream_id", "a//b"),
+        ("stream_id", "a/../b"),
+        ("stream_id", "a..b"),
+        ("stream_id", "ses_a\n"),
+        ("stream_id", "a" * (MAX_STREAM_ID + 1)),
+        ("idempotency_key", SECRET),
+        ("idempotency_key", ":a"),
+        ("idempotency_key", "a:"),
+        ("idempotency_key", "a:b\n"),
+        ("idempotency_key", "a:" + "b" * MAX_KEY),
+        ("actor", 5),
+        ("source", SECRET),
+        ("payload", SECRET),
+        ("payload", [SECRET]),
+        ("payload", None),
+        ("metadata", SECRET),
+        ("causation_id", 5),
+    ],
+)
+def test_a_bad_value_is_named_by_its_field_and_not_shown(name: str, value: Any) -> None:
+    with pytest.raises(InvalidEvent) as raised:
+        StreamEvent.parse(fields(**{name: value}))
+    text = str(raised.value)
+    assert text.startswith(f"not a valid event: {name}")
+    assert SECRET not in text and len(text) < 200
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__, "pydantic's error shows the values"
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidEvent, match=r"id: .*; type: .*; payload: "):
+        StreamEvent.parse(fields(id="x", type="?", payload=SECRET))
+
+
+@pytest.mark.parametrize("given", [None, SECRET, [], 5])
+def test_something_else_than_an_object_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidEvent) as raised:
+        StreamEvent.parse(given)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["ses_a", "agent/a-1", "intent/01HF", "system", "a.b~c_d-e", "A" * MAX_STREAM_ID])
+def test_stream_ids(value: str) -> None:
+    assert is_stream_id(value)
+    assert StreamEvent.parse(fields(stream_id=value)).stream_id == value
+
+
+def test_the_timestamp_of_older_envelopes_is_the_time() -> None:
+    given = fields(timestamp=12345)
+    del given["ts"]
+    event = StreamEvent.parse(given)
+    assert event.ts == 12345
+    assert "timestamp" not in event.fields() and event.fields()["ts"] == 12345
+
+
+def test_unknown_fields_survive_everywhere() -> None:
+    """A newer writer's event keeps its bytes when an older version reads and writes it again."""
+    given = fields(schema_version=7, invented={"a": [1, None]}, source={"agent": "a", "adapter": "b", "version": "2"})
+    event = StreamEvent.parse(given)
+    assert event.schema_version == 7
+    assert event.fields()["invented"] == {"a": [1, None]}
+    assert event.fields()["source"]["version"] == "2"
+    stored = orjson.loads(encode(event).canonical)
+    assert StreamEvent.parse(stored) == event == StreamEvent.trusted(stored)
+    assert canonical(StreamEvent.trusted(stored).fields()) == encode(event).canonical
+
+
+def test_a_trusted_event_equals_a_parsed_one() -> None:
+    for given in (fields(), fields(payload={"a": [1]}, metadata={"b": 2}, causation_id="x", extra=1)):
+        parsed = StreamEvent.parse(given)
+        trusted = StreamEvent.trusted(orjson.loads(encode(parsed).canonical))
+        assert trusted == parsed
+        assert trusted.fields() == parsed.fields() and isinstance(trusted.source, Source)
+        assert trusted.model_dump() == parsed.model_dump()
+        assert trusted.model_copy() == parsed
+
+
+def test_an_event_is_frozen() -> None:
+    event = StreamEvent.parse(fields())
+    with pytest.raises(ValidationError, match="frozen"):
+        event.type = "another"  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        event.source.agent = "another"  # type: ignore[misc]

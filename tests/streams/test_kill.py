@@ -1,0 +1,111 @@
+"""``kill -9`` at random moments (RELIABILITY 1): what was acknowledged is there, and nothing else but whole batches.
+
+``TORTURE_KILLS`` sets the number of kills. Each store is killed several times over, so recovery meets recovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from signal import SIGKILL
+
+import pytest
+
+from streams.identity import seeded_identity
+from streams.store import Record
+from streams.stores.jsonl import JsonlStore
+from streams.stores.jsonl_reader import JsonlReader
+from streams.verify import Verification
+from tests.streams import writing_process
+from tests.streams.sizes import size
+from tests.streams.store_contract import collect
+from tests.streams.writing_process import SEGMENT_BYTES, batch_of
+
+KILLS = size("KILLS", 20)
+KILLS_A_STORE = 5
+STORES = 4
+"""As many are tormented side by side."""
+LANES = 6
+
+# Writers are forked from a clean process that has imported everything once.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.streams.writing_process"])
+
+Ack = tuple[int, int, tuple[int, ...], str]
+"""Lane, number of the batch in it, positions, hash of the last record."""
+
+
+@pytest.mark.parametrize("seed", range(max(KILLS // (KILLS_A_STORE * STORES), 1)))
+async def test_nothing_acknowledged_is_lost_and_nothing_is_invented(tmp_path: Path, seed: int) -> None:
+    async with asyncio.timeout(300):
+        await asyncio.gather(*(_torment(tmp_path / str(n), Random(seed * STORES + n)) for n in range(STORES)))
+
+
+async def _torment(store: Path, random: Random) -> None:
+    acked: dict[int, list[Ack]] = {}
+    for run in range(KILLS_A_STORE):
+        acked[run] = await asyncio.to_thread(
+            _write_and_kill, store, run, random.choice([-1, 0, 1, random.randrange(40), random.randrange(150)])
+        )
+        seen = await collect(JsonlReader(store).read_all())
+        _check_acked(acked, seen)
+        log = await JsonlStore.open(store, seeded_identity(run), segment_bytes=SEGMENT_BYTES)
+        try:
+            records = await collect(log.read_all())
+        finally:
+            await log.close()
+        assert records[: len(seen)] == seen, "what a reader saw stays"
+        _check_acked(acked, records)
+        _check_whole(records)
+        assert [str(finding) async for finding in Verification(store).run()] == []
+
+
+def _write_and_kill(store: Path, run: int, acks: int) -> list[Ack]:
+    """The acks of a writer that is killed after about ``acks`` of them; -1 kills it while it opens the log."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=writing_process.run, args=(store, run, LANES, theirs))
+    process.start()
+    theirs.close()
+    journal: list[bytes] = []
+    try:
+        assert ours.poll(30) and ours.recv_bytes() == b"opening", "the writer did not start"
+        while len(journal) <= acks and ours.poll(30):
+            journal.append(ours.recv_bytes())
+    finally:
+        process.kill()
+    with suppress(EOFError):  # the pipe still holds what was acknowledged just before
+        while True:
+            journal.append(ours.recv_bytes())
+    process.join(30)
+    assert process.exitcode == -SIGKILL, "the writer ended by itself"
+    ours.close()
+    return [
+        (lane, number, tuple(positions), hash_) for lane, number, positions, hash_ in (json.loads(a) for a in journal)
+    ]
+
+
+def _check_acked(acked: dict[int, list[Ack]], records: list[Record]) -> None:
+    """Every acknowledged batch stands where its ack said, with that hash, and holds what was appended."""
+    for run, acks in acked.items():
+        for lane, number, positions, hash_ in acks:
+            batch = batch_of(run, lane, number)
+            found = [records[position] for position in positions if position < len(records)]
+            assert [r.event for r in found] == batch, f"run {run}, lane {lane}, batch {number}"
+            assert found[-1].hash == hash_
+
+
+def _check_whole(records: list[Record]) -> None:
+    """Nothing invented, batches whole and together, each lane's batches in order and without a gap."""
+    assert [record.position for record in records] == list(range(len(records)))
+    following: dict[tuple[int, int], int] = {}
+    place = 0
+    while place < len(records):
+        run, lane, number, _, count = records[place].event.payload["batch"]
+        assert [r.event for r in records[place : place + count]] == batch_of(run, lane, number)
+        assert number == following.get((run, lane), 0), "a lane appends one batch after the other"
+        following[run, lane] = number + 1
+        place += count

@@ -1,0 +1,124 @@
+"""Filters and moments (seed 004, 2.2). What stores do with filters is in the store contract."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from streams.query import Filter, describe_span, parse_moment, payload_text
+from tests.streams.builders import event
+
+NOW = 1_790_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("conditions", "is_wanted"),
+    [
+        ({}, True),
+        ({"types": ["agent.error"]}, True),
+        ({"types": ["agent.*"]}, True),
+        ({"types": ["agent.error.*"]}, False),
+        ({"types": ["agent"]}, False),
+        ({"types": ["agen.*"]}, False),
+        ({"types": ["other", "agent.*"]}, True),
+        ({"streams": ["ses_a"]}, True),
+        ({"streams": ["ses_"]}, False),
+        ({"actors": ["plan", "build"]}, True),
+        ({"actors": ["plan"]}, False),
+        ({"correlation_id": "msg_1"}, True),
+        ({"correlation_id": ""}, False),
+        ({"causation_id": "other"}, False),
+        ({"since_ms": 1000}, True),
+        ({"since_ms": 1001}, False),
+        ({"until_ms": 1000}, False),
+        ({"until_ms": 1001}, True),
+        ({"since_ms": 0, "until_ms": 0}, False),
+        ({"text": "DISK full"}, True),
+        ({"text": "straße"}, True),
+        ({"text": "STRASSE"}, True),
+        ({"text": '"n":1'}, True),
+        ({"text": "nothing"}, False),
+        ({"text": "agent.error"}, False),
+        ({"types": ["agent.*"], "actors": ["plan"]}, False),
+    ],
+)
+def test_all_conditions_must_hold(conditions: dict[str, Any], is_wanted: bool) -> None:
+    made = event(
+        "a",
+        type_="agent.error",
+        ts=1000,
+        correlation_id="msg_1",
+        payload={"text": "Disk full, Straße", "n": 1},
+    )
+    assert Filter(**conditions).matches(made) is is_wanted
+
+
+def test_the_text_of_any_payload_can_be_searched() -> None:
+    odd = event("a", payload={"lone": "\ud800", "big": 2**70, "text": "here"})
+    assert Filter(text="HERE").matches(odd)
+    assert payload_text(odd).startswith('{"big":')
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("90s", NOW - 90_000),
+        ("30m", NOW - 1_800_000),
+        ("2h", NOW - 7_200_000),
+        ("1.5h", NOW - 5_400_000),
+        (" 7d ", NOW - 604_800_000),
+        ("2 w", NOW - 1_209_600_000),
+        ("250ms", NOW - 250),
+        ("0s", NOW),
+        ("2.3s", NOW - 2300),
+        ("1700000000000", 1_700_000_000_000),
+        ("2026-11-22T09:30:00Z", 1_795_339_800_000),
+        ("2026-11-22T09:30:00+02:00", 1_795_332_600_000),
+        ("2026-11-22 09:30:00.001+00:00", 1_795_339_800_001),
+    ],
+)
+def test_moments(text: str, milliseconds: int) -> None:
+    assert parse_moment(text, NOW) == milliseconds
+
+
+def test_every_millisecond_of_an_iso_time_is_kept() -> None:
+    for milliseconds in range(1_700_000_000_000, 1_700_000_001_000):
+        text = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+        assert parse_moment(text, NOW) == milliseconds
+
+
+def test_a_time_without_a_zone_is_local() -> None:
+    local = datetime(2026, 11, 22, 9, 30)
+    assert parse_moment("2026-11-22T09:30", NOW) == local.timestamp() * 1000
+    assert parse_moment("2026-11-22", NOW) == datetime(2026, 11, 22).timestamp() * 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "yesterday",
+        "2y",
+        "-5m",
+        "12",
+        "2026-13-01",
+        "h",
+        "1e3s",
+        "9" * 400 + "w",
+        "9" * 5000,
+        "0001-01-01T00:00+14:00",
+    ],
+)
+def test_what_is_no_moment_is_told_which_forms_are(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no moment: use an age \(90s, 30m, 2h, 7d\), an ISO time"):
+        parse_moment(text, NOW)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(0, "0ms"), (85, "85ms"), (1200, "1.2s"), (59_940, "59.9s"), (185_000, "3m 05s"), (7_800_000, "2h 10m")],
+)
+def test_spans_for_people(milliseconds: float, text: str) -> None:
+    assert describe_span(milliseconds) == text

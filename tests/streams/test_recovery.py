@@ -1,0 +1,542 @@
+"""What the jsonl store does with a damaged directory (RELIABILITY 4): it repairs what was never acknowledged,
+names everything else by file and line, and is never silent.
+
+A *cut* is the size a segment is truncated to. Every cut and flip is scanned as an opening does it.
+``TORTURE_OPENINGS`` sets how many cuts are opened in full, ``TORTURE_READ_EVERY`` = 1 that readers meet every flip.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+import orjson
+import pytest
+
+from streams.errors import BadStore, CorruptLog, ForeignStore, StoreUnavailable
+from streams.identity import seeded_identity
+from streams.store import Record
+from streams.stores.jsonl import JsonlStore
+from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.recovery import recover
+from streams.stores.segments import Head, check_crc, format_head, read_head, segment_name
+from streams.verify import Verification
+from tests.streams.builders import event
+from tests.streams.disks import FastDisk
+from tests.streams.logs import Log, make_log
+from tests.streams.sizes import size
+from tests.streams.store_contract import collect
+
+OPENINGS = size("OPENINGS", 150)
+READ_EVERY = size("READ_EVERY", 9)
+
+Expected = tuple[str, int, int]
+"""("corrupt", line, position), or ("kept", records, bytes)."""
+
+HEADS = ["intact", "rewound", "missing"]
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """One segment of about 20 KiB."""
+    log = make_log(tmp_path_factory.mktemp("long"), [1, 2, 1, 1, 3, 1, 2], text=1550)
+    size_ = len(log.data)
+    assert 19_000 < size_ < 23_000
+    return log
+
+
+@pytest.fixture(scope="module")
+def small_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return make_log(tmp_path_factory.mktemp("small"), [1, 2, 1], text=0)
+
+
+@pytest.fixture(scope="module")
+def rolled_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """Four segments."""
+    log = make_log(tmp_path_factory.mktemp("rolled"), [2, 1, 2, 1, 1, 1, 2, 1], text=0, segment_bytes=1200)
+    assert len(log.segments) == 4
+    return log
+
+
+async def open_store(store: Path) -> JsonlStore:
+    return await JsonlStore.open(store, seeded_identity(9), disk=FastDisk())
+
+
+async def findings(store: Path) -> list[tuple[str, str, int | None, int | None]]:
+    return [(f.kind, Path(f.file).name, f.line, f.position) async for f in Verification(store).run()]
+
+
+def files(store: Path) -> dict[str, bytes]:
+    """Everything in the store but the lock."""
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+# Truncation
+
+
+def head_of(log: Log, state: str) -> int | None:
+    """The head's position in each state: after the last commit, after an earlier one, no head file."""
+    return {"intact": len(log.records) - 1, "rewound": 4, "missing": None}[state]
+
+
+def expected_after(log: Log, cut: int, head: int | None) -> Expected:
+    lines = sum(end <= cut for end in log.ends)
+    if head is not None and lines <= head:
+        return ("corrupt", lines + 1, lines)
+    return ("kept", *log.whole(cut))
+
+
+@pytest.mark.parametrize("state", HEADS)
+def test_a_segment_cut_at_every_byte_is_judged_rightly(tmp_path: Path, long_log: Log, state: str) -> None:
+    position = head_of(long_log, state)
+    head = None if position is None else long_log.head(position)
+    segment = long_log.put(tmp_path / "store")
+    wrong = []
+    for cut in range(len(long_log.data), -1, -1):
+        os.truncate(segment, cut)
+        try:
+            found = recover(segment.parent, head)
+            got: Expected = ("kept", found.index.next_position(), found.size)
+            is_torn = found.torn is not None
+        except CorruptLog as error:
+            assert error.file == str(segment) and f"{segment}:{error.line}" in str(error)
+            assert error.position is not None
+            got, is_torn = ("corrupt", error.line, error.position), False
+        if got != expected_after(long_log, cut, position) or is_torn != (got[0] == "kept" and got[2] < cut):
+            wrong.append((cut, got, is_torn))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("state", HEADS)
+async def test_opening_repairs_a_torn_tail_or_changes_nothing(tmp_path: Path, long_log: Log, state: str) -> None:
+    position = head_of(long_log, state)
+    around = {max(end + by, 0) for end in [0, *long_log.ends[:-1]] for by in (-1, 0, 1, 300)}
+    others = Random(5).sample(range(len(long_log.data)), min(OPENINGS, len(long_log.data)))
+    for cut in sorted({*others[: max(OPENINGS - len(around), 0)], *around, len(long_log.data)}):
+        store = tmp_path / f"{cut}"
+        segment = long_log.put(store, long_log.data[:cut], head=position)
+        before = files(store)
+        kind, count, end = expected_after(long_log, cut, position)
+        if kind == "corrupt":
+            with pytest.raises(CorruptLog) as raised:
+                await open_store(store)
+            assert (raised.value.file, raised.value.line, raised.value.position) == (str(segment), count, end)
+            assert files(store) == before, "a log that is not trusted is not touched"
+            continue
+        log = await open_store(store)
+        assert log.head == count - 1 and await collect(log.read_all()) == long_log.records[:count]
+        assert segment.read_bytes() == long_log.data[:end]
+        assert log.head_lost == (position is None)
+        if cut > end:
+            assert log.torn is not None and log.torn.parent == store / "torn"
+            assert log.torn.read_bytes() == long_log.data[end:cut], "what was cut off is kept"
+        else:
+            assert log.torn is None and not (store / "torn").exists()
+        assert (await log.append([event("next")]))[0].position == count
+        await log.close()
+        assert await findings(store) == []
+
+
+async def test_recovery_after_recovery_keeps_every_torn_tail(tmp_path: Path, small_log: Log) -> None:
+    for number in range(3):
+        if number == 0:
+            segment = small_log.put(tmp_path / "store")
+        with segment.open("ab") as file:
+            file.write(b"torn %d" % number)
+        log = await open_store(tmp_path / "store")
+        assert log.torn is not None and log.torn.read_bytes() == b"torn %d" % number
+        await log.close()
+    assert len(list((tmp_path / "store" / "torn").iterdir())) == 3
+    assert segment.read_bytes() == small_log.data
+
+
+# Bit flips
+
+
+async def test_one_flipped_bit_anywhere_is_found_by_all(tmp_path: Path, small_log: Log) -> None:
+    segment = small_log.put(tmp_path)
+    head = small_log.head(3)
+    reader = JsonlReader(tmp_path)
+    data = bytearray(small_log.data)
+    for byte in range(len(data)):
+        line = sum(end <= byte for end in small_log.ends) + 1
+        data[byte] ^= 1 << byte % 8
+        segment.write_bytes(data)
+        place = f"byte {byte}, line {line}"
+        with pytest.raises(CorruptLog) as raised:
+            recover(segment.parent, head)
+        assert (raised.value.file, raised.value.line, raised.value.position) == (str(segment), line, line - 1), place
+        if byte % READ_EVERY and byte + 1 not in small_log.ends:
+            data[byte] ^= 1 << byte % 8
+            continue
+        seen: list[Record] = []
+        with pytest.raises(CorruptLog) as raised:
+            async for record in reader.read_all():
+                seen.append(record)  # noqa: PERF401 - what came before the fault counts
+        assert (raised.value.file, raised.value.line, raised.value.position) == (str(segment), line, line - 1), place
+        assert seen == small_log.records[: line - 1], place
+        found = await findings(tmp_path)
+        assert found and found[0][1:] == (segment.name, line, line - 1), place
+        data[byte] ^= 1 << byte % 8
+
+
+async def test_opening_a_log_with_a_flipped_bit_changes_nothing(tmp_path: Path, small_log: Log) -> None:
+    random = Random(11)
+    for byte in random.sample(range(len(small_log.data)), 40):
+        data = bytearray(small_log.data)
+        data[byte] ^= 1 << random.randrange(8)
+        store = tmp_path / str(byte)
+        small_log.put(store, bytes(data))
+        before = files(store)
+        with pytest.raises(CorruptLog, match="nothing was changed"):
+            await open_store(store)
+        assert files(store) == before
+
+
+async def test_a_bit_flipped_under_an_open_store_is_found_when_read(tmp_path: Path, small_log: Log) -> None:
+    segment = small_log.put(tmp_path)
+    log = await open_store(tmp_path)
+    data = bytearray(small_log.data)
+    data[small_log.ends[1] - 30] ^= 4
+    segment.write_bytes(data)
+    key = small_log.records[1].event.idempotency_key
+    stream = small_log.records[1].event.stream_id
+    for reading in (log.find(key), collect(log.read(stream)), collect(log.read_all())):
+        with pytest.raises(CorruptLog) as raised:
+            await reading
+        assert (raised.value.line, raised.value.position) == (2, 1)
+    # A duplicate that cannot be read is refused; the log itself goes on.
+    with pytest.raises(CorruptLog):
+        await log.append([event(key.removeprefix("test:"))])
+    assert (await log.append([event("next")]))[0].position == 4
+    await log.close()
+
+
+# Other damage below head
+
+
+def zero_tail(lines: list[bytes]) -> bytes:
+    data = b"".join(lines)
+    return data[:-200] + bytes(200)
+
+
+DAMAGE: dict[str, tuple[Callable[[list[bytes]], bytes], int]] = {
+    "zero-filled tail": (zero_tail, 4),
+    "zeros after the end": (lambda lines: b"".join(lines)[:-1] + bytes(512), 4),
+    "duplicated line": (lambda lines: b"".join([*lines[:2], lines[1], *lines[2:]]), 3),
+    "swapped lines": (lambda lines: b"".join([lines[0], lines[2], lines[1], lines[3]]), 2),
+    "deleted first line": (lambda lines: b"".join(lines[1:]), 1),
+    "deleted line": (lambda lines: b"".join([lines[0], *lines[2:]]), 2),
+    "deleted last line": (lambda lines: b"".join(lines[:-1]), 4),
+    "empty line": (lambda lines: b"".join([lines[0], b"\n", *lines[1:]]), 2),
+    "no newline between": (lambda lines: lines[0][:-1] + b"".join(lines[1:]), 1),
+    "carriage returns": (lambda lines: b"".join(lines).replace(b"\n", b"\r\n"), 1),
+    "empty file": (lambda lines: b"", 1),
+    "foreign text": (lambda lines: b"hello\n" + b"".join(lines), 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_damage_below_head_is_named_by_all(tmp_path: Path, small_log: Log, damage: str) -> None:
+    make, line = DAMAGE[damage]
+    segment = small_log.put(tmp_path, make(small_log.lines))
+    before = files(tmp_path)
+    for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
+        with pytest.raises(CorruptLog) as raised:
+            await reading
+        assert (raised.value.file, raised.value.line, raised.value.position) == (str(segment), line, line - 1)
+        assert f"{segment}:{line}" in str(raised.value)
+    assert await findings(tmp_path) != []
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(("data", "kept"), [(bytes(512), 4), (b"{}\n", 4), (b'{"crc":"', 4), (b"\n\n\n", 4)])
+@pytest.mark.parametrize("head", [-1, None])
+async def test_rubbish_above_head_is_cut_off(
+    tmp_path: Path, small_log: Log, data: bytes, kept: int, head: int | None
+) -> None:
+    segment = small_log.put(tmp_path, small_log.data + data, head=head)
+    log = await open_store(tmp_path)
+    assert await collect(log.read_all()) == small_log.records[:kept]
+    assert log.torn is not None and log.torn.read_bytes() == data
+    assert segment.read_bytes() == small_log.data
+    await log.close()
+
+
+async def test_a_batch_without_its_end_is_cut_off_whole(tmp_path: Path, small_log: Log) -> None:
+    """The second batch has two records: its first alone was never acknowledged."""
+    segment = small_log.put(tmp_path, b"".join(small_log.lines[:2]), head=0)
+    log = await open_store(tmp_path)
+    assert await collect(log.read_all()) == small_log.records[:1]
+    assert log.torn is not None and log.torn.read_bytes() == small_log.lines[1]
+    assert segment.read_bytes() == small_log.lines[0]
+    # Its keys are free again.
+    again = await log.append([event("1-0"), event("1-1")])
+    assert [(r.position, r.duplicate) for r in again] == [(1, False), (2, False)]
+    await log.close()
+
+
+async def test_whole_batches_above_an_old_head_are_kept(tmp_path: Path, small_log: Log) -> None:
+    """After a power loss the head file may be older than the log: it is rewritten without a sync."""
+    small_log.put(tmp_path, head=0)
+    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records[:1], "a reader stops at head"
+    log = await open_store(tmp_path)
+    assert await collect(log.read_all()) == small_log.records and log.torn is None
+    assert read_head(tmp_path / "head") == small_log.head(3)
+    await log.close()
+
+
+async def test_without_a_head_file_damage_before_whole_records_is_damage(tmp_path: Path, small_log: Log) -> None:
+    lines = small_log.lines
+    small_log.put(tmp_path, b"".join([lines[0], b"rubbish\n", *lines[1:]]), head=None)
+    with pytest.raises(CorruptLog) as raised:
+        await open_store(tmp_path)
+    assert raised.value.line == 2
+
+
+@pytest.mark.parametrize("text", [b"", b"rubbish", b'{"crc":"00000000","hash":"","position":3}', bytes(160)])
+async def test_a_damaged_head_file_is_as_good_as_none(tmp_path: Path, small_log: Log, text: bytes) -> None:
+    small_log.put(tmp_path, head=None)
+    (tmp_path / "head").write_bytes(text)
+    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records
+    log = await open_store(tmp_path)
+    assert log.head_lost and log.head == 3
+    await log.close()
+    again = await open_store(tmp_path)
+    assert not again.head_lost
+    await again.close()
+
+
+async def test_a_head_of_another_log_is_noticed(tmp_path: Path, small_log: Log) -> None:
+    segment = small_log.put(tmp_path)
+    (tmp_path / "head").write_bytes(format_head(Head(2, "0" * 64)))
+    with pytest.raises(CorruptLog, match="its hash is not the one the head file names") as raised:
+        await open_store(tmp_path)
+    assert (raised.value.file, raised.value.line) == (str(segment), 3)
+
+
+async def test_a_new_store_has_a_head_file_before_its_first_record(tmp_path: Path) -> None:
+    log = await open_store(tmp_path / "new")
+    await log.close()
+    assert read_head(tmp_path / "new" / "head") == Head(-1, "")
+
+
+# Lines that a checksum does not betray: their content is wrong
+
+
+def forged(line: bytes, **changes: object) -> bytes:
+    body = orjson.dumps({**orjson.loads(line), **changes}, option=orjson.OPT_SORT_KEYS)[18:-1] + b"}"
+    text = b'{"crc":"%08x",%b' % (crc32(body), body)
+    check_crc(text)
+    return text + b"\n"
+
+
+@pytest.mark.parametrize("head", [-1, 0])
+@pytest.mark.parametrize(
+    ("number", "changes"),
+    [
+        (2, {"offset": 7}),
+        (2, {"hash": "no hash"}),
+        (2, {"hash": 5}),
+        (2, {"position": -1}),
+        (2, {"tx": [2, 2]}),
+        (2, {"tx": [1, 3]}),
+        (2, {"event": []}),
+        (2, {"event": {}}),
+        (1, {"tx": [1, 2]}),
+    ],
+)
+async def test_a_line_that_cannot_follow_is_no_part_of_the_log(
+    tmp_path: Path, small_log: Log, number: int, changes: dict[str, object], head: int
+) -> None:
+    """Below head it is damage; above head the whole batch is cut off, its first record too."""
+    lines = small_log.lines
+    lines[number] = forged(lines[number], **changes)
+    segment = small_log.put(tmp_path, b"".join(lines), head=head)
+    if head != 0:
+        with pytest.raises(CorruptLog) as raised:
+            await open_store(tmp_path)
+        assert raised.value.line == number + 1
+        return
+    log = await open_store(tmp_path)
+    assert log.head == 0 and await collect(log.read_all()) == small_log.records[:1]
+    assert segment.read_bytes() == small_log.lines[0]
+    assert (await log.append([event("next")]))[0].position == 1
+    await log.close()
+
+
+# Segments
+
+
+@pytest.mark.parametrize("head", [-1, None])
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_a_deleted_segment_is_missed(tmp_path: Path, rolled_log: Log, number: int, head: int | None) -> None:
+    rolled_log.put(tmp_path, head=head)
+    names = [name for name, _ in rolled_log.segments]
+    (tmp_path / "log" / names[number]).unlink()
+    after = tmp_path / "log" / names[number + 1]
+    first = int(names[number][:20])
+    for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
+        with pytest.raises(CorruptLog, match="are missing before it") as raised:
+            await reading
+        assert (raised.value.file, raised.value.line, raised.value.position) == (str(after), 1, first)
+    assert ("missing", after.name, 1, first) in await findings(tmp_path)
+
+
+async def test_a_deleted_last_segment_is_missed(tmp_path: Path, rolled_log: Log) -> None:
+    last = rolled_log.put(tmp_path)
+    last.unlink()
+    first = int(last.stem)
+    for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
+        with pytest.raises(CorruptLog, match="were written and are missing") as raised:
+            await reading
+        assert raised.value.position == first
+    assert ("missing", rolled_log.segments[-2][0], None, first) in await findings(tmp_path)
+
+
+async def test_all_segments_deleted_are_missed(tmp_path: Path, small_log: Log) -> None:
+    small_log.put(tmp_path).unlink()
+    for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
+        with pytest.raises(CorruptLog, match="records 0 to 3 were written and are missing"):
+            await reading
+
+
+async def test_a_renamed_segment_is_noticed(tmp_path: Path, rolled_log: Log) -> None:
+    segment = rolled_log.put(tmp_path)
+    segment.rename(segment.with_name(segment_name(int(segment.stem) + 1)))
+    with pytest.raises(CorruptLog):
+        await open_store(tmp_path)
+    with pytest.raises(CorruptLog):
+        await collect(JsonlReader(tmp_path).read_all())
+
+
+@pytest.mark.parametrize("head", ["old", "missing"])
+async def test_what_lies_before_a_later_segment_is_never_a_torn_tail(
+    tmp_path: Path, rolled_log: Log, head: str
+) -> None:
+    """A segment begins after the one before it is durable, so that even an old head does not excuse damage."""
+    rolled_log.put(tmp_path, head=min(rolled_log.heads) if head == "old" else None)
+    name, data = rolled_log.segments[1]
+    segment = tmp_path / "log" / name
+    segment.write_bytes(data[:-9])
+    before = files(tmp_path)
+    with pytest.raises(CorruptLog) as raised:
+        await open_store(tmp_path)
+    assert raised.value.file == str(segment)
+    assert files(tmp_path) == before
+
+
+async def test_an_empty_last_segment_is_used(tmp_path: Path, small_log: Log) -> None:
+    """What a writer leaves that was killed, or found the disk full, as it began a segment."""
+    segment = small_log.put(tmp_path)
+    (segment.parent / segment_name(4)).write_bytes(b"")
+    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records
+    log = await open_store(tmp_path)
+    assert (await log.append([event("next")]))[0].position == 4
+    await log.close()
+    assert (segment.parent / segment_name(4)).stat().st_size > 0
+    assert await findings(tmp_path) == []
+
+
+async def test_foreign_files_in_the_log_are_left_alone(tmp_path: Path, small_log: Log) -> None:
+    segment = small_log.put(tmp_path)
+    for name in ("notes.txt", "00000000000000000000.jsonl.bak", "4.jsonl", ".DS_Store"):
+        (segment.parent / name).write_bytes(b"not ours")
+    before = files(tmp_path)
+    log = await open_store(tmp_path)
+    assert await collect(log.read_all()) == small_log.records
+    await log.close()
+    assert files(tmp_path) == before
+
+
+# store.json
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"backend":"jsonl","format":2,"log_id":"x"}', "format 2, this version reads up to 1: upgrade"),
+        (b"", "damaged"),
+        (b"\xff\xfe", "damaged"),
+        (b'{"backend":"jsonl","for', "damaged"),
+        (b"[]", "not written by Durable Stream"),
+        (b'{"name":"an npm package"}', "not written by Durable Stream"),
+    ],
+)
+async def test_a_foreign_store_is_refused_untouched(tmp_path: Path, small_log: Log, text: bytes, message: str) -> None:
+    small_log.put(tmp_path)
+    (tmp_path / "store.json").write_bytes(text)
+    before = files(tmp_path)
+    with pytest.raises(ForeignStore, match=message) as raised:
+        await open_store(tmp_path)
+    assert str(tmp_path / "store.json") in str(raised.value)
+    with pytest.raises(ForeignStore, match=message):
+        JsonlReader(tmp_path)
+    assert files(tmp_path) == before
+
+
+async def test_a_log_without_store_json_is_refused_untouched(tmp_path: Path, small_log: Log) -> None:
+    small_log.put(tmp_path)
+    (tmp_path / "store.json").unlink()
+    before = files(tmp_path)
+    with pytest.raises(ForeignStore, match=r"a log but no store\.json"):
+        await open_store(tmp_path)
+    assert files(tmp_path) == before
+    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records, "reading it harms nothing"
+
+
+# Symbolic links (RELIABILITY, "Security")
+
+
+@pytest.mark.parametrize("name", ["head", "lock", "store.json", "log/" + segment_name(0)])
+async def test_a_symbolic_link_is_not_followed(tmp_path: Path, small_log: Log, name: str) -> None:
+    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    small_log.put(store)
+    (store / "lock").touch()
+    (store / name).rename(elsewhere)
+    (store / name).symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    with pytest.raises((BadStore, StoreUnavailable), match=r"symbolic link"):
+        await open_store(store)
+    assert elsewhere.read_bytes() == before and (store / name).is_symlink()
+    if name != "lock":
+        with pytest.raises(ForeignStore, match="symbolic link"):
+            await collect(JsonlReader(store).read_all())
+        with pytest.raises(ForeignStore, match="symbolic link"):
+            await findings(store)
+
+
+async def test_a_link_put_in_place_of_a_segment_under_an_open_store_is_not_followed(
+    tmp_path: Path, small_log: Log
+) -> None:
+    segment = small_log.put(tmp_path / "store")
+    log = await open_store(tmp_path / "store")
+    segment.rename(tmp_path / "elsewhere")
+    segment.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ForeignStore, match="symbolic link"):
+        await log.find(small_log.records[0].event.idempotency_key)
+    await log.close()
+
+
+async def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        log = await open_store(tmp_path / "store")
+        await log.append([event("a")])
+        await log.close()
+    finally:
+        os.umask(mask)
+    modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    modes.pop("store/log/" + segment_name(0))  # FastDisk makes it; see test_faults for the real one
+    assert modes == {
+        "store": 0o700,
+        "store/log": 0o700,
+        **{f"store/{n}": 0o600 for n in ("head", "lock", "store.json")},
+    }

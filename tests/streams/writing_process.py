@@ -1,0 +1,54 @@
+"""The process that ``test_kill.py`` kills: appends without end and journals each ack through a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+
+from streams.event import StreamEvent
+from streams.identity import seeded_identity, system_identity
+from streams.stores.jsonl import JsonlStore
+from tests.streams.builders import event
+
+SEGMENT_BYTES = 12_000
+
+
+@cache
+def batch_of(run: int, lane: int, number: int) -> list[StreamEvent]:
+    """What is appended: the same for the same numbers, so that the parent knows what may be in the log."""
+    random = Random(run * 1_000_003 + lane * 1_009 + number)
+    count = random.choice([1, 1, 2, 3, 8])
+    identity = seeded_identity(random.randrange(2**32))
+    return [
+        event(
+            f"{run}-{lane}-{number}-{index}",
+            stream=random.choice([f"ses_{lane}", "ses_shared"]),
+            identity=identity,
+            payload={"batch": [run, lane, number, index, count], "text": "é" * random.randrange(300)},
+        )
+        for index in range(count)
+    ]
+
+
+def run(store: Path, number: int, lanes: int, journal: Connection) -> None:
+    """Append in ``lanes`` tasks at once until killed."""
+    asyncio.run(_run(store, number, lanes, journal))
+
+
+async def _run(store: Path, number: int, lanes: int, journal: Connection) -> None:
+    # One message is one write of less than PIPE_BUF: whole or not there, also when we are killed.
+    journal.send_bytes(b"opening")
+    log = await JsonlStore.open(store, system_identity(), segment_bytes=SEGMENT_BYTES)
+
+    async def append(lane: int) -> None:
+        batch = 0
+        while True:
+            records = await log.append(batch_of(number, lane, batch))
+            journal.send_bytes(json.dumps([lane, batch, [r.position for r in records], records[-1].hash]).encode())
+            batch += 1
+
+    await asyncio.gather(*(append(lane) for lane in range(lanes)))
