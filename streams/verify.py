@@ -31,7 +31,7 @@ from streams.errors import ForeignStore
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.store import NOTHING
 from streams.stores.disk import read_file
-from streams.stores.jsonl_reader import opened
+from streams.stores.jsonl_reader import chunks
 from streams.stores.segments import (
     FORMAT,
     BadLine,
@@ -303,15 +303,14 @@ class Verification:
     async def _lines(self, segment: Segment) -> AsyncIterator[tuple[bytes, bool]]:
         """The lines of a file without their newlines; a last one that has none is not whole."""
         rest = b""
-        async with opened(segment.path) as file:
-            while chunk := await file.read(_CHUNK):
-                self.summary.bytes += len(chunk)
-                if self.progress is not None:
-                    self.progress(len(chunk))
-                lines = (rest + chunk).split(b"\n")
-                rest = lines.pop()
-                for line in lines:
-                    yield line, True
+        async for chunk in chunks(segment.path):
+            self.summary.bytes += len(chunk)
+            if self.progress is not None:
+                self.progress(len(chunk))
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                yield line, True
         if rest:
             yield rest, False
 

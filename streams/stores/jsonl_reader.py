@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiofiles
 import orjson
-from aiofiles.threadpool.binary import AsyncBufferedReader
 
 from streams.errors import CorruptLog
 from streams.query import Filter
@@ -74,8 +72,7 @@ class JsonlReader:
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """See ``StreamReader.query``. Scans the log."""
-        needle = _quoted(wanted.streams[0]) if len(wanted.streams) == 1 else None
-        async for record in self._scan(NOTHING, needle):
+        async for record in self._scan(NOTHING, _needle(wanted)):
             if wanted.matches(record.event):
                 yield record
 
@@ -125,20 +122,30 @@ class JsonlReader:
             raise CorruptLog(file, number + 1, expected, reason)
 
 
-def opened(path: Path) -> AbstractAsyncContextManager[AsyncBufferedReader]:
-    """A segment, open for reading; entering raises ``ForeignStore`` for a symbolic link."""
-    return aiofiles.open(path, "rb", opener=open_to_read)
+async def chunks(path: Path) -> AsyncIterator[bytes]:
+    """A segment's bytes, a megabyte at a time. Raises ``ForeignStore`` for a symbolic link.
+
+    No file is open between two chunks, so a reader that stops early leaves nothing behind to be closed.
+    """
+    start = 0
+    while True:
+        async with aiofiles.open(path, "rb", opener=open_to_read) as file:
+            await file.seek(start)
+            chunk = await file.read(_CHUNK)
+        if not chunk:
+            return
+        yield chunk
+        start += len(chunk)
 
 
 async def _lines(path: Path) -> AsyncIterator[bytes]:
     """Complete lines of a file; what follows the last newline is not yielded."""
     rest = b""
-    async with opened(path) as file:
-        while chunk := await file.read(_CHUNK):
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop()
-            for line in lines:
-                yield line
+    async for chunk in chunks(path):
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            yield line
 
 
 def _parse(line: bytes, segment: Segment, number: int, expected: int) -> Record:
@@ -162,6 +169,18 @@ def _last_whole(segment: Segment) -> Head:
         if keys.tx[0] + 1 == keys.tx[1]:
             head = Head(keys.position, keys.hash)
     return head
+
+
+def _needle(wanted: Filter) -> bytes | None:
+    """Bytes that every line of a wanted record contains, so that the others need not be parsed."""
+    if len(wanted.streams) == 1:
+        return _quoted(wanted.streams[0])
+    if len(wanted.types) == 1:
+        quoted = _quoted(wanted.types[0])
+        return b'"type":' + (quoted[:-2] if wanted.types[0].endswith(".*") else quoted)
+    if wanted.causation_id is not None:
+        return b'"causation_id":' + _quoted(wanted.causation_id)
+    return None
 
 
 def _quoted(text: str) -> bytes:
