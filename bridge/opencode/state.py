@@ -37,6 +37,8 @@ class Turn:
     steps: int = 0
     cost: float = 0.0
     tokens: dict[str, float] = field(default_factory=dict)
+    counted: set[str] = field(default_factory=set)
+    """Keys of the steps in these sums: one that is sent again, because its ack was lost, counts once."""
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ class CaptureState:
                 session.last_turn, session.turn = session.turn, None
             session.last_end = event.id
         elif event.type == "execution.step":
-            self._step(session, payload)
+            self._step(session, event)
         elif event.type == "agent.error":
             if payload.get("message"):
                 remember(session.errors, payload["message"], event.id)
@@ -167,13 +169,15 @@ class CaptureState:
         session.compacted = None
         remember(session.turns, payload["message"], event.id)
 
-    def _step(self, session: SessionState, payload: dict[str, Any]) -> None:
+    def _step(self, session: SessionState, event: StreamEvent) -> None:
+        payload = event.payload
         if payload.get("call"):
             inputs = " ".join(input_digest(payload.get(name)) for name in ("input", "executed_input"))
             remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {inputs}"[-400:])
         turn = session.turn
-        if turn is None or payload.get("turn") != turn.user_message:
+        if turn is None or payload.get("turn") != turn.user_message or event.idempotency_key in turn.counted:
             return
+        turn.counted.add(event.idempotency_key or event.id)
         turn.steps += 1
         if payload.get("kind") == "inference":
             turn.finish = payload.get("finish")

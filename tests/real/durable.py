@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,7 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from sidecar.client import ClientError, ControlClient
+from sidecar.home import Home, HomeError
+from streams.identity import system_identity
 from tests.real.model_server import HANG_LIMIT_S
+from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Expectation, Json, differences, missing
 
 SHIM = Path(__file__).resolve().parents[2] / "plugin-shim" / "src" / "plugin.js"
@@ -41,25 +46,26 @@ class DurableStream:
 
     def plugin(self, before: str = "") -> str:
         """The text of the plugin file, as ``durable-stream install`` writes it; ``before`` runs first."""
-        options = {"command": [str(EXECUTABLE)], "home": str(self.home)}
-        return (
-            f"import {{ create }} from {json.dumps(str(SHIM))};\n{before}\nexport default create({json.dumps(options)});\n"
-        )
+        options = json.dumps({"command": [str(EXECUTABLE)], "home": str(self.home)})
+        return f"import {{ create }} from {json.dumps(str(SHIM))};\n{before}\nexport default create({options});\n"
 
     # The command line
 
-    def cli(self, *arguments: str, code: int = 0) -> str:
+    def cli(self, *arguments: str) -> str:
         """Run ``durable-stream --home … arguments``; its stdout.
 
         Raises:
-            RuntimeError: it ended with another code than ``code``.
+            RuntimeError: it ended with another code than 0.
         """
+        done = self._run(*arguments)
+        if done.returncode:
+            raise RuntimeError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
         command = [str(EXECUTABLE), "--home", str(self.home), *arguments]
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False)
-        if done.returncode != code:
-            raise RuntimeError(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        return done.stdout
+        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False)
 
     def lines(self, *arguments: str) -> list[Json]:
         """What a command prints with ``--json``."""
@@ -67,12 +73,17 @@ class DurableStream:
 
     def log(self, stream: str) -> list[Json]:
         """The records of a stream; none while there is no such stream."""
-        if not any(found["stream_id"] == stream for found in self.streams()):
-            return []
-        return self.lines("log", stream)
+        done = self._run("log", stream, "--json")
+        if done.returncode and "stream" not in done.stderr:
+            raise RuntimeError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def streams(self) -> list[Json]:
-        return self.lines("streams") if (self.home / "store").exists() else []
+    def whole_log(self) -> dict[str, list[Json]]:
+        """All records by their stream; empty before the first."""
+        streams: dict[str, list[Json]] = {}
+        for record in self.lines("query"):
+            streams.setdefault(record["event"]["stream_id"], []).append(record)
+        return streams
 
     def status(self) -> Json:
         return dict(self.lines("status")[0])
@@ -84,6 +95,18 @@ class DurableStream:
         if running is not None:
             wait_until(lambda: not is_alive(running), f"the end of the sidecar {running}")
 
+    def end_with(self, *clients: RealOpenCode) -> None:
+        """End OpenCode first, for it would start the sidecar again, then the sidecar; none is left."""
+        for client in clients:
+            client.terminate()
+
+        def ended() -> bool:
+            self.stop()
+            return not self.processes(*clients)
+
+        # One that was about to start when the first was stopped is stopped as well.
+        wait_until(ended, "the end of all sidecars")
+
     # The sidecar's process
 
     def running(self) -> int | None:
@@ -94,20 +117,41 @@ class DurableStream:
             return None
         return pid if is_alive(pid) else None
 
+    def processes(self, *clients: RealOpenCode) -> list[int]:
+        """The processes that came out of these OpenCodes and run a sidecar for the home."""
+        pids = {pid for client in clients for pid in client.leftovers()}
+        return [pid for pid in pids if {"serve", str(self.home)} <= set(command_line(pid))]
+
     def wait_running(self) -> int:
         """The pid of the sidecar, once one runs."""
         return wait_until(self.running, "a running sidecar")
 
+    def wait_linked(self) -> int:
+        """Wait until a plugin is linked to the sidecar; the sidecar's pid."""
+        return int(wait_until(lambda: asyncio.run(self._linked()), "a link"))
+
+    async def _linked(self) -> int | None:
+        # What `durable-stream status` asks, without a process for each look.
+        home = Home(self.home)
+        try:
+            async with await ControlClient.connect(home, version="test", nonce=system_identity().nonce) as client:
+                found = await client.request("status")
+        except (ClientError, HomeError):
+            return None  # it is starting, or ending
+        return int(found["sidecar"]["pid"]) if found["links"] else None
+
     # Comparing
 
-    def assert_recorded(self, plan: Expectation) -> list[Json]:
+    def assert_recorded(self, plan: Expectation, note: str = "") -> list[Json]:
         """Wait until all that must be in the log is, then assert that it is right and nothing else is there."""
         deadline = time.monotonic() + HANG_LIMIT_S
         # Reading the log is a process of its own, so this is no busy loop.
         while missing(records := self.log(plan.root), plan) and time.monotonic() < deadline:
-            pass
+            continue
         wrong = differences(records, plan)
-        assert not wrong, "\n".join([f"the log of {plan.root} is not what OpenCode tells:", *wrong, self._own_log()])
+        assert not wrong, "\n".join(
+            [f"the log of {plan.root} is not what OpenCode tells:", *wrong, note, self._own_log()]
+        )
         return records
 
     def assert_whole(self) -> None:
@@ -133,6 +177,14 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = HANG_LI
             raise TimeoutError(f"{timeout} s passed without {what}")
         time.sleep(_POLL_S)
     return value
+
+
+def command_line(pid: int) -> list[str]:
+    """The words of a process's command line; none when it has ended."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return listed.stdout.split()
 
 
 def is_alive(pid: int) -> bool:

@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 RECORDING = REPOSITORY / "sidecar" / "recordings" / "demo.jsonl"
 
 FILES = {
-    "login.py": 'def check(name, password, users):\n    return users.get(name) is password\n',
+    "login.py": "def check(name, password, users):\n    return users.get(name) is password\n",
     "test_login.py": (
         "from login import check\n\n"
         "def test_right_password():\n"
@@ -52,10 +52,7 @@ FIRST = [
     Step(calls=[("bash", {"command": "python3 test_login.py", "description": "Run the test"})]),
     Step(
         reason="The assertion fails for a right password. I let two agents look, one at each file.",
-        calls=[
-            ("task", {"description": name, "prompt": name, "subagent_type": "general"})
-            for name in CHILDREN
-        ],
+        calls=[("task", {"description": name, "prompt": name, "subagent_type": "general"}) for name in CHILDREN],
     ),
     Step(
         calls=[

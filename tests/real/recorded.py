@@ -80,7 +80,8 @@ class Family:
 class Row:
     """One record that must be there; ``content`` are fields of its payload."""
 
-    actor: str
+    actor: str | None
+    """None for a resumed session: whether its agent is known depends on who told of it first."""
     turn: str | None
     cause: Name | None
     content: Json
@@ -94,7 +95,7 @@ class Expectation:
     rows: dict[Name, Row] = field(default_factory=dict)
     chains: list[list[list[Name]]] = field(default_factory=list)
 
-    def add(self, name: Name, actor: str, turn: str | None, cause: Name | None, **content: Any) -> Name:
+    def add(self, name: Name, actor: str | None, turn: str | None, cause: Name | None, content: Json) -> Name:
         assert name not in self.rows, f"OpenCode told of {name} twice"
         self.rows[name] = Row(actor, turn, cause, content)
         return name
@@ -163,18 +164,18 @@ def _expect_session(
     if told.created or parent:
         agent = _task_agent(told, sid) if parent else "opencode"
         made = {"directory": info["directory"], "project": info["projectID"], "title": info["title"]}
-        created = plan.add((CREATED, sid, sid), agent, None, next(iter(tasks[sid]), None), **made, **lineage)
+        created = plan.add((CREATED, sid, sid), agent, None, next(iter(tasks[sid]), None), made | lineage)
         first = [[created]]
     for number in range(told.resumed.get(sid, 0)):
-        plan.add((RESUMED, sid, str(number)), "opencode", None, None, **lineage)
+        plan.add((RESUMED, sid, str(number)), None, None, None, lineage)
     inputs: dict[str, Name] = {}
     for number, user in enumerate(session.prompts()):
         uid = user["info"]["id"]
         content = {"message": uid, "agent": user["info"]["agent"], "parts": user["parts"]}
         if parent:
-            inputs[uid] = plan.add(("agent.input", sid, uid), "opencode", uid, tasks[sid][number], **content)
+            inputs[uid] = plan.add(("agent.input", sid, uid), "opencode", uid, tasks[sid][number], content)
         else:
-            inputs[uid] = plan.add(("human.input", sid, uid), "user", uid, None, **content)
+            inputs[uid] = plan.add(("human.input", sid, uid), "user", uid, None, content)
     plan.chains.append(first + [[name] for name in inputs.values()])
     turns: list[Name] = []
     compactions = 0
@@ -191,19 +192,18 @@ def _expect_session(
         for answer in session.answers(uid):
             if answer["info"].get("summary") and not answer["info"].get("error"):
                 started = ("turn.started", sid, uid)
-                plan.add((COMPACTED, sid, str(compactions)), answer["info"]["agent"], uid, started)
+                plan.add((COMPACTED, sid, str(compactions)), answer["info"]["agent"], uid, started, {})
                 compactions += 1
     plan.chains.append([[name] for name in turns])
     _expect_asks(plan, told, session)
     for one in told.unparted:
         if one["session"] == sid:
             started = ("turn.started", sid, one["turn"])
-            content = {name: value for name, value in one.items() if name != "session"}
-            name = ("execution.step", sid, _unparted(content))
-            plan.add(name, "build", one["turn"], started, kind="tool", status="completed", part=None, **content)
+            fixed = {"kind": "tool", "status": "completed", "part": None}
+            plan.add(("execution.step", sid, _unparted(one)), "build", one["turn"], started, fixed | one)
     if told.deleted:
         last = turns[-1] if turns else (CREATED, sid, sid)
-        plan.add((ENDED, sid, sid), "opencode", None, last, reason="deleted")
+        plan.add((ENDED, sid, sid), "opencode", None, last, {"reason": "deleted"})
 
 
 def _task_agent(told: Family, child: str) -> str:
@@ -226,17 +226,9 @@ def _expect_turn(
     answers = session.answers(uid)
     opening = answers[0]["info"]
     model = {"provider": opening["providerID"], "model": opening["modelID"]}
-    started = plan.add(
-        ("turn.started", sid, uid),
-        opening["agent"],
-        uid,
-        cause,
-        message=uid,
-        assistant_message=opening["id"],
-        trigger=trigger,
-        agent=opening["agent"],
-        model=model,
-    )
+    content = {"message": uid, "assistant_message": opening["id"], "agent": opening["agent"]}
+    content |= {"trigger": trigger, "model": model}
+    started = plan.add(("turn.started", sid, uid), opening["agent"], uid, cause, content)
     chain: list[list[Name]] = [[cause] if cause else [], [started]]
     steps, tokens = 0, 0
     for answer in answers:
@@ -251,7 +243,7 @@ def _expect_turn(
                 if part["state"]["status"] not in ("completed", "error"):
                     continue
                 source = _child_end(sid, part, tasks, ends) or started
-                plan.add(name, agent, uid, source, **place, **_tool(part))
+                plan.add(name, agent, uid, source, place | _tool(part))
                 steps += 1
                 # Calls of one answer run side by side and may end in any order.
                 if parallel:
@@ -260,34 +252,32 @@ def _expect_turn(
                     chain.append([name])
                 parallel = True
             elif part["type"] == "step-finish":
-                content = {"kind": "inference", "finish": part["reason"], "tokens": part["tokens"], "cost": part["cost"]}
-                chain.append([plan.add(name, agent, uid, started, **place, **content, part=part["id"])])
+                content = {"kind": "inference", "part": part["id"], "finish": part["reason"]}
+                content |= {"tokens": part["tokens"], "cost": part["cost"]}
+                chain.append([plan.add(name, agent, uid, started, place | content)])
                 steps, tokens, parallel = steps + 1, tokens + part["tokens"]["total"], False
             elif part["type"] in ("text", "reasoning") and part.get("time", {}).get("end"):
                 name = ("execution.output", sid, part["id"])
                 content = {"kind": part["type"], "text": part["text"], "part": part["id"]}
-                chain.append([plan.add(name, agent, uid, started, **place, **content)])
+                chain.append([plan.add(name, agent, uid, started, place | content)])
                 parallel = False
         if error := _error(answer, answers, following):
-            chain.append([plan.add(("agent.error", sid, answer["info"]["id"]), agent, uid, started, **place, **error)])
+            chain.append([plan.add(("agent.error", sid, answer["info"]["id"]), agent, uid, started, place | error)])
     plan.chains.append(chain)
     outcome = _outcome(answers, following)
     if outcome is None:
         return [started]
     content = {"message": uid, "outcome": outcome, "steps": steps, "tokens.total": tokens or None}
-    ended = plan.add(("turn.ended", sid, uid), opening["agent"], uid, started, **content)
+    ended = plan.add(("turn.ended", sid, uid), opening["agent"], uid, started, content)
     chain.append([ended])
     return [started, ended]
 
 
-def _expect_spawn(
-    plan: Expectation, sid: str, part: Json, started: Name, agent: str, place: Json, child: str
-) -> None:
+def _expect_spawn(plan: Expectation, sid: str, part: Json, started: Name, agent: str, place: Json, child: str) -> None:
     asked = part["state"]["input"]
     content = {"child": child, "call": part["callID"], "part": part["id"], "description": asked["description"]}
-    plan.add(
-        ("agent.spawned", sid, part["id"]), agent, place["turn"], started, agent=asked["subagent_type"], **content, **place
-    )
+    content |= {"agent": asked["subagent_type"]} | place
+    plan.add(("agent.spawned", sid, part["id"]), agent, place["turn"], started, content)
 
 
 def _child_end(sid: str, part: Json, tasks: dict[str, list[Name]], ends: dict[str, list[Name]]) -> Name | None:
@@ -348,12 +338,12 @@ def _expect_asks(plan: Expectation, told: Family, session: Told) -> None:
             uid = asked[request] = answered[message]
             cause = ("turn.started", session.id, uid)
             content |= {"state": "asked", "patterns": properties["patterns"], "call": properties["tool"]["callID"]}
-            plan.add(("workflow.checkpoint", session.id, f"{request}:asked"), agents[message], uid, cause, **content)
+            plan.add(("workflow.checkpoint", session.id, f"{request}:asked"), agents[message], uid, cause, content)
         else:
             cause = ("workflow.checkpoint", session.id, f"{request}:asked")
             content |= {"state": "replied", "reply": properties["reply"]}
             name = ("workflow.checkpoint", session.id, f"{request}:replied")
-            plan.add(name, "user", asked[request], cause, **content)
+            plan.add(name, "user", asked[request], cause, content)
 
 
 # What is there
@@ -418,7 +408,7 @@ def differences(records: list[Json], plan: Expectation) -> list[str]:
         ]
         if row is not None:
             facts += [
-                ("actor", event["actor"], row.actor),
+                ("actor", event["actor"], event["actor"] if row.actor is None else row.actor),
                 ("correlation", event["correlation_id"], row.turn),
                 ("cause", None if cause_at is None else found[cause_at], row.cause),
                 *((field, _at(event["payload"], field), value) for field, value in row.content.items()),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.durable import PLUGIN, DurableStream
+from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.events import Event, EventStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -24,13 +24,17 @@ _checked: list[Expectation] = []
 
 @pytest.fixture(scope="module")
 def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    config = {"snapshot": False, "subagent_depth": 2, "permission": {"bash": {"*": "allow", "printf *": "ask"}}}
+    config = {
+        "snapshot": False,
+        "subagent_depth": 3,
+        "permission": {"bash": {"*": "allow", "printf *": "ask"}},
+        "agent": {"general": {"permission": {"task": "allow"}}},
+    }
     plugins = {PLUGIN: durable.plugin()}
     with RealOpenCode(opencode_binary, model.port, config=config, plugins=plugins) as client:
         yield client
-        client.terminate()
-        durable.stop()
-        assert client.leftovers() == []
+        durable.end_with(client)
+        wait_until(lambda: client.leftovers() == [], "the end of all processes")
 
 
 def call(tool: str, **arguments: Any) -> str:
@@ -145,9 +149,7 @@ def test_a_child_of_a_child_and_a_child_that_goes_on(
     assert len(payloads(records, "agent.spawned")) == 3
 
 
-def test_an_ask_in_a_child(
-    durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream
-) -> None:
+def test_an_ask_in_a_child(durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream) -> None:
     opencode.prompt_async(session, task(bash("printf kid")))
     asked = events.wait_for(lambda event: event["type"] == "permission.asked")["properties"]
     opencode.reply_permission(asked["id"], "once")
@@ -210,9 +212,7 @@ def test_an_error_of_the_model(durable: DurableStream, opencode: RealOpenCode, s
     assert [turn["outcome"] for turn in payloads(records, "turn.ended")] == ["failed", "completed"]
 
 
-def test_an_abort_in_a_tool(
-    durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream
-) -> None:
+def test_an_abort_in_a_tool(durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream) -> None:
     opencode.prompt_async(session, bash("sleep 600"))
     events.wait_for(running_tool)
     opencode.abort(session)
@@ -269,9 +269,10 @@ def test_the_oracle_sees_what_is_wrong(durable: DurableStream, opencode: RealOpe
 def test_nothing_is_told_later(durable: DurableStream, opencode: RealOpenCode) -> None:
     opencode.prompt(opencode.create_session(), "SAY:something is recorded")
     durable.assert_whole()
-    opencode.terminate()
-    durable.stop()
+    durable.end_with(opencode)
     durable.assert_whole()
+    streams = durable.whole_log()
     for plan in _checked:
-        assert differences(durable.log(plan.root), plan) == []
-    assert len(durable.streams()) == len(_checked) + 1
+        assert differences(streams[plan.root], plan) == []
+    children = {session for plan in _checked for _, session, _ in plan.rows if session != plan.root}
+    assert not children & streams.keys()

@@ -193,7 +193,7 @@ async def play(script: list[Operation], directory: Path) -> None:
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(st.lists(operations, min_size=3, max_size=14))
+@given(st.lists(operations, min_size=3, max_size=10))
 def test_memory_and_jsonl_answer_the_same(script: list[Operation]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(play(script, Path(directory)))

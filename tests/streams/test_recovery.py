@@ -42,7 +42,7 @@ HEADS = ["intact", "rewound", "missing"]
 @pytest.fixture(scope="module")
 def long_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
     """One segment of about 20 KiB."""
-    log = make_log(tmp_path_factory.mktemp("long"), [1, 2, 1, 1, 3, 1, 2], text=1550)
+    log = make_log(tmp_path_factory.mktemp("long"), [1, 2, 1, 3], text=2450)
     size_ = len(log.data)
     assert 19_000 < size_ < 23_000
     return log
@@ -83,7 +83,7 @@ def files(store: Path) -> dict[str, bytes]:
 
 def head_of(log: Log, state: str) -> int | None:
     """The head's position in each state: after the last commit, after an earlier one, no head file."""
-    return {"intact": len(log.records) - 1, "rewound": 4, "missing": None}[state]
+    return {"intact": len(log.records) - 1, "rewound": 3, "missing": None}[state]
 
 
 def expected_after(log: Log, cut: int, head: int | None) -> Expected:

@@ -123,7 +123,7 @@ python_like = st.recursive(
     lambda inner: st.tuples(inner, inner) | st.dictionaries(st.integers() | st.none() | texts, inner, max_size=3),
     max_leaves=8,
 )
-many = settings(max_examples=size("EXAMPLES", 150), deadline=None, derandomize=True, database=None)
+many = settings(max_examples=size("EXAMPLES", 100), deadline=None, derandomize=True, database=None)
 
 
 @many

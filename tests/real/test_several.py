@@ -1,0 +1,122 @@
+"""Several copies of the plugin, several OpenCodes, sessions from before, and the off switch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tests.real.recorded import expected, family
+
+pytestmark = pytest.mark.real_opencode
+
+CONFIG = {"snapshot": False}
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[DurableStream]:
+    """A home for each test: a sidecar of another test would answer here."""
+    with DurableStream(tmp_path / "home") as stream:
+        yield stream
+
+
+def call(tool: str, **arguments: Any) -> str:
+    return f"CALL:{tool} {json.dumps(arguments)}"
+
+
+def bash(command: str) -> str:
+    return call("bash", command=command, description="d")
+
+
+def test_two_copies_of_the_plugin_record_once(
+    durable: DurableStream, opencode_binary: Path, model: ModelServer
+) -> None:
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode(opencode_binary, model.port, config=CONFIG, plugins=plugins, serve=False) as client:
+        place = client.config_directory / "plugin" / PLUGIN
+        place.parent.mkdir()
+        place.write_text(durable.plugin())
+        client.start()
+        session = client.create_session()
+        client.prompt(session, call("task", description="work", prompt=bash("echo kid"), subagent_type="general"))
+        with client.events() as events:
+            client.prompt_async(session, f"CALLID:twin {bash('echo one')} {bash('echo two')}")
+            events.wait_type("session.idle", session)
+        told = family(client, session)
+        second = {"session": session, "turn": told.sessions[0].users()[1]["info"]["id"], "call": "twin"}
+        told.unparted.append(second | {"input": {"command": "echo two", "description": "d"}, "output": "two\n"})
+        durable.assert_recorded(expected(told))
+        wait_until(lambda: [link["delivers"] for link in durable.status()["links"]] == [True, True], "both links")
+        first, other = durable.status()["links"]
+        assert first["instance"] != other["instance"]
+        assert first["boot_id"] == other["boot_id"]
+        durable.assert_whole()
+        durable.end_with(client)
+        # What the slower copy told is known at the latest now.
+        durable.assert_recorded(expected(told))
+        wait_until(lambda: client.leftovers() == [], "the end of all processes")
+
+
+def test_two_opencodes_share_one_sidecar(durable: DurableStream, opencode_binary: Path, model: ModelServer) -> None:
+    how: dict[str, Any] = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "serve": False}
+    with (
+        RealOpenCode(opencode_binary, model.port, **how) as one,
+        RealOpenCode(opencode_binary, model.port, **how) as other,
+        ThreadPoolExecutor(2) as both,
+    ):
+        list(both.map(RealOpenCode.start, (one, other)))
+        # Both find no sidecar and start one.
+        sessions = list(both.map(RealOpenCode.create_session, (one, other)))
+        list(both.map(RealOpenCode.prompt, (one, other), sessions, [bash("echo hi")] * 2))
+        for client, session in zip((one, other), sessions, strict=True):
+            durable.assert_recorded(expected(family(client, session)))
+        status = durable.status()
+        assert {link["directory"] for link in status["links"]} == {str(one.project), str(other.project)}
+        assert {link["pid"] for link in status["links"]} == {one.pid, other.pid}
+        assert status["sidecar"]["pid"] == durable.running()
+        wait_until(lambda: durable.processes(one, other) == [durable.running()], "one sidecar alone")
+        durable.assert_whole()
+        durable.end_with(one, other)
+        wait_until(lambda: one.leftovers() + other.leftovers() == [], "the end of all processes")
+
+
+def test_off_then_on_in_new_processes(
+    durable: DurableStream, opencode_binary: Path, model: ModelServer, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "root": tmp_path / "opencode"}
+    off = {"DURABLE_STREAM": "off"}
+    with RealOpenCode(opencode_binary, model.port, environment=off, serve=False, **how) as client:
+        without = client.run("SAY:same words", "--title", "before")
+        assert client.leftovers() == []
+    assert not durable.home.exists()
+    session = model.requests[-1].session
+
+    with RealOpenCode(opencode_binary, model.port, serve=False, **how) as client:
+        recorded = client.run("SAY:same words", "--session", session)
+        wait_until(lambda: durable.processes(client) == [durable.running()], "one sidecar alone")
+        # The plugin prints nothing: OpenCode says the same with it and without.
+        assert "same words" in recorded.stdout
+        assert (recorded.stdout, recorded.stderr) == (without.stdout, without.stderr)
+        assert "durable" not in (recorded.stdout + recorded.stderr).lower()
+        assert "shim" not in (recorded.stdout + recorded.stderr).lower()
+
+        client.start()
+        client.prompt(session, bash("echo and from a server"))
+        client.prompt(session, "SAY:twice")
+        # Recorded from where the plugin was on, and as a root: OpenCode was asked, or said so itself.
+        told = family(client, session, created=False, resumed={session: 2})
+        del told.sessions[0].messages[:2]
+        records = durable.assert_recorded(expected(told))
+        assert [r["event"]["type"] for r in records[:2]] == ["lifecycle.session.resumed", "human.input"]
+        durable.assert_whole()
+        durable.end_with(client)
+        wait_until(lambda: client.leftovers() == [], "the end of all processes")
+        for printed in (client.stdout_path, client.stderr_path):
+            assert "shim" not in printed.read_text().lower()

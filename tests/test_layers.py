@@ -1,0 +1,201 @@
+"""The layer rule (DESIGN 4; FEATURES R1, R3): what each package may import, and where time and chance come from.
+
+A file is judged by its syntax tree alone: all import statements at any depth, and every use of a name.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PACKAGES = ("streams", "bridge", "sidecar")
+
+ALLOWED: dict[str, frozenset[str]] = {
+    "streams": frozenset({"streams", "pydantic", "ulid", "orjson", "msgspec", "zstandard", "aiofiles"}),
+    "bridge": frozenset({"streams", "bridge", "pydantic", "orjson"}),
+}
+"""What a package may import beside the standard library; ``sidecar`` is on top and may import what it declares."""
+
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "aiofiles": ("streams/stores/jsonl*.py",),
+    "ulid": ("streams/identity.py",),
+    "websockets": ("sidecar/server.py", "sidecar/client.py"),
+    "nats": (),
+    "sqlite3": (),
+    "aiosqlite": (),
+}
+"""Modules that belong to a few files of all packages, because their errors and types must not spread."""
+
+IMPURE_MODULES = frozenset({"random", "secrets", "uuid", "ulid"})
+IMPURE_NAMES = frozenset(
+    {
+        "time.time",
+        "time.time_ns",
+        "time.localtime",
+        "time.gmtime",
+        "time.ctime",
+        "time.strftime",
+        "datetime.now",
+        "datetime.utcnow",
+        "datetime.today",
+        "date.today",
+        "os.urandom",
+        "os.getrandom",
+    }
+)
+IDENTITY = "streams/identity.py"
+"""The one source of wall clock, randomness and ids for ``streams`` and ``bridge``."""
+
+
+def faults_of(path: str, source: str) -> list[str]:
+    """Every breach of the rule in one file, as ``path:line: what``. ``path`` is relative to the repository."""
+    tree = ast.parse(source, path)
+    package = path.split("/")[0]
+    faults = [] if ast.get_docstring(tree) else [f"{path}:1: no module docstring"]
+    for line, module in _imports(tree, path):
+        top = module.split(".")[0]
+        allowed = ALLOWED.get(package)
+        if allowed is not None and top not in sys.stdlib_module_names and top not in allowed:
+            faults.append(f"{path}:{line}: {package} must not import {module}")
+        if top in ONLY_IN and not any(fnmatch(path, pattern) for pattern in ONLY_IN[top]):
+            faults.append(f"{path}:{line}: {module} is imported in {', '.join(ONLY_IN[top]) or 'no file'} only")
+    if package in ALLOWED and path != IDENTITY:
+        faults += [f"{path}:{line}: {what} outside {IDENTITY}" for line, what in _impurities(tree, path)]
+    return faults
+
+
+def _imports(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # A relative import stays in its package as far as its dots reach.
+            parts = path.split("/")[: -node.level] if node.level else []
+            base = ".".join([*parts, *([node.module] if node.module else [])])
+            yield node.lineno, base or "<beyond the top>"
+        elif isinstance(node, ast.Call) and _name(node.func) in (
+            "__import__",
+            "importlib.import_module",
+            "import_module",
+        ):
+            first = node.args[0] if node.args else None
+            is_known = isinstance(first, ast.Constant) and isinstance(first.value, str)
+            yield node.lineno, first.value if is_known else "<computed>"
+
+
+def _impurities(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for line, module in _imports(tree, path):
+        if module.split(".")[0] in IMPURE_MODULES:
+            yield line, module
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            first, _, rest = _name(node).partition(".")
+            full = ".".join(filter(None, [aliases.get(first, first), rest]))
+            if any(full == name or full.endswith(f".{name}") for name in IMPURE_NAMES):
+                yield node.lineno, full
+
+
+def _name(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        inner = _name(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def files() -> list[str]:
+    return [str(path.relative_to(ROOT)) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_there_is_something_to_judge() -> None:
+    assert {path.split("/")[0] for path in files()} == set(PACKAGES)
+    assert IDENTITY in files() and len(files()) > 40
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_layers_hold(package: str) -> None:
+    faults = [
+        fault
+        for path in files()
+        if path.startswith(f"{package}/")
+        for fault in faults_of(path, (ROOT / path).read_text())
+    ]
+    assert faults == []
+
+
+DOC = '"""A file."""\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "told"),
+    [
+        ("streams/a.py", "import bridge", "streams must not import bridge"),
+        ("streams/a.py", "from sidecar.app import Sidecar", "streams must not import sidecar.app"),
+        ("streams/a.py", "import os, sidecar", "streams must not import sidecar"),
+        ("streams/a.py", "def f():\n    from nats.aio import client", "streams must not import nats.aio"),
+        ("streams/a.py", "if TYPE_CHECKING:\n    import rich", "streams must not import rich"),
+        ("streams/stores/a.py", "from ... import bridge", "streams must not import <beyond the top>"),
+        ("streams/a.py", "importlib.import_module('bridge.opencode')", "streams must not import bridge.opencode"),
+        ("streams/a.py", "__import__(name)", "streams must not import <computed>"),
+        ("streams/verify.py", "import aiofiles", "aiofiles is imported in streams/stores/jsonl*.py"),
+        ("streams/stores/memory.py", "import aiofiles.os", "aiofiles.os is imported in"),
+        ("streams/event.py", "from ulid import ULID", "ulid is imported in streams/identity.py only"),
+        ("streams/stores/sqlite.py", "import sqlite3", "sqlite3 is imported in no file only"),
+        ("bridge/a.py", "import sidecar.config", "bridge must not import sidecar.config"),
+        ("bridge/a.py", "import msgspec", "bridge must not import msgspec"),
+        ("bridge/a.py", "import aiofiles", "bridge must not import aiofiles"),
+        ("bridge/opencode/link.py", "from websockets import connect", "bridge must not import websockets"),
+        ("sidecar/app.py", "from websockets.asyncio import server", "sidecar/server.py, sidecar/client.py only"),
+        ("sidecar/app.py", "import nats", "nats is imported in no file only"),
+        ("streams/a.py", "import time\ntime.time()", "time.time outside"),
+        ("streams/a.py", "import time as t\nt.time_ns()", "time.time_ns outside"),
+        ("streams/a.py", "from time import time\nnow = time", "time.time outside"),
+        ("streams/a.py", "from datetime import datetime\ndatetime.now()", "datetime.datetime.now outside"),
+        ("streams/a.py", "import datetime\ndatetime.datetime.utcnow()", "datetime.datetime.utcnow outside"),
+        ("streams/a.py", "import datetime as d\nd.date.today()", "datetime.date.today outside"),
+        ("bridge/a.py", "import os\nos.urandom(8)", "os.urandom outside"),
+        ("bridge/a.py", "from os import urandom\nurandom(8)", "os.urandom outside"),
+        ("bridge/a.py", "import random", "random outside"),
+        ("bridge/a.py", "from secrets import token_hex", "secrets outside"),
+        ("bridge/a.py", "def f():\n    import uuid", "uuid outside"),
+    ],
+)
+def test_a_breach_is_caught(path: str, code: str, told: str) -> None:
+    faults = faults_of(path, DOC + code)
+    assert faults and any(told in fault for fault in faults), faults
+    assert all(fault.startswith(f"{path}:") for fault in faults)
+
+
+def test_a_missing_docstring_is_caught() -> None:
+    assert faults_of("sidecar/a.py", "import os") == ["sidecar/a.py:1: no module docstring"]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        (
+            "streams/a.py",
+            "import os, time\nfrom datetime import datetime\ndatetime.fromisoformat('x'); time.monotonic()",
+        ),
+        ("streams/a.py", "import orjson, msgspec, pydantic, zstandard\nfrom streams.event import StreamEvent"),
+        ("streams/stores/a.py", "from ..event import StreamEvent\nfrom . import plan"),
+        ("streams/stores/jsonl_reader.py", "import aiofiles"),
+        ("streams/identity.py", "import secrets, time, random\nfrom ulid import ULID\ntime.time_ns()"),
+        ("bridge/a.py", "import streams.event, pydantic, orjson, bridge.opencode.link\nevent.time = 5\nrecord.now"),
+        ("sidecar/client.py", "import websockets, time, uuid, rich, bridge, streams\ntime.time()"),
+    ],
+)
+def test_what_is_allowed_is_not_told(path: str, code: str) -> None:
+    assert faults_of(path, DOC + code) == []
