@@ -177,7 +177,7 @@ class CaptureState:
         turn = session.turn
         if turn is None or payload.get("turn") != turn.user_message or event.idempotency_key in turn.counted:
             return
-        turn.counted.add(event.idempotency_key or event.id)
+        turn.counted.add(event.idempotency_key)
         turn.steps += 1
         if payload.get("kind") == "inference":
             turn.finish = payload.get("finish")

@@ -30,7 +30,7 @@ from tests.streams.logs import Log, make_log
 from tests.streams.sizes import size
 from tests.streams.store_contract import collect
 
-OPENINGS = size("OPENINGS", 150)
+OPENINGS = size("OPENINGS", 80)
 READ_EVERY = size("READ_EVERY", 9)
 
 Expected = tuple[str, int, int]
