@@ -173,6 +173,8 @@ async def serve(home: Home, config: Config, *, idle_exit: bool = False) -> int:
         stack.push_async_callback(store.close)
         if store.torn is not None:
             log.warning("an incomplete tail was cut off the log and kept in %s", store.torn)
+        if store.head_lost:
+            log.warning("the head file was missing or damaged: records lost at the log's very end would not be noticed")
         sidecar, ingest = await _assemble(home, config, store, identity)
         stack.push_async_callback(ingest.close)
         return await _run(home, config, sidecar, ingest, identity, idle_exit)

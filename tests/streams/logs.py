@@ -12,6 +12,7 @@ from streams.identity import seeded_identity
 from streams.store import Record
 from streams.stores.jsonl import JsonlStore
 from streams.stores.segments import Head, read_head, segment_name
+from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
 from tests.streams.store_contract import collect
@@ -82,3 +83,20 @@ async def _make_log(directory: Path, batches: list[int], text: int, segment_byte
     segments = [(path.name, path.read_bytes()) for path in sorted((directory / "log").iterdir())]
     assert segments[0][0] == segment_name(0) and read_head(directory / "head") is not None
     return Log(segments, heads, (directory / "store.json").read_bytes(), records)
+
+
+async def open_store(store: Path) -> JsonlStore:
+    return await JsonlStore.open(store, seeded_identity(9), disk=FastDisk())
+
+
+async def findings(store: Path) -> list[tuple[str, str, int | None, int | None]]:
+    return [(f.kind, Path(f.file).name, f.line, f.position) async for f in Verification(store).run()]
+
+
+def files(store: Path) -> dict[str, bytes]:
+    """Everything in the store but the lock."""
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }

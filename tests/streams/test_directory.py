@@ -1,0 +1,201 @@
+"""The jsonl store's directory: segments that are missing or foreign, store.json, symbolic links, file modes.
+
+What a segment holds is in ``test_recovery.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streams.errors import BadStore, CorruptLog, ForeignStore, StoreUnavailable
+from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.segments import segment_name
+from tests.streams.builders import event
+from tests.streams.logs import Log, files, findings, make_log, open_store
+from tests.streams.store_contract import collect
+
+
+@pytest.fixture(scope="module")
+def small_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return make_log(tmp_path_factory.mktemp("small"), [1, 2, 1], text=0)
+
+
+@pytest.fixture(scope="module")
+def rolled_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """Four segments."""
+    log = make_log(tmp_path_factory.mktemp("rolled"), [2, 1, 2, 1, 1, 1, 2, 1], text=0, segment_bytes=1200)
+    assert len(log.segments) == 4
+    return log
+
+
+# Segments
+
+
+@pytest.mark.parametrize("head", [-1, None])
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_a_deleted_segment_is_missed(tmp_path: Path, rolled_log: Log, number: int, head: int | None) -> None:
+    rolled_log.put(tmp_path, head=head)
+    names = [name for name, _ in rolled_log.segments]
+    (tmp_path / "log" / names[number]).unlink()
+    after = tmp_path / "log" / names[number + 1]
+    first = int(names[number][:20])
+    for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
+        with pytest.raises(CorruptLog, match="are missing before it") as raised:
+            await reading
+        assert (raised.value.file, raised.value.line, raised.value.position) == (str(after), 1, first)
+    assert ("missing", after.name, 1, first) in await findings(tmp_path)
+
+
+async def test_a_deleted_last_segment_is_missed(tmp_path: Path, rolled_log: Log) -> None:
+    last = rolled_log.put(tmp_path)
+    last.unlink()
+    first = int(last.stem)
+    for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
+        with pytest.raises(CorruptLog, match="were written and are missing") as raised:
+            await reading
+        assert raised.value.position == first
+    assert ("missing", rolled_log.segments[-2][0], None, first) in await findings(tmp_path)
+
+
+async def test_all_segments_deleted_are_missed(tmp_path: Path, small_log: Log) -> None:
+    small_log.put(tmp_path).unlink()
+    for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
+        with pytest.raises(CorruptLog, match="records 0 to 3 were written and are missing"):
+            await reading
+
+
+async def test_a_renamed_segment_is_noticed(tmp_path: Path, rolled_log: Log) -> None:
+    segment = rolled_log.put(tmp_path)
+    segment.rename(segment.with_name(segment_name(int(segment.stem) + 1)))
+    with pytest.raises(CorruptLog):
+        await open_store(tmp_path)
+    with pytest.raises(CorruptLog):
+        await collect(JsonlReader(tmp_path).read_all())
+
+
+@pytest.mark.parametrize("head", ["old", "missing"])
+async def test_what_lies_before_a_later_segment_is_never_a_torn_tail(
+    tmp_path: Path, rolled_log: Log, head: str
+) -> None:
+    """A segment begins after the one before it is durable, so that even an old head does not excuse damage."""
+    rolled_log.put(tmp_path, head=min(rolled_log.heads) if head == "old" else None)
+    name, data = rolled_log.segments[1]
+    segment = tmp_path / "log" / name
+    segment.write_bytes(data[:-9])
+    before = files(tmp_path)
+    with pytest.raises(CorruptLog) as raised:
+        await open_store(tmp_path)
+    assert raised.value.file == str(segment)
+    assert files(tmp_path) == before
+
+
+async def test_an_empty_last_segment_is_used(tmp_path: Path, small_log: Log) -> None:
+    """What a writer leaves that was killed, or found the disk full, as it began a segment."""
+    segment = small_log.put(tmp_path)
+    (segment.parent / segment_name(4)).write_bytes(b"")
+    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records
+    log = await open_store(tmp_path)
+    assert (await log.append([event("next")]))[0].position == 4
+    await log.close()
+    assert (segment.parent / segment_name(4)).stat().st_size > 0
+    assert await findings(tmp_path) == []
+
+
+async def test_foreign_files_in_the_log_are_left_alone(tmp_path: Path, small_log: Log) -> None:
+    segment = small_log.put(tmp_path)
+    for name in ("notes.txt", "00000000000000000000.jsonl.bak", "4.jsonl", ".DS_Store"):
+        (segment.parent / name).write_bytes(b"not ours")
+    before = files(tmp_path)
+    log = await open_store(tmp_path)
+    assert await collect(log.read_all()) == small_log.records
+    await log.close()
+    assert files(tmp_path) == before
+
+
+# store.json
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"backend":"jsonl","format":2,"log_id":"x"}', "format 2, this version reads up to 1: upgrade"),
+        (b"", "damaged"),
+        (b"\xff\xfe", "damaged"),
+        (b'{"backend":"jsonl","for', "damaged"),
+        (b"[]", "not written by Durable Stream"),
+        (b'{"name":"an npm package"}', "not written by Durable Stream"),
+    ],
+)
+async def test_a_foreign_store_is_refused_untouched(tmp_path: Path, small_log: Log, text: bytes, message: str) -> None:
+    small_log.put(tmp_path)
+    (tmp_path / "store.json").write_bytes(text)
+    before = files(tmp_path)
+    with pytest.raises(ForeignStore, match=message) as raised:
+        await open_store(tmp_path)
+    assert str(tmp_path / "store.json") in str(raised.value)
+    with pytest.raises(ForeignStore, match=message):
+        JsonlReader(tmp_path)
+    assert files(tmp_path) == before
+
+
+async def test_a_log_without_store_json_is_refused_untouched(tmp_path: Path, small_log: Log) -> None:
+    small_log.put(tmp_path)
+    (tmp_path / "store.json").unlink()
+    before = files(tmp_path)
+    with pytest.raises(ForeignStore, match=r"a log but no store\.json"):
+        await open_store(tmp_path)
+    assert files(tmp_path) == before
+    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records, "reading it harms nothing"
+
+
+# Symbolic links (RELIABILITY, "Security")
+
+
+@pytest.mark.parametrize("name", ["head", "lock", "store.json", "log/" + segment_name(0)])
+async def test_a_symbolic_link_is_not_followed(tmp_path: Path, small_log: Log, name: str) -> None:
+    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    small_log.put(store)
+    (store / "lock").touch()
+    (store / name).rename(elsewhere)
+    (store / name).symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    with pytest.raises((BadStore, StoreUnavailable), match=r"symbolic link"):
+        await open_store(store)
+    assert elsewhere.read_bytes() == before and (store / name).is_symlink()
+    if name != "lock":
+        with pytest.raises(ForeignStore, match="symbolic link"):
+            await collect(JsonlReader(store).read_all())
+        with pytest.raises(ForeignStore, match="symbolic link"):
+            await findings(store)
+
+
+async def test_a_link_put_in_place_of_a_segment_under_an_open_store_is_not_followed(
+    tmp_path: Path, small_log: Log
+) -> None:
+    segment = small_log.put(tmp_path / "store")
+    log = await open_store(tmp_path / "store")
+    segment.rename(tmp_path / "elsewhere")
+    segment.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ForeignStore, match="symbolic link"):
+        await log.find(small_log.records[0].event.idempotency_key)
+    await log.close()
+
+
+async def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        log = await open_store(tmp_path / "store")
+        await log.append([event("a")])
+        await log.close()
+    finally:
+        os.umask(mask)
+    modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    modes.pop("store/log/" + segment_name(0))  # FastDisk makes it; see test_faults for the real one
+    assert modes == {
+        "store": 0o700,
+        "store/log": 0o700,
+        **{f"store/{n}": 0o600 for n in ("head", "lock", "store.json")},
+    }
