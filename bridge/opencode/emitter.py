@@ -123,11 +123,12 @@ class Emitter:
         """Make one event and remember it in the state, as replaying the log would."""
         metadata: dict[str, Any] = {}
         if entry is not None:
-            metadata = {
-                "boot": entry.token.origin.boot_id,
-                "seq": entry.token.seq,
-                "hook": entry.item.hook,
-            }
+            metadata = shapes.present(
+                boot=entry.token.origin.boot_id,
+                seq=entry.token.seq,
+                hook=entry.item.hook,
+                event=shapes.bus_id(entry.item),
+            )
         if cause is None and type_ not in _ROOTS:
             self.counts["cause_unknown"] += 1
         event = self._identity.stamp(

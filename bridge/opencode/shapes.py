@@ -41,6 +41,11 @@ def bus_event(item: HookItem) -> dict[str, Any]:
     return mapping(mapping(item.input).get("event"))
 
 
+def bus_id(item: HookItem) -> str | None:
+    """The bus event's own id; the same for every plugin copy. ``None`` for other hooks."""
+    return text(bus_event(item).get("id")) if item.hook == "event" else None
+
+
 def source_of(item: HookItem) -> str:
     """What the rules table calls this item: the bus event's type, or the hook's name."""
     if item.hook != "event":

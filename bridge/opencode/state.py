@@ -88,6 +88,8 @@ class CaptureState:
 
     def __init__(self) -> None:
         self.sessions: dict[str, SessionState] = {}
+        self.told: OrderedDict[str, str] = OrderedDict()
+        """Bus events that became an error or a compaction, which nothing else tells from a resend."""
         self.spawns: dict[str, str] = {}
         """The latest ``agent.spawned`` event of each child session."""
 
@@ -98,6 +100,9 @@ class CaptureState:
     def apply(self, event: StreamEvent) -> None:
         """Take one event; types that are not capture's change nothing."""
         payload = event.payload
+        bus_id = event.metadata.get("event")
+        if event.type in ("agent.error", "lifecycle.session.compacted") and isinstance(bus_id, str):
+            remember(self.told, bus_id, event.id)
         session_id = payload.get("session")
         if not isinstance(session_id, str):
             return

@@ -130,7 +130,7 @@ class Translator(Parts):
             self._end(None, session_id, {}, "gone")
 
     def _told_before(self, item: HookItem) -> bool:
-        event_id = text(shapes.bus_event(item).get("id"))
+        event_id = shapes.bus_id(item)
         if event_id is None:
             return False
         if event_id in self._seen:

@@ -78,9 +78,10 @@ class Turns(Emitter):
         return self.session_idle(entry, session) if status.get("type") == "idle" else False
 
     def session_compacted(self, entry: Entry, session: SessionState | None) -> bool:
-        key = text(shapes.bus_event(entry.item).get("id")) or self.own_key(entry)
-        turn = session.turn if session is not None else None
-        self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=turn)
+        if self._is_told(entry):
+            return False
+        key = shapes.bus_id(entry.item) or self.own_key(entry)
+        self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self._turn_at(session, entry.item.t))
         return False
 
     # Inputs and turns
@@ -274,25 +275,41 @@ class Turns(Emitter):
     # Errors and asks
 
     def session_error(self, entry: Entry, session: SessionState | None) -> bool:
+        if self._is_told(entry):
+            return False
         error = mapping(shapes.properties_of(entry.item).get("error"))
+        turn = self._turn_at(session, entry.item.t)
+        is_open = session is not None and turn is not None and turn is session.turn
         if shapes.is_abort(error):
-            if session is None or session.turn is None:
+            if session is None or turn is None or not is_open:
                 return False
-            self._aborted.add(session.turn.user_message)
+            self._aborted.add(turn.user_message)
             replaced = self._aborts.pop(session.id, None)
             if replaced is not None:
                 self.finish(replaced.entry.token)
             self._aborts[session.id] = self.late(entry)
             return True
-        message = self._current.get(session.id) if session is not None else None
-        if message is None and session is not None and session.turn is not None:
-            if session.turn.finish is not None:
+        message = self._current.get(session.id) if session is not None and (is_open or turn is None) else None
+        if message is None and session is not None and turn is not None:
+            if is_open and turn.finish is not None:
                 # Which answer failed was forgotten in a crash; its own update says so next.
                 self._errors[session.id] = self.late(entry)
                 return True
-            message = session.turn.assistant_message
+            message = turn.assistant_message if turn.finish is None else None
         self._write_error(entry, session, message, error)
         return False
+
+    def _turn_at(self, session: SessionState | None, t: int) -> Turn | None:
+        """The turn that was open at the time of a hook; an old one may be sent again much later."""
+        turns = (session.turn, session.last_turn) if session is not None else ()
+        return next((turn for turn in turns if turn is not None and t >= turn.started_ms), None)
+
+    def _is_told(self, entry: Entry) -> bool:
+        """Whether this very bus event is in the log: it was durable, but its ack was lost with a sidecar."""
+        told = shapes.bus_id(entry.item) in self.state.told
+        if told:
+            self.counts[f"duplicate:{shapes.source_of(entry.item)}"] += 1
+        return told
 
     def write_late_error(self, session_id: str, message: str | None) -> None:
         """Write an error that waited to learn which answer it belongs to."""
@@ -307,11 +324,10 @@ class Turns(Emitter):
     ) -> None:
         known = self._messages.get(message or "")
         user = known["user"] if known is not None else None
-        turn = session.turn if session is not None else None
+        turn = self._turn_at(session, entry.item.t)
         if user is None and turn is not None:
             user = turn.user_message
-        bus_id = text(shapes.bus_event(entry.item).get("id"))
-        key = message or bus_id or self.own_key(entry)
+        key = message or shapes.bus_id(entry.item) or self.own_key(entry)
         if session is not None and key in session.errors:
             self.counts["duplicate:agent.error"] += 1
             return
