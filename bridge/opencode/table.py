@@ -76,8 +76,9 @@ RULES: tuple[Rule, ...] = (
         "session_idle",
         ("turn.ended",),
         "user message",
-        "`outcome` is `completed`, `failed`, `aborted` or `stopped` (ended after a tool without a last answer). "
-        "Waits up to 2 s for tools that an abort left unfinished.",
+        "`outcome` is `completed`, `failed`, `aborted`, `stopped` (ended after a tool, without a last answer), "
+        "`continued` (a compaction takes over) or `interrupted` (OpenCode died). After an abort or an error the last "
+        "parts follow and idle comes again: the turn ends then, at the latest after 2 s.",
     ),
     Rule(
         "message.part.updated",
