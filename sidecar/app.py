@@ -10,7 +10,8 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack, suppress
 from logging.handlers import RotatingFileHandler
 from typing import Any, Final
 
@@ -148,13 +149,16 @@ class Sidecar:
                 idle_since = loop.time()
 
 
-async def serve(home: Home, config: Config, *, idle_exit: bool = False) -> int:
+async def serve(
+    home: Home, config: Config, *, idle_exit: bool = False, announce: Callable[[int], None] = lambda port: None
+) -> int:
     """Run a sidecar until it is stopped; returns the exit code.
 
     SIGTERM, SIGINT and the request ``stop`` drain it: 0. A log that cannot be
     written any more ends it with 1, so that a shim starts a fresh one, which
     verifies the tail. ``idle_exit`` is how shims start it: it leaves when idle,
-    and silently when another one already serves the home.
+    and silently when another one already serves the home. ``announce`` is told the
+    port once everything is ready.
 
     Raises:
         HomeError, StreamError, OSError: it could not start; nothing was changed.
@@ -177,7 +181,7 @@ async def serve(home: Home, config: Config, *, idle_exit: bool = False) -> int:
             log.warning("the head file was missing or damaged: records lost at the log's very end would not be noticed")
         sidecar, ingest = await _assemble(home, config, store, identity)
         stack.push_async_callback(ingest.close)
-        return await _run(home, config, sidecar, ingest, identity, idle_exit)
+        return await _run(home, config, sidecar, ingest, identity, idle_exit, announce)
 
 
 async def _assemble(home: Home, config: Config, store: JsonlStore, identity: Identity) -> tuple[Sidecar, Ingest]:
@@ -191,7 +195,13 @@ async def _assemble(home: Home, config: Config, store: JsonlStore, identity: Ide
 
 
 async def _run(
-    home: Home, config: Config, sidecar: Sidecar, ingest: Ingest, identity: Identity, idle_exit: bool
+    home: Home,
+    config: Config,
+    sidecar: Sidecar,
+    ingest: Ingest,
+    identity: Identity,
+    idle_exit: bool,
+    announce: Callable[[int], None],
 ) -> int:
     link = config.link
     sidecar.boot, sidecar.started_ms = identity.ulid(), identity.now_ms()
@@ -213,6 +223,7 @@ async def _run(
     async with server:
         home.write_info(SidecarInfo(os.getpid(), server.port, sidecar.boot, VERSION, PROTOCOL, sidecar.started_ms))
         log.info("serving on port %d, version %s", server.port, VERSION)
+        announce(server.port)
         reasons: list[asyncio.Future[Any]] = [asyncio.create_task(sidecar.stopping.wait()), ingest.failed]
         if idle_exit:
             reasons.append(asyncio.create_task(sidecar.wait_idle()))
@@ -231,7 +242,14 @@ async def _run(
     return 0
 
 
-def _log_to(home: Home, stack: AsyncExitStack) -> None:
+def note_failure(home: Home, error: Exception) -> None:
+    """Write why a sidecar could not start or go on into its log, if there is a home to write into."""
+    with suppress(OSError), ExitStack() as stack:
+        _log_to(home, stack)
+        log.error("could not serve: %s", error if str(error) else type(error).__name__)
+
+
+def _log_to(home: Home, stack: AsyncExitStack | ExitStack) -> None:
     """The sidecar's own log: rotated, mode 0600, never payloads."""
     fd = os.open(home.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     os.close(fd)

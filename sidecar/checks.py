@@ -111,6 +111,26 @@ async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
     yield check_space(home)
 
 
+def quick_checks(home: Home) -> list[Check]:
+    """What could keep a session from being recorded and costs nothing to look at: for ``status``."""
+    return [*check_home(home), check_config(home), *check_plugin_files(home), check_space(home)]
+
+
+def check_plugin_files(home: Home) -> list[Check]:
+    """Whether a plugin is installed and what it names is there; nothing is run."""
+    plugins = [read_plugin(target.plugin) for target in (Target.everywhere(), Target.project(Path.cwd()))]
+    found = [plugin for plugin in plugins if plugin is not None]
+    if not found:
+        hint = "run `durable-stream install`, then restart OpenCode"
+        return [Check("plugin", "note", "no plugin is installed: OpenCode's sessions are not recorded", hint)]
+    return [
+        Check("plugin", "problem", f"the plugin names {path}, which is not there", "run `durable-stream install` again")
+        for plugin in found
+        for path in (plugin.shim, *plugin.command[:1])
+        if not Path(path).is_file()
+    ]
+
+
 def check_opencode() -> Check:
     """OpenCode on the PATH, and its version."""
     path = shutil.which("opencode")
@@ -191,6 +211,9 @@ def check_home(home: Home) -> list[Check]:
     elif mode & 0o077:
         text = f"{home.path} is open to others (mode {mode:o})"
         checks.append(Check("home", "problem", text, f"run: chmod 700 {home.path}"))
+    elif locked := [path for path in (home.path, home.store_path, home.spool_path) if not _is_writable(path)]:
+        text = f"{locked[0]} cannot be written, so nothing is recorded"
+        checks.append(Check("home", "problem", text, f"run: chmod -R u+rwX {home.path}"))
     else:
         checks.append(Check("home", "ok", f"{home.path}, closed to others"))
     if not os.path.lexists(home.token_path):
@@ -202,6 +225,10 @@ def check_home(home: Home) -> list[Check]:
     except HomeError as error:
         checks.append(Check("token", "problem", f"{error.path}: {error.problem}", error.hint))
     return checks
+
+
+def _is_writable(path: Path) -> bool:
+    return not path.exists() or os.access(path, os.W_OK | os.X_OK)
 
 
 def check_config(home: Home) -> Check:

@@ -25,6 +25,7 @@ from sidecar.home import Home
 from sidecar.launch import START_SECONDS, ensure_running
 from sidecar.version import VERSION
 from streams.identity import system_identity
+from streams.stores.jsonl_reader import JsonlReader
 
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
 _CHUNK: Final = 64
@@ -60,6 +61,8 @@ class PlayResult:
     items: int
     skipped: int
     relinked: int
+    added: int
+    """By how many records the log grew meanwhile; 0 when all of it was known."""
 
 
 def read_recording(path: Path) -> Recording:
@@ -123,6 +126,7 @@ async def play(
     identity = _identity(recording)
     player = _Player(recording, progress, speed, on_progress)
     failures = 0
+    before = _head(home)
     while True:
         await ensure_running(home, start_seconds)
         try:
@@ -138,7 +142,11 @@ async def play(
             if failures > 10:
                 raise
             await asyncio.sleep(0.05 * failures)
-    return PlayResult(progress.total, recording.skipped, progress.relinked)
+    return PlayResult(progress.total, recording.skipped, progress.relinked, _head(home) - before)
+
+
+def _head(home: Home) -> int:
+    return JsonlReader(home.store_path).head
 
 
 class _Player:

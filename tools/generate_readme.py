@@ -55,7 +55,14 @@ def told(arguments: str, home: Path) -> str:
 def run(arguments: str, home: Path) -> str:
     """What ``durable-stream ARGUMENTS`` prints on a terminal, without colours and trailing spaces."""
     command = [sys.executable, "-m", "sidecar.cli", *shlex.split(arguments)]
-    environment = {**os.environ, "DURABLE_STREAM_HOME": str(home), "NO_COLOR": "1", "TERM": "xterm", "TZ": "UTC"}
+    environment = {
+        **os.environ,
+        "DURABLE_STREAM_HOME": str(home),
+        "XDG_CONFIG_HOME": str(home.parent / "config"),
+        "NO_COLOR": "1",
+        "TERM": "xterm",
+        "TZ": "UTC",
+    }
     environment.pop("COLUMNS", None)
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
@@ -79,11 +86,12 @@ def _read(master: int) -> Iterator[bytes]:
 
 
 class DemoHome:
-    """A temporary home that holds the demo's session; its sidecar is stopped at the end."""
+    """A temporary home with the plugin installed and the demo's session; its sidecar is stopped at the end."""
 
     def __enter__(self) -> Path:
         self._directory = tempfile.TemporaryDirectory(prefix="readme-")
         home = Path(self._directory.name) / "home"
+        run("install", home)
         run(f"play {RECORDING}", home)
         return home
 

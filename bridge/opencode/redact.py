@@ -81,6 +81,14 @@ _BUILT_IN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     # "bearer responsibilities" and "Basic internationalisation" are no credentials.
     ("bearer-token", ("earer ",), r"(?<=[Bb]earer )(?=[\w.~+/-]{0,200}[0-9])[A-Za-z0-9._~+/-]{16,}=*"),
     ("basic-auth", ("asic ",), r"(?<=[Bb]asic )(?=[\w+/]{1,200}[A-Z0-9+/=])[A-Za-z0-9+/]{16,}=*"),
+    (
+        # NAME=value and name: "value" in text, as in an .env file: only what has a digit, since words are no secrets.
+        "secret",
+        (),
+        r"(?P<keep>(?i:passw(?:or)?d|secret|api_?key|access_?key|private_?key|(?:auth|access|refresh|api)_?token)"
+        r"\\?[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\?[\"']?)(?!\[redacted:)"
+        r"(?=[^\s\"'\\,;&()<>{}$]{0,200}[0-9])[^\s\"'\\,;&()<>{}$]{8,}",
+    ),
     ("url-password", ("://",), r"(?<=://)(?!\[redacted:)[^\s/:@\"']{0,80}:[^\s/@\"']{3,}(?=@)"),
 )
 
@@ -115,7 +123,10 @@ class Redactor:
     def __init__(
         self, extra: Mapping[str, str] | None = None, keys: Iterable[str] = (), *, enabled: bool = True
     ) -> None:
-        self._built_in = [(_label(name), hints, re.compile(pattern)) for name, hints, pattern in _BUILT_IN]
+        self._built_in = [
+            (r"\g<keep>" + _label(name) if "?P<keep>" in pattern else _label(name), hints, re.compile(pattern))
+            for name, hints, pattern in _BUILT_IN
+        ]
         self._extra = [(_label(name), re.compile(pattern)) for name, pattern in (extra or {}).items()]
         own_keys = {_plain(key) for key in keys}
         self._has_own_keys = bool(own_keys)
@@ -145,7 +156,11 @@ class Redactor:
         if not self._enabled:
             return True
         lower = text.lower()
-        return not any(hint in text for hint in _HINTS) and not any(end in lower for end in _SECRET_KEY_ENDS)
+        return not (
+            any(hint in text for hint in _HINTS)
+            or any(end in lower for end in _SECRET_KEY_ENDS)
+            or any(word in lower for word in _SECRET_WORD_BYTES)
+        )
 
     def _clean(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
@@ -188,8 +203,10 @@ class Redactor:
     def _text(self, text: str) -> Any:
         if self._enabled:
             if len(text) >= _SHORTEST:
+                lower = text.lower()
+                named = any(word in lower for word in _SECRET_WORDS)
                 for label, hints, pattern in self._built_in:
-                    if any(hint in text for hint in hints):
+                    if any(hint in text for hint in hints) or (named and not hints):
                         text, count = pattern.subn(label, text)
                         self.redactions += count
             for label, pattern in self._extra:
@@ -201,6 +218,27 @@ class Redactor:
             return {"$sha256": sha256(data).hexdigest(), "bytes": len(data), "beginning": text[:KEPT_OF_LONG]}
         return text
 
+
+_SECRET_WORDS = ("passw", "secret", "key", "token")
+"""One of these, in any case, is in every name that the pattern without hints of its own looks for."""
+
+_SECRET_WORD_BYTES = tuple(
+    # Without "tokens", which every answer of a model counts.
+    word.encode()
+    for word in (
+        "passw",
+        "secret",
+        "apikey",
+        "api_key",
+        "access_key",
+        "accesskey",
+        "private_key",
+        "privatekey",
+        "_token",
+        "token=",
+        "token:",
+    )
+)
 
 _HINTS = tuple({hint.encode() for _, hints, _ in _BUILT_IN for hint in hints})
 

@@ -27,6 +27,7 @@ async def streams(context: typer.Context, json: JsonFlag = False) -> None:
     out = Output(json)
     overview = await fold(Overview(), open_reader(home_of(context).store_path).read_all())
     found = [overview.stream_json(stream_id) for stream_id in overview.streams]
+    found.sort(key=lambda stream: int(stream["last_ts"]), reverse=True)
     if json:
         for stream in found:
             out.object(stream)
@@ -34,7 +35,6 @@ async def streams(context: typer.Context, json: JsonFlag = False) -> None:
     if not found:
         out.text(f"No streams yet: {EMPTY_HINT}.")
         return
-    found.sort(key=lambda stream: int(stream["last_ts"]), reverse=True)
     if out.terminal:
         _stream_table(out, found)
         return
@@ -58,9 +58,10 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     roomy = out.console.width >= 110
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("stream", no_wrap=True, overflow="ellipsis", min_width=None if roomy else 31)
-    table.add_column("status", no_wrap=True)
-    table.add_column("last", no_wrap=True)
-    table.add_column("turns", justify="right", no_wrap=True)
+    fits = out.console.width >= 72
+    table.add_column("status", no_wrap=True, min_width=7 if fits else None)
+    table.add_column("last", no_wrap=True, min_width=8 if fits else None)
+    table.add_column("turns", justify="right", no_wrap=True, min_width=5 if fits else None)
     if roomy:
         for name in ("records", "sessions", "tokens", "cost"):
             table.add_column(name, justify="right", no_wrap=True)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 STOP_SECONDS = 20.0
 """How long a sidecar may take to make durable what it has and to let its home go."""
 
+TERM_SECONDS = 3.0
+"""How long a sidecar that did not answer may take to end by SIGTERM before it is killed."""
+
 ANSWER_SECONDS = 5.0
 """How long a sidecar may take to answer a request before it counts as hung."""
 
@@ -41,10 +44,27 @@ async def serve(
     if idle_exit and home.running() is not None:
         return 0  # several shims start one at once: those that come late should cost nothing
 
+    from sidecar.app import note_failure
     from sidecar.app import serve as run
     from sidecar.config import load_config
+    from sidecar.home import HomeLocked
 
-    return await run(home, load_config(home.config_path), idle_exit=idle_exit)
+    def announce(port: int) -> None:
+        if not idle_exit:
+            from sidecar.cli.output import Output
+
+            out = Output()
+            out.text(f"serving {home.path} on port {port}; end with Ctrl-C")
+            out.flush()
+
+    try:
+        return await run(home, load_config(home.config_path), idle_exit=idle_exit, announce=announce)
+    except HomeLocked:
+        raise
+    except Exception as error:
+        # Started by a shim there is nobody to tell: the reason must be found afterwards.
+        note_failure(home, error)
+        raise
 
 
 async def stop(context: typer.Context, json: JsonFlag = False) -> int:
@@ -63,17 +83,19 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     if failure is None and await _gone(home, info, STOP_SECONDS):
         return _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
     reason = failure or f"it was still there after {STOP_SECONDS:g} s"
-    try:
-        os.kill(info.pid, signal.SIGTERM)
-    except ProcessLookupError:
-        return _told(out, f"the sidecar (pid {info.pid}) has ended by itself", stopped=True, pid=info.pid)
-    if await _gone(home, info, STOP_SECONDS):
-        text = f"the sidecar (pid {info.pid}) did not take the request ({reason}) and was ended by a signal"
-        return _told(out, text, stopped=True, pid=info.pid)
-    raise Failure(
-        f"the sidecar (pid {info.pid}) takes neither a request ({reason}) nor a signal; "
-        f"look into {home.log_path}, or end it with: kill -9 {info.pid}"
-    )
+    if not json:
+        out.text(f"the sidecar (pid {info.pid}) does not take the request ({reason}): ending it by a signal")
+        out.flush()
+    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        # It may be killed: what was acknowledged is durable, and the shims keep the rest.
+        try:
+            os.kill(info.pid, number)
+        except ProcessLookupError:
+            return _told(out, f"the sidecar (pid {info.pid}) has ended by itself", stopped=True, pid=info.pid)
+        if await _gone(home, info, seconds):
+            text = f"ended the sidecar (pid {info.pid}) by {number.name}"
+            return _told(out, text, stopped=True, pid=info.pid)
+    raise Failure(f"the sidecar (pid {info.pid}) cannot be ended; look into {home.log_path}")
 
 
 def _told(out: Output, text: str, **facts: Any) -> int:
@@ -153,7 +175,8 @@ async def play(
         return 0
     skipped = f", {result.skipped} lines of the recorder left out" if result.skipped else ""
     relinked = f", {result.relinked} times linked again" if result.relinked else ""
-    out.text(f"played {result.items} hooks of {file}: all are durable{skipped}{relinked}", "green")
+    added = f"{result.added} record{'' if result.added == 1 else 's'} added"
+    out.text(f"played {result.items} hooks of {file}: all are durable, {added}{skipped}{relinked}", "green")
     return 0
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.checks import SidecarSilent, ask_sidecar, counted, spool_size, torn_files
-from sidecar.cli.output import Output, amount, bytes_text, local_time
+from sidecar.checks import SidecarSilent, ask_sidecar, counted, quick_checks, spool_size, torn_files
+from sidecar.cli.output import Output, bytes_text, local_time
 from sidecar.cli.overview import Overview
 from sidecar.home import Home
 from streams.errors import StreamError
@@ -32,6 +32,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems)
+    for check in quick_checks(home):
+        if (check.level != "ok" and check.name != "token") or check.level == "problem":
+            told = f"{check.text}; {check.hint}" if check.hint else check.text
+            (problems if check.level == "problem" else notes).append(told)
     torn = torn_files(home.store_path)
     if torn:
         notes.append(f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}: never acknowledged")
@@ -39,7 +43,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
         hint = "see `durable-stream query --type capture.gap`"
         notes.append(f"{counted(found['gaps'], 'gap')} recorded, where hooks were lost: {hint}")
     if found["sidecar"] is None and found["spool"]["files"]:
-        notes.append(f"{counted(found['spool']['files'], 'spool file')} wait for the next start of the sidecar")
+        files = counted(found["spool"]["files"], "spool file")
+        notes.append(f"{files} to be taken in at the next start of the sidecar")
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
 
@@ -80,9 +85,10 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
             ("sidecar", f"running for {up}, pid {sidecar['pid']}, port {sidecar['port']}, {sidecar['version']}")
         )
     else:
-        rows.append(("sidecar", "not running; OpenCode starts it when it needs it"))
+        starts = "" if problems else "; OpenCode starts it when it needs it"
+        rows.append(("sidecar", "does not answer" if found["running"] else f"not running{starts}"))
     for number, link in enumerate(links):
-        silent = "" if link.get("delivers", True) else ", delivers nothing"
+        silent = "" if link.get("delivers", True) else ", no hooks yet"
         waiting = f", {link['pending']} waiting" if link.get("pending") else ""
         text = (
             f"OpenCode {link.get('opencode_version') or '?'} in {link['directory']}, pid {link['pid']}{waiting}{silent}"
@@ -91,22 +97,13 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if sidecar and not links:
         rows.append(("linked", "no OpenCode"))
     last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
-    streams = f" in {log['streams']} streams" if log.get("streams") is not None else ""
-    rows.append(("log", f"{log['head'] + 1} records{streams}{last}"))
-    rows.append(("spool", f"{found['spool']['files']} files, {bytes_text(found['spool']['bytes'])}"))
+    streams = f" in {counted(log['streams'], 'stream')}" if log.get("streams") is not None else ""
+    rows.append(("log", f"{counted(log['head'] + 1, 'record')}{streams}{last}"))
+    spool = found["spool"]
+    rows.append(
+        ("spool", f"{counted(spool['files'], 'file')}, {bytes_text(spool['bytes'])}" if spool["files"] else "empty")
+    )
     rows.append(("waiting", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
-    rows.append(("lost", f"{found['gaps']} gaps recorded" if found["gaps"] else "nothing"))
+    rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     for name, value in rows:
         out.prose(f"{name:9}", value)
-    if counts := _grouped(found["counts"]):
-        out.prose(f"{'counted':9}", ", ".join(f"{amount(n)} {name}" for name, n in counts.items()))
-
-
-def _grouped(counts: dict[str, Any]) -> dict[str, int]:
-    """Counters by the word before their colon, so that they fit a screen."""
-    groups: dict[str, int] = {}
-    for name, count in counts.items():
-        if isinstance(count, int) and count:
-            word = name.partition(":")[0].replace("_", " ")
-            groups[word] = groups.get(word, 0) + count
-    return groups

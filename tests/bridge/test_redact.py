@@ -371,3 +371,42 @@ class TestTwice:
         second = Redactor()
         assert second.clean(stored) is stored
         assert (second.redactions, second.shortened) == (0, 0)
+
+
+ASSIGNED = ("s3cret" + "Env77", "hunter2" + "hunter", "abc123" + "def456")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "DB_PASSWORD={} and more",
+        "export API_KEY='{}'",
+        "password = {}",
+        '{{"password": "{}"}}',
+        '{{\\"api_key\\": \\"{}\\"}}',
+        "authToken: {}",
+        "AUTH_TOKEN={}",
+    ],
+)
+@pytest.mark.parametrize("value", ASSIGNED)
+def test_a_secret_assigned_to_a_telling_name_in_text_is_redacted(form: str, value: str) -> None:
+    cleaned = Redactor().clean({"text": form.format(value)})
+    assert value not in cleaned["text"] and "[redacted:secret]" in cleaned["text"]
+    assert cleaned["text"].split("[redacted")[0] == form.split("{}")[0].replace("{{", "{"), "the name stays"
+    assert Redactor().clean(cleaned) == cleaned
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def check(name, password, users): return users.get(name) == password",
+        "password: str = None",
+        "secret = os.environ['SECRET']",
+        "password = get_password(user1)",
+        "max_tokens=4000000000",
+        "passwordLength = 12345678",
+        "apiKey: process.env.KEY",
+    ],
+)
+def test_code_about_secrets_is_not_redacted(text: str) -> None:
+    assert Redactor().clean({"text": text}) == {"text": text}

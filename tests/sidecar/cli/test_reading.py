@@ -27,7 +27,7 @@ def find(home: Path, *filters: str) -> dict[str, Any]:
 
 
 class TestStreams:
-    def test_json_is_in_log_order_with_all_figures(self, home: Path) -> None:
+    def test_json_is_newest_first_as_on_a_terminal_with_all_figures(self, home: Path) -> None:
         done = run(home, "streams", "--json")
         assert done.code == 0
         found = done.objects()
@@ -36,7 +36,8 @@ class TestStreams:
             "stream_id", "records", "first_ts", "last_ts", "status", "title", "sessions", "turns", "cost", "tokens",
         }  # fmt: skip
         appeared = dict.fromkeys(r["event"]["stream_id"] for r in run(home, "query", "--json").objects())
-        assert [s["stream_id"] for s in found] == list(appeared)
+        assert {s["stream_id"] for s in found} == set(appeared)
+        assert [s["last_ts"] for s in found] == sorted((s["last_ts"] for s in found), reverse=True)
         assert sum(s["records"] for s in found) == len(run(home, "query", "--json").objects())
 
     def test_figures_of_a_session_with_a_child(self, home: Path) -> None:
