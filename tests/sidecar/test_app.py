@@ -111,6 +111,37 @@ class TestLife:
         assert refused.returncode == 1 and f"{segment}:" in refused.stderr and "Traceback" not in refused.stderr
         assert segment.read_bytes() == data, "nothing was changed"
 
+    def test_why_it_could_not_start_is_in_its_log_and_in_status(self, home: Home) -> None:
+        home.create()
+        home.config_path.write_text("[link]\nport = 'many'\n")
+        assert run(home, "serve", "--idle-exit").returncode == 1
+        assert "could not serve" in home.log_path.read_text() and "link.port" in home.log_path.read_text()
+        status = run(home, "status")
+        assert status.returncode == 1 and "Something is wrong" in status.stdout and "link.port" in status.stdout
+
+    def test_a_token_open_to_others_is_told_by_status(self, home: Home) -> None:
+        run(home, "play", str(RECORDINGS / "chat.jsonl"))
+        run(home, "stop")
+        home.token_path.chmod(0o644)
+        status = run(home, "status")
+        assert status.returncode == 1 and "open to others" in status.stdout
+
+    def test_one_that_hangs_is_ended_by_stop(self, home: Home) -> None:
+        process = start(home)
+        running(home)
+        process.send_signal(signal.SIGSTOP)
+        stopped = run(home, "stop")
+        assert stopped.returncode == 0 and "by SIGKILL" in stopped.stdout, stopped.stdout + stopped.stderr
+        assert process.wait(HANG_SECONDS) == -signal.SIGKILL
+
+    def test_serve_in_the_foreground_says_where_it_listens(self, home: Home, tmp_path: Path) -> None:
+        with (tmp_path / "printed").open("w+") as printed:
+            process = start(home, output=printed)
+            info = running(home)
+            wait_for(lambda: f"on port {info.port}" in (tmp_path / "printed").read_text(), "it says so")
+            process.terminate()
+            process.wait(HANG_SECONDS)
+
 
 class TestControl:
     async def test_status_and_stop(self, home: Home) -> None:
