@@ -19,7 +19,7 @@ test-python: $(VENV)/installed opencode
 	$(BIN)/python -m pytest --durations=10
 
 test-shim: $(SHIM)/node_modules/installed
-	cd $(SHIM) && npm test
+	cd $(SHIM) && npm test && npm pack --dry-run --silent >/dev/null
 
 lint: $(VENV)/installed $(SHIM)/node_modules/installed ## Style, types, generated files
 	$(BIN)/ruff check .

@@ -66,7 +66,6 @@ def test_odd_characters_in_paths_survive(tmp_path: Path) -> None:
     assert read_plugin(file) == Installed('/a "b"/\\ü.js', ("/x y", "-m", "z'"), "/h, home: {1}")
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_node_loads_the_file_and_finds_one_function(target: Target) -> None:
     do(target)
     program = f"const m = await import({json.dumps(str(target.plugin))}); console.log(Object.keys(m), typeof m.default)"
