@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.command import Failure, complain, home_of
+from sidecar.cli.command import Failure, JsonFlag, complain, home_of
 from sidecar.cli.reading import StreamArgument
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ async def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, a new file; else to stdout.")
     ] = None,
+    json: JsonFlag = False,
 ) -> None:
     """Write a stream, and all that belongs to it, to a file.
 
-    JSON lines: a header, then the records.
+    JSON lines, with or without ``--json``: a header, then the records.
     """
     from sidecar.cli.select import family_of, find_stream, open_reader
     from streams.stores.segments import read_manifest
