@@ -28,6 +28,9 @@ from streams.identity import system_identity
 from streams.stores.jsonl_reader import JsonlReader
 
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
+MAX_FAILURES: Final = 10
+"""Links lost or refused one after the other, with nothing acknowledged between, before playing is given up."""
+
 _CHUNK: Final = 64
 
 
@@ -129,19 +132,22 @@ async def play(
     before = _head(home)
     while True:
         await ensure_running(home, start_seconds)
+        acked = progress.acked
         try:
             async with await ShimClient.connect(home, identity=identity, nonce=system_identity().nonce) as client:
-                failures = 0
                 await player.run(client)
                 break
         except LinkClosed:
             progress.relinked += 1
-        except LinkUnavailable:
-            # It may have died between the look and the connection; but not again and again.
-            failures += 1
-            if failures > 10:
-                raise
-            await asyncio.sleep(0.05 * failures)
+            failure = LinkUnavailable("sidecars start and end again without taking anything", f"read {home.log_path}")
+        except LinkUnavailable as error:
+            # It may have died between the look and the connection.
+            failure = error
+        # A killed sidecar is no reason to give up, one that cannot write its log is.
+        failures = failures + 1 if progress.acked == acked else 0
+        if failures > MAX_FAILURES:
+            raise failure
+        await asyncio.sleep(0.05 * failures)
     return PlayResult(progress.total, recording.skipped, progress.relinked, _head(home) - before)
 
 

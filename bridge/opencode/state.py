@@ -187,7 +187,7 @@ class CaptureState:
         if payload.get("kind") == "inference":
             turn.finish = payload.get("finish")
             turn.cost += payload.get("cost") or 0
-            _add(turn.tokens, payload.get("tokens"))
+            add_tokens(turn.tokens, payload.get("tokens"))
 
     def _spawned_child(self, session: SessionState, event: StreamEvent) -> None:
         child = event.payload["child"]
@@ -195,11 +195,12 @@ class CaptureState:
         self.spawns[child] = event.id
 
 
-def _add(total: dict[str, float], tokens: Any, prefix: str = "") -> None:
+def add_tokens(total: dict[str, float], tokens: Any, prefix: str = "") -> None:
+    """Add a step's token counts, nested ones as ``cache_read`` and so on."""
     if not isinstance(tokens, dict):
         return
     for name, value in tokens.items():
         if isinstance(value, dict):
-            _add(total, value, f"{prefix}{name}_")
-        elif isinstance(value, int | float):
+            add_tokens(total, value, f"{prefix}{name}_")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             total[prefix + name] = total.get(prefix + name, 0) + value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge.opencode.state import add_tokens
 from sidecar.cli.describe import input_text
 from streams.lineage import CREATED, ENDED, RESUMED, Lineage
 from streams.store import Record
@@ -254,17 +255,6 @@ class Overview:
 
 
 _TITLED = frozenset({CREATED, RESUMED, ENDED, "turn.ended"})
-
-
-def add_tokens(total: dict[str, float], tokens: Any, prefix: str = "") -> None:
-    """Add a step's token counts, nested ones as ``cache_read`` and so on."""
-    if not isinstance(tokens, dict):
-        return
-    for name, value in tokens.items():
-        if isinstance(value, dict):
-            add_tokens(total, value, f"{prefix}{name}_")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            total[prefix + name] = total.get(prefix + name, 0) + value
 
 
 def _string(value: Any) -> str:

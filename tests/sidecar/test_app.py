@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.client import ControlClient
+from sidecar.client import ControlClient, LinkClosed, LinkUnavailable
 from sidecar.home import Home, SidecarInfo
 from sidecar.launch import ensure_running
-from sidecar.play import Progress, RecordingError, play, read_recording
+from sidecar.play import MAX_FAILURES, Progress, RecordingError, play, read_recording
 from streams.identity import system_identity
 from streams.stores.jsonl_reader import JsonlReader
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start, wait_for
@@ -186,6 +186,25 @@ class TestPlay:
             await play(home, path, on_progress=kill, speed=40)
         assert len(killed) >= 3
         assert await keys(home) == await keys(undisturbed)
+
+    async def test_sidecars_that_take_nothing_are_not_started_for_ever(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tries = 0
+
+        async def up(*_: object) -> None:
+            """A sidecar runs, as on a full disk, until it must write."""
+
+        async def lost(*_: object, **__: object) -> None:
+            nonlocal tries
+            tries += 1
+            raise LinkClosed("draining")
+
+        monkeypatch.setattr("sidecar.play.ensure_running", up)
+        monkeypatch.setattr("sidecar.play.ShimClient.connect", lost)
+        with pytest.raises(LinkUnavailable, match="without taking anything"):
+            await play(home, RECORDINGS / "chat.jsonl")
+        assert tries == MAX_FAILURES + 1
 
     async def test_a_parent_that_never_appears_ends_in_good_time(self, home: Home, tmp_path: Path) -> None:
         lines = (RECORDINGS / "task_child.jsonl").read_text().splitlines()
