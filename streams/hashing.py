@@ -14,9 +14,9 @@ replaced by its digest later without breaking the chain.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -46,6 +46,10 @@ class Repairs:
 
     def total(self) -> int:
         return self.surrogates + self.big_integers + self.not_finite + self.too_deep + self.not_json
+
+
+NO_REPAIRS: Final = Repairs()
+"""What nearly every event needs; shared, never changed."""
 
 
 def canonical(value: Any) -> bytes:
@@ -112,8 +116,7 @@ def _big_integer(value: int, repairs: Repairs) -> float | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """An event ready to be chained and written: everything that does not depend on its place."""
 
     event: StreamEvent
@@ -121,7 +124,7 @@ class Encoded:
     payload_sha256: str
     digest_form: bytes
     """Canonical bytes with the payload replaced by its digest: what the chain hashes."""
-    repairs: Repairs = field(default_factory=Repairs)
+    repairs: Repairs = NO_REPAIRS
 
     def body(self) -> tuple[str, str, str, str]:
         """What makes two events with one key the same: type, stream, actor and payload."""
@@ -153,15 +156,11 @@ def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None)
     whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
     if repairs is None:
         # orjson writes NaN as null, and nests deeper than we keep: look closer where that is possible.
-        may_differ = b"null" in payload or len(whole.translate(None, _NO_BRACKETS)) > MAX_DEPTH
+        may_differ = b"null" in payload or whole.count(b"{") + whole.count(b"[") > MAX_DEPTH
         if may_differ and not _is_plain(event.fields(), 0):
             return None
-        repairs = Repairs()
     fields["payload"] = orjson.Fragment(b'{"$sha256":"%b"}' % digest.encode())
-    return Encoded(event, whole, digest, orjson.dumps(fields, option=orjson.OPT_SORT_KEYS), repairs)
-
-
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[{"))
+    return Encoded(event, whole, digest, orjson.dumps(fields, option=orjson.OPT_SORT_KEYS), repairs or NO_REPAIRS)
 
 
 def _is_plain(value: Any, depth: int) -> bool:

@@ -16,6 +16,7 @@ Source: seed 004, 3.1 ("The Session is the Stream"); FEATURES F5.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -37,6 +38,7 @@ def span_id(session: str) -> str:
     return sha256(f"span:{session}".encode("utf-8", "surrogatepass")).digest()[:8].hex()
 
 
+@lru_cache(maxsize=4096)
 def traceparent(root: str, session: str) -> str:
     """The W3C ``traceparent`` of a session: version 00, sampled."""
     return f"00-{trace_id(root)}-{span_id(session)}-01"

@@ -20,8 +20,7 @@ Source: seed 004, 2.2 (IStreamStore); seed 003, "Idempotency Check"; seed 002, 4
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from streams.event import StreamEvent
 from streams.query import Filter
@@ -36,8 +35,7 @@ OnKnown = Literal["conflict", "keep_first"]
 """What ``append`` does with a key that is already stored: refuse differences, or keep the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """An event together with where the log put it.
 
     ``hash`` is the stream's chain hash at this offset, in hex. ``duplicate``
@@ -59,6 +57,14 @@ class Record:
             "position": self.position,
             "hash": self.hash,
         }
+
+
+class Snapshot(NamedTuple):
+    """A projection's state after the record at ``position``; ``version`` is the form of ``state``."""
+
+    version: int
+    position: int
+    state: bytes
 
 
 class StreamReader(Protocol):
@@ -136,6 +142,25 @@ class StreamStore(StreamReader, Protocol):
         subscriber reads from the log at its own pace. Ends when the store
         closes; cancelling it is safe.
         """
+        ...
+
+    async def cursor(self, name: str) -> int:
+        """The position that a named reader reached; ``NOTHING`` for a new one, or when the hint was lost.
+
+        ``name``: small letters, digits and ``-``, 63 at most; else ``ValueError``.
+        """
+        ...
+
+    async def advance(self, name: str, position: int) -> None:
+        """Remember how far a named reader is. A hint: after a crash it may be an earlier one, or none."""
+        ...
+
+    async def snapshot(self, name: str, version: int) -> Snapshot | None:
+        """A projection's last snapshot in this form and not beyond head; ``None``: fold from the beginning."""
+        ...
+
+    async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """Keep a projection's state in place of the one before. A hint, as a cursor is."""
         ...
 
     @property

@@ -1,8 +1,14 @@
-"""Group commit: many appends, one writer thread, one sync.
+"""Group commit: many appends, one sync.
 
 There is no timer: while a commit runs, what arrives waits, and all of it forms
 the next one, up to ``MAX_COMMIT_BYTES``. A lone append is committed at once.
-The event loop never waits for the disk; only the caller of ``append`` does.
+
+A slow disk must not hold the event loop, so commits run on a writer thread. But
+handing work to a thread and back takes longer than a fast disk does: while
+nearly every sync ends within ``FAST_SECONDS``, small commits run on the loop
+itself, and the appends of one turn of the loop share one. Two slower syncs that
+come close together, or one that the loop really waited for, send commits back
+to the thread until the disk was fast for a while (``Trust``).
 
 A commit that fails with an ``OSError`` is fail-stop: its appends and all later
 ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged.
@@ -15,7 +21,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
+from typing import Final
 
 from streams.errors import StoreClosed, StoreFailed, StoreUnavailable
 from streams.store import Record
@@ -23,6 +30,12 @@ from streams.stores.plan import Request
 
 MAX_COMMIT_BYTES = 4 * 1024 * 1024
 """What one commit writes at most, so that a burst does not hold every ack; one larger append goes alone."""
+
+FAST_SECONDS: Final = 0.001
+STALL_SECONDS: Final = 0.01
+
+MAX_ON_LOOP_BYTES: Final = 256 * 1024
+"""What waits beyond this goes to the thread: planning and writing it would hold the loop, however fast the disk."""
 
 
 @dataclass(slots=True)
@@ -45,26 +58,58 @@ class Pending:
             self.future.set_result(self.outcome)
 
 
+class Trust:
+    """Whether the disk is so fast that the loop may wait for it: a leaking count of its slow syncs."""
+
+    LIMIT = 16
+    SLOW, STALL = 8, 48
+
+    def __init__(self) -> None:
+        self._doubt = 2 * self.LIMIT
+
+    def note(self, seconds: float) -> None:
+        """A sync took so long."""
+        if seconds <= FAST_SECONDS:
+            self._doubt = max(0, self._doubt - 1)
+        else:
+            self._doubt = min(self._doubt + (self.STALL if seconds > STALL_SECONDS else self.SLOW), 4 * self.LIMIT)
+
+    def __bool__(self) -> bool:
+        return self._doubt < self.LIMIT
+
+
 class GroupCommit:
     """One writer thread in front of a backend's ``commit``.
 
-    ``commit(pendings)`` runs on the writer thread. It sets every ``outcome``
-    (records, or the ``StreamError`` that refuses that append) and returns only
-    when all of them are durable. An ``OSError`` from it stops the writer.
-    ``settled`` runs on the loop after the callers were answered.
+    ``commit(pendings)`` runs on the writer thread or on the loop, never on both at
+    once. It sets every ``outcome`` (records, or the ``StreamError`` that refuses that
+    append), returns only when all of them are durable, and says how many seconds
+    the disk took. An ``OSError`` from it stops the writer. ``settled`` runs on the
+    loop after the callers were answered. With ``on_loop=False`` every commit runs on
+    the thread.
     """
 
     def __init__(
         self,
-        commit: Callable[[Sequence[Pending]], None],
+        commit: Callable[[Sequence[Pending]], float],
         settled: Callable[[], None],
         abandon: Callable[[], None],
         name: str,
+        *,
+        on_loop: bool = True,
     ) -> None:
+        self._may_run_on_loop = on_loop
         self._commit, self._settled, self._abandon = commit, settled, abandon
         self._queue: deque[Pending] = deque()
-        self._wake = Condition()
+        self._waiting_bytes = 0
+        self._lock = Lock()
+        self._wake = Condition(self._lock)
+        self._committing = Lock()
+        """Held from taking a group until it is written: what was submitted first is written first."""
         self._stop: StoreUnavailable | None = None
+        self._trust = Trust()
+        self._last_group = 1
+        self._flush_is_due = False
         self._thread = Thread(target=self._run, name=f"log-writer-{name}", daemon=True)
         self._thread.start()
 
@@ -83,14 +128,44 @@ class GroupCommit:
             Conflict: the plan was refused.
         """
         loop = asyncio.get_running_loop()
-        size = sum(len(encoded.canonical) for encoded in request.batch)
+        size = sum([len(encoded.canonical) for encoded in request.batch])
         pending = Pending(request, size, loop, loop.create_future())
-        with self._wake:
+        with self._lock:
             if self._stop is not None:
                 raise self._refusal()
             self._queue.append(pending)
-            self._wake.notify()
+            self._waiting_bytes += size
+            on_loop = self._may_run_on_loop and self._trust and self._waiting_bytes <= MAX_ON_LOOP_BYTES
+            if not on_loop:
+                self._wake.notify()
+        if on_loop and not self._flush_is_due:
+            self._flush_is_due = True
+            loop.call_soon(self._flush)
+            if self._last_group == 1:
+                # Nobody shared the last commit, so this append need not wait for company either.
+                self._commit_on_loop()
         return await pending.future
+
+    def _flush(self) -> None:
+        """Commit what this turn of the loop submitted."""
+        self._flush_is_due = False
+        self._commit_on_loop()
+
+    def _commit_on_loop(self) -> None:
+        """Commit what waits; if the thread is at it, the thread goes on with this too."""
+        if not self._queue:
+            return
+        if not self._committing.acquire(blocking=False):
+            with self._wake:
+                self._wake.notify()
+            return
+        try:
+            group = self._take()
+            self._last_group = len(group)
+            self._write(group)
+        finally:
+            self._committing.release()
+        self._hand_back(group, asyncio.get_running_loop())
 
     async def close(self) -> None:
         """Finish what was submitted, then end the thread. Idempotent."""
@@ -101,26 +176,40 @@ class GroupCommit:
         await asyncio.to_thread(self._thread.join)
 
     def _take(self) -> list[Pending]:
-        """Everything that waits, up to the size limit; empty when the writer must end."""
-        with self._wake:
-            while not self._queue and self._stop is None:
-                self._wake.wait()
-            group: list[Pending] = []
-            size = 0
+        """What waits, up to the size limit."""
+        group: list[Pending] = []
+        size = 0
+        with self._lock:
             while self._queue and (not group or size + self._queue[0].size <= MAX_COMMIT_BYTES):
                 group.append(self._queue.popleft())
                 size += group[-1].size
-            return group
+            self._waiting_bytes -= size
+        return group
 
     def _run(self) -> None:
-        while group := self._take():
-            try:
-                self._commit(group)
-            except OSError as error:
-                self._fail(group, error)
-            except Exception as error:  # noqa: BLE001 - a planned but unwritten state must not live on
-                self._fail(group, error)
-            self._hand_back(group)
+        """The writer thread, until the store is closed and nothing waits."""
+        while True:
+            with self._wake:
+                while not self._queue and self._stop is None:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+            with self._committing:
+                group = self._take()
+                self._last_group = len(group)
+                if group:
+                    self._write(group)
+            self._hand_back(group, None)
+
+    def _write(self, group: list[Pending]) -> None:
+        try:
+            seconds = self._commit(group)
+        except OSError as error:
+            self._fail(group, error)
+        except Exception as error:  # noqa: BLE001 - a planned but unwritten state must not live on
+            self._fail(group, error)
+        else:
+            self._trust.note(seconds)
 
     def _fail(self, group: list[Pending], error: Exception) -> None:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
@@ -132,6 +221,7 @@ class GroupCommit:
             self._stop = failure
             group.extend(self._queue)
             self._queue.clear()
+            self._waiting_bytes = 0
         for pending in group:
             pending.outcome = self._refusal()
         self._abandon()
@@ -141,11 +231,15 @@ class GroupCommit:
         assert self._stop is not None
         return type(self._stop)(self._stop.reason, self._stop.hint)
 
-    def _hand_back(self, group: list[Pending]) -> None:
+    def _hand_back(self, group: list[Pending], here: asyncio.AbstractEventLoop | None) -> None:
+        """Wake the callers, each on its own loop; ``here`` is the loop this runs on, if it is one."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Pending]] = {}
         for pending in group:
             by_loop.setdefault(pending.loop, []).append(pending)
         for loop, pendings in by_loop.items():
+            if loop is here:
+                self._settle(pendings)
+                continue
             # A loop that was closed has no callers left, and closing it must not end this thread.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, pendings)

@@ -43,6 +43,7 @@ class Disk:
         """Open a new append-only file, mode 0600, and make its name durable."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
+            os.fchmod(fd, 0o600)  # the umask may have taken the owner's bits too
             sync_directory(path.parent)
         except OSError:
             os.close(fd)
@@ -80,12 +81,42 @@ def write_durably(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        os.fchmod(fd, 0o600)
         Disk().write(fd, data)
         os.fsync(fd)
     finally:
         os.close(fd)
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+def open_or_create(path: Path) -> int:
+    """A descriptor to read and rewrite a small file of the store, made when missing. Mode 0600."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory of the store, mode 0700 whatever the umask, durably; one that is there stays as it is.
+
+    Raises:
+        ForeignStore: it is a symbolic link.
+        OSError: it cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        refuse_link(path)
+        return
+    path.chmod(0o700)
+    sync_directory(path.parent)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise ``ForeignStore`` if ``path`` is a symbolic link."""
+    if path.is_symlink():
+        raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put the directory there")
 
 
 def sync_directory(path: Path) -> None:

@@ -13,41 +13,48 @@ acknowledge. Opening scans and indexes the whole log.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-import orjson
-
-from streams.errors import CorruptLog, ForeignStore, StoreLocked, StoreUnavailable, StreamError
+from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, digest_form_of, encode
 from streams.identity import Identity
 from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
-from streams.stores.disk import Disk, open_to_read, read_file, sync_directory, write_durably
+from streams.stores.directory import create, prepare, take_lock
+from streams.stores.disk import (
+    Disk,
+    make_directory,
+    open_or_create,
+    open_to_read,
+    read_file,
+    sync_directory,
+    write_durably,
+)
+from streams.stores.hints import Hints, KeepsHints
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
 from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
 from streams.stores.recovery import key_digest, recover
 from streams.stores.segments import (
-    FORMAT,
     BadLine,
     Head,
     Segment,
     format_head,
     format_line,
+    format_stored,
     list_segments,
+    parse_event_keys,
     parse_record,
     read_head,
-    read_manifest,
     segment_name,
 )
+from streams.stores.stored import Stored
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _READ_BATCH = 256
@@ -71,13 +78,14 @@ class _Known:
         return self._store.planned(self._position) or self._store.records_at([self._position])[0]
 
 
-class JsonlStore:
+class JsonlStore(KeepsHints):
     """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
 
     def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int) -> None:
         self._store, self._log = store, store / "log"
         self._lock, self._disk, self._segment_bytes = lock, disk, segment_bytes
         self._fresh: dict[int, Placed] = {}
+        self._hints = Hints(store)
         self._closed = False
         self.torn: Path | None = None
         """Where this opening put an incomplete tail; ``None`` when there was none."""
@@ -93,7 +101,7 @@ class JsonlStore:
         self._size = recovered.size
         self._durable_size = recovered.size
         self._fd = disk.open(self._index.segments[-1].path) if self._index.segments else -1
-        self._head_fd = os.open(store / "head", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._head_fd = open_or_create(store / "head")
         self._head = self._index.next_position() - 1
         if self._head > NOTHING:
             # A whole batch above the old head was written but perhaps not synced when its writer died.
@@ -130,18 +138,10 @@ class JsonlStore:
 
     @classmethod
     def _open(cls, store: Path, identity: Identity, disk: Disk, segment_bytes: int) -> JsonlStore:
-        for directory in (store, store / "log"):
-            if not directory.is_dir():
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_directory(directory.parent)
-        lock = _take_lock(store)
+        create(store, store / "log")
+        lock = take_lock(store)
         try:
-            manifest = read_manifest(store)
-            if manifest is None:
-                if list_segments(store / "log"):
-                    raise ForeignStore(str(store), "it holds a log but no store.json: restore that file")
-                manifest = {"backend": "jsonl", "format": FORMAT, "log_id": identity.ulid()}
-                write_durably(store / "store.json", orjson.dumps(manifest))
+            prepare(store, identity, "jsonl", holds_records=bool(list_segments(store / "log")))
             return cls(store, lock, disk, segment_bytes)
         except BaseException:
             os.close(lock)
@@ -253,7 +253,8 @@ class JsonlStore:
         batch = [encode(event) for event in events]
         return await self._commits.submit(Request(batch, expected or {}, on_known))
 
-    def _commit(self, group: Sequence[Pending]) -> None:
+    def _commit(self, group: Sequence[Pending]) -> float:
+        seconds = 0.0
         if self._fd < 0 or self._size >= self._segment_bytes:
             self._roll()
         lines: list[bytes] = []
@@ -268,15 +269,11 @@ class JsonlStore:
             self.differences += plan_.differences
             decided.append((pending, plan_))
         if lines:
-            self._disk.write(self._fd, b"".join(lines))
-            self._disk.sync(self._fd)
-            self._durable_size = self._size
-            head = Head(self._index.next_position() - 1, self._index.last_hash)
-            self._disk.rewrite(self._head_fd, format_head(head))
-            self._head = head.position
+            seconds = self._make_durable(lines)
             self._fresh.clear()
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]
+        return seconds
 
     def _place(self, new: Sequence[Placed], lines: list[bytes]) -> None:
         for number, placed in enumerate(new):
@@ -286,6 +283,51 @@ class JsonlStore:
             self._index.add(event.stream_id, event.idempotency_key, placed.offset, placed.hash, self._size)
             self._size += len(line)
             lines.append(line)
+
+    # Moving a log from or to another backend (see ``Copyable``)
+
+    def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
+        """See ``Copyable.copy_out``."""
+        return self._reader.copy_out(after=after, most=most)
+
+    async def copy_in(self, records: Sequence[Stored]) -> None:
+        """See ``Copyable.copy_in``."""
+        try:
+            await asyncio.to_thread(self._copy, records)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the copy in {self._store} could not be written: {error.strerror or error}",
+                "free disk space or repair the disk, then run the migration again: it goes on where it was",
+            ) from error
+
+    async def tails(self) -> dict[str, tuple[int, bytes]]:
+        """See ``Copyable.tails``."""
+        return {name: (tail.next_offset(), tail.hash) for name, tail in self._index.streams.items()}
+
+    def _copy(self, records: Sequence[Stored]) -> None:
+        lines: list[bytes] = []
+        for record in records:
+            if record.position != self._index.next_position():
+                raise ValueError(f"record {record.position} does not follow {self._index.next_position() - 1}")
+            if not lines and (self._fd < 0 or self._size >= self._segment_bytes):
+                self._roll()
+            keys = parse_event_keys(record.event)
+            lines.append(format_stored(record))
+            self._index.add(keys.stream_id, keys.idempotency_key, record.offset, record.hash, self._size)
+            self._size += len(lines[-1])
+        self._make_durable(lines)
+
+    def _make_durable(self, lines: Sequence[bytes]) -> float:
+        """Write and sync what the index already holds, then move head; the seconds that the disk took."""
+        begun = time.perf_counter()
+        self._disk.write(self._fd, b"".join(lines))
+        self._disk.sync(self._fd)
+        seconds = time.perf_counter() - begun
+        self._durable_size = self._size
+        head = Head(self._index.next_position() - 1, self._index.last_hash)
+        self._disk.rewrite(self._head_fd, format_head(head))
+        self._head = head.position
+        return seconds
 
     def _roll(self) -> None:
         segment = Segment(self.next_position(), self._log / segment_name(self.next_position()))
@@ -307,7 +349,7 @@ class JsonlStore:
     def _set_aside(self, segment: Segment, size: int) -> Path:
         """Keep a copy of the torn tail, then cut it off."""
         directory = self._store / "torn"
-        directory.mkdir(mode=0o700, exist_ok=True)
+        make_directory(directory)
         kept = directory / f"{segment.path.stem}-{size}-{len(list(directory.iterdir()))}.bin"
         write_durably(kept, read_file(segment.path)[size:])
         sync_directory(self._store)
@@ -329,30 +371,3 @@ class JsonlStore:
         for fd in (self._fd, self._head_fd, self._lock):
             if fd >= 0:
                 os.close(fd)
-
-
-def _lock_soon(fd: int) -> None:
-    """Lock now. A verifying reader holds a shared lock for an instant to see whether there is a writer."""
-    for _ in range(5):
-        with suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(0.01)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _take_lock(store: Path) -> int:
-    path = store / "lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        _lock_soon(fd)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "another process"
-        os.close(fd)
-        raise StoreLocked(
-            f"the log in {store} is being written by process {holder}",
-            "use that sidecar, or stop it with `durable-stream stop`",
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd

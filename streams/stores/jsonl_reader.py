@@ -7,8 +7,9 @@ not durable yet, or torn. It needs no index, so opening costs nothing.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import aiofiles
 import orjson
@@ -16,18 +17,23 @@ import orjson
 from streams.errors import CorruptLog
 from streams.query import Filter
 from streams.store import NOTHING, Record
+from streams.stores.directory import read_manifest
 from streams.stores.disk import open_to_read, read_file
 from streams.stores.segments import (
     EMPTY_HEAD,
     BadLine,
     Head,
     Segment,
+    check_crc,
     list_segments,
     parse_keys,
     parse_record,
+    parse_stored,
     read_head,
-    read_manifest,
 )
+from streams.stores.stored import Stored
+
+Parsed = TypeVar("Parsed", Record, Stored)
 
 _CHUNK = 1024 * 1024
 
@@ -93,8 +99,28 @@ class JsonlReader:
     async def close(self) -> None:
         """Nothing is held open between calls."""
 
+    async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
+        """See ``Copyable.copy_out``."""
+        records: list[Stored] = []
+        async for place in self._places(after):
+            records.append(_checked(parse_stored, place))
+            if len(records) >= most and records[-1].batch_index + 1 == records[-1].batch_count:
+                yield records
+                records = []
+        if records:
+            yield records
+
     async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
         """Records after ``after`` to the head at call time whose line contains ``needle``."""
+        async for place in self._places(after):
+            if needle is None or needle in place.line:
+                yield _checked(parse_record, place)
+            else:
+                # Damage may be why it does not hold the needle.
+                _check_line(place)
+
+    async def _places(self, after: int) -> AsyncIterator[_Place]:
+        """The lines after ``after`` to the head at call time, not parsed."""
         head = self.head_record()
         if head.position <= after:
             return
@@ -112,9 +138,8 @@ class JsonlReader:
                 if expected > head.position:
                     return
                 number += 1
-                if expected > after and (needle is None or needle in line):
-                    record = _parse(line, segment, number, expected)
-                    yield record
+                if expected > after:
+                    yield _Place(line, segment, number, expected)
                 expected += 1
         if expected <= head.position:
             file = str(segments[-1].path) if segments else str(self._log)
@@ -148,13 +173,29 @@ async def _lines(path: Path) -> AsyncIterator[bytes]:
             yield line
 
 
-def _parse(line: bytes, segment: Segment, number: int, expected: int) -> Record:
+class _Place(NamedTuple):
+    """A line, where it stands, and the position that must be its."""
+
+    line: bytes
+    segment: Segment
+    number: int
+    expected: int
+
+
+def _check_line(place: _Place) -> None:
     try:
-        record = parse_record(line)
-        if record.position != expected:
-            raise BadLine(f"it is position {record.position} where {expected} must follow")
+        check_crc(place.line)
     except BadLine as fault:
-        raise CorruptLog(str(segment.path), number, expected, str(fault)) from None
+        raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
+
+
+def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
+    try:
+        record = parse(place.line)
+        if record.position != place.expected:
+            raise BadLine(f"it is position {record.position} where {place.expected} must follow")
+    except BadLine as fault:
+        raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
     return record
 
 

@@ -10,7 +10,8 @@ from streams.errors import StoreClosed
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, Encoded, encode
 from streams.query import Filter
-from streams.store import NOTHING, OnKnown, Record
+from streams.store import NOTHING, OnKnown, Record, Snapshot
+from streams.stores.hints import checked_name
 from streams.stores.live import LiveTail
 from streams.stores.plan import Placed, Request, as_record, check_size, plan
 
@@ -40,6 +41,8 @@ class MemoryStore:
         self._streams: dict[str, list[Placed]] = {}
         self._keys: dict[str, Placed] = {}
         self._live = LiveTail(lambda after: self.read_all(after=after))
+        self._cursors: dict[str, int] = {}
+        self._snapshots: dict[str, Snapshot] = {}
         self._closed = False
         self.differences = 0
 
@@ -103,6 +106,24 @@ class MemoryStore:
         """See ``StreamReader.find``."""
         placed = self._keys.get(idempotency_key)
         return None if placed is None else _stored(placed)
+
+    async def cursor(self, name: str) -> int:
+        """See ``StreamStore.cursor``."""
+        position = self._cursors.get(checked_name(name), NOTHING)
+        return position if position <= self.head else NOTHING
+
+    async def advance(self, name: str, position: int) -> None:
+        """See ``StreamStore.advance``."""
+        self._cursors[checked_name(name)] = position
+
+    async def snapshot(self, name: str, version: int) -> Snapshot | None:
+        """See ``StreamStore.snapshot``."""
+        found = self._snapshots.get(checked_name(name))
+        return found if found is not None and found.version == version and found.position <= self.head else None
+
+    async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """See ``StreamStore.put_snapshot``."""
+        self._snapshots[checked_name(name)] = snapshot
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""

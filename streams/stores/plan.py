@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streams.errors import IdempotencyConflict, OffsetConflict
 from streams.hashing import Encoded, chain
 from streams.store import MAX_BATCH, OnKnown, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One ``append`` call, encoded."""
 
     batch: Sequence[Encoded]
@@ -25,8 +24,7 @@ class Request:
     on_known: OnKnown
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A new record: its event and where it goes."""
 
     encoded: Encoded
@@ -86,9 +84,10 @@ def plan(request: Request, tails: Tails) -> Plan:
     """
     known = [tails.known(encoded.event.idempotency_key) for encoded in request.batch]
     result = Plan()
-    if request.on_known == "conflict":
+    if request.on_known == "conflict" and (len(known) > 1 or known[0] is not None):
         _refuse_conflicts(request.batch, known)
-    _check_expected(request, known, tails)
+    if request.expected:
+        _check_expected(request, known, tails)
 
     moved: dict[str, tuple[int, bytes]] = {}
     in_batch: dict[str, Placed] = {}
@@ -132,7 +131,7 @@ def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -
 
 
 def _check_expected(request: Request, known: Sequence[Known | None], tails: Tails) -> None:
-    if not request.expected or all(k is not None for k in known):
+    if all(k is not None for k in known):
         return
     for stream_id, expected in request.expected.items():
         actual, _ = tails.tail(stream_id)

@@ -21,14 +21,11 @@ from zlib import crc32
 import msgspec
 import orjson
 
-from streams.errors import ForeignStore
 from streams.event import StreamEvent
 from streams.store import NOTHING, Record
-from streams.stores.disk import read_file
+from streams.stores.disk import read_file, refuse_link
 from streams.stores.plan import Placed
-
-FORMAT = 1
-"""Version of everything in a store directory; a greater one is refused."""
+from streams.stores.stored import Stored
 
 _SEGMENT = re.compile(r"(\d{20})\.jsonl")
 _PREFIX = len(b'{"crc":"01234567",')
@@ -58,6 +55,7 @@ class LineKeys(msgspec.Struct):
 
 
 _keys_decoder = msgspec.json.Decoder(LineKeys)
+_event_keys_decoder = msgspec.json.Decoder(EventKeys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +75,40 @@ class Head:
 
 
 def format_line(placed: Placed, index: int, count: int) -> bytes:
+    """The line of a new record, newline included."""
+    return format_stored(Stored(placed.position, placed.offset, placed.hash, index, count, placed.encoded.canonical))
+
+
+def format_stored(record: Stored) -> bytes:
     """The line of a record, newline included."""
     body = b'"event":%b,"hash":"%b","offset":%d,"position":%d,"tx":[%d,%d]}' % (
-        placed.encoded.canonical,
-        placed.hash.hex().encode(),
-        placed.offset,
-        placed.position,
-        index,
-        count,
+        record.event,
+        record.hash.hex().encode(),
+        record.offset,
+        record.position,
+        record.batch_index,
+        record.batch_count,
     )
     return b'{"crc":"%08x",%b\n' % (crc32(body), body)
 
 
+def parse_stored(line: bytes) -> Stored:
+    """The record of a line, its event's bytes untouched; checksum verified. Raises ``BadLine``."""
+    keys = parse_keys(line)
+    event = line[_PREFIX + len(b'"event":') : line.rfind(b',"hash":"')]
+    try:
+        return Stored(keys.position, keys.offset, bytes.fromhex(keys.hash), *keys.tx, event)
+    except ValueError:
+        raise BadLine("its hash is no hash") from None
+
+
 def check_crc(line: bytes) -> None:
     """Raise ``BadLine`` unless ``line`` (without newline) carries its own checksum."""
-    if not line.startswith(b'{"crc":"') or line[16:_PREFIX] != b'",':
-        raise BadLine("not a record")
-    if b"%08x" % crc32(line[_PREFIX:]) != line[8:16]:
+    if line[:_PREFIX] == b'{"crc":"%08x",' % crc32(line[_PREFIX:]):
+        return
+    if line.startswith(b'{"crc":"') and line[16:_PREFIX] == b'",':
         raise BadLine("wrong checksum")
+    raise BadLine("not a record")
 
 
 def parse_keys(line: bytes) -> LineKeys:
@@ -104,6 +118,14 @@ def parse_keys(line: bytes) -> LineKeys:
         return _keys_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadLine(f"not a record: {error}") from None
+
+
+def parse_event_keys(event: bytes) -> EventKeys:
+    """The keys of an event's canonical bytes. Raises ``BadLine``."""
+    try:
+        return _event_keys_decoder.decode(event)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadLine(f"not an event: {error}") from None
 
 
 def parse_record(line: bytes) -> Record:
@@ -122,7 +144,12 @@ def segment_name(first: int) -> str:
 
 
 def list_segments(log: Path) -> list[Segment]:
-    """The log's segments in position order; none for a new log. Other files are not ours to judge."""
+    """The log's segments in position order; none for a new log. Other files are not ours to judge.
+
+    Raises:
+        ForeignStore: the directory is a symbolic link.
+    """
+    refuse_link(log)
     found = [
         Segment(int(m[1]), path) for path in log.glob("*.jsonl") if (m := _SEGMENT.fullmatch(path.name)) is not None
     ]
@@ -157,26 +184,3 @@ def read_head(path: Path) -> Head | None:
 
 
 EMPTY_HEAD = Head(NOTHING, "")
-
-
-def read_manifest(store: Path) -> dict[str, object] | None:
-    """``store.json``, or ``None`` for a directory without one.
-
-    Raises:
-        ForeignStore: it is not ours, or of a newer format.
-    """
-    path = store / "store.json"
-    try:
-        manifest = orjson.loads(read_file(path))
-    except FileNotFoundError:
-        return None
-    except orjson.JSONDecodeError:
-        raise ForeignStore(str(path), "it is damaged: restore it from a backup") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise ForeignStore(str(path), "it was not written by Durable Stream: choose another home")
-    if manifest["format"] > FORMAT:
-        raise ForeignStore(
-            str(path),
-            f"it has format {manifest['format']}, this version reads up to {FORMAT}: upgrade durable-stream",
-        )
-    return manifest

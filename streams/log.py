@@ -1,0 +1,273 @@
+"""The log as the rest of the program sees it: a ``StreamStore`` whose backend may change under way.
+
+``Log`` owns the store's directory: it takes the lock, opens the backend that
+``store.json`` names, and can move to another one while appends go on.
+``LogReader`` reads beside it, also from another process, and looks at
+``store.json`` again for each reading, so it follows a move.
+
+Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+from streams.errors import StoreUnavailable
+from streams.event import StreamEvent
+from streams.identity import Identity
+from streams.query import Filter
+from streams.store import NOTHING, OnKnown, Record
+from streams.stores.directory import Backend, Manifest, create, prepare, read_manifest, take_lock, write_manifest
+from streams.stores.disk import Disk
+from streams.stores.hints import Hints, KeepsHints
+from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
+from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.live import LiveTail
+from streams.stores.segments import list_segments
+from streams.stores.sqlite import SqliteStore
+from streams.stores.sqlite_files import LOG_FILE
+from streams.stores.sqlite_reader import SqliteReader
+
+DiskStore = JsonlStore | SqliteStore
+DiskReader = JsonlReader | SqliteReader
+
+
+class LogReader:
+    """``StreamReader`` over a store's directory, whatever its backend; one that is not there reads as empty.
+
+    Raises:
+        ForeignStore: the directory belongs to something else, or to a newer version.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self._sqlite: SqliteReader | None = None
+        self._jsonl = JsonlReader(store)
+
+    def _backend(self) -> DiskReader:
+        manifest = read_manifest(self.store)
+        if manifest is None or manifest.backend == "jsonl":
+            return self._jsonl
+        if self._sqlite is None:
+            self._sqlite = SqliteReader(self.store)
+        return self._sqlite
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``. Read from disk at each call."""
+        return self._backend().head
+
+    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        return self._backend().read(stream_id, from_offset=from_offset)
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        return self._backend().read_all(after=after)
+
+    def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``."""
+        return self._backend().query(wanted)
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        return await self._backend().find(idempotency_key)
+
+    async def find_event(self, event_id: str) -> Record | None:
+        """The record of an event id, or ``None``."""
+        return await self._backend().find_event(event_id)
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``."""
+        if self._sqlite is not None:
+            await self._sqlite.close()
+
+
+class Log(KeepsHints):
+    """``StreamStore`` over a store's directory. Open it with ``Log.open``."""
+
+    def __init__(self, store: Path, lock: int, manifest: Manifest, backend: DiskStore, segment_bytes: int) -> None:
+        self.store, self.manifest, self.segment_bytes = store, manifest, segment_bytes
+        self._lock, self._backend = lock, backend
+        self._hints = Hints(store)
+        self._admitted = asyncio.Event()
+        self._admitted.set()
+        self._appending = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._closed = False
+        self._differences = 0
+        self._live = LiveTail(lambda after: self.read_all(after=after))
+
+    @classmethod
+    async def open(
+        cls,
+        store: Path,
+        identity: Identity,
+        *,
+        backend: Backend = "jsonl",
+        disk: Disk | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> Log:
+        """Take the lock and open the backend that the manifest names; a new directory gets ``backend``.
+
+        Raises:
+            StoreLocked: another process writes here.
+            CorruptLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing was changed.
+        """
+
+        def prepared() -> tuple[int, Manifest]:
+            create(store)
+            lock = take_lock(store)
+            try:
+                holds_records = bool(list_segments(store / "log")) or (store / LOG_FILE).exists()
+                return lock, prepare(store, identity, backend, holds_records=holds_records)
+            except BaseException:
+                os.close(lock)
+                raise
+
+        try:
+            lock, manifest = await asyncio.to_thread(prepared)
+        except OSError as error:
+            raise unavailable(store, error) from error
+        try:
+            opened = await open_backend(store, manifest.backend, disk=disk, segment_bytes=segment_bytes)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(store, lock, manifest, opened, segment_bytes)
+
+    @property
+    def backend(self) -> Backend:
+        """Where the truth is now."""
+        return self.manifest.backend
+
+    @property
+    def torn(self) -> Path | None:
+        """Where opening put an incomplete tail of a jsonl log; ``None`` when there was none."""
+        return self._backend.torn if isinstance(self._backend, JsonlStore) else None
+
+    @property
+    def head_lost(self) -> bool:
+        """Whether a jsonl log's head file was missing, so that records lost at the very end could not be noticed."""
+        return isinstance(self._backend, JsonlStore) and self._backend.head_lost
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``."""
+        return self._backend.head
+
+    @property
+    def differences(self) -> int:
+        """See ``StreamStore.differences``; of the life of this object."""
+        return self._differences + self._backend.differences
+
+    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        return self._backend.read(stream_id, from_offset=from_offset)
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        return self._backend.read_all(after=after)
+
+    def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``."""
+        return self._backend.query(wanted)
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        return await self._backend.find(idempotency_key)
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        """See ``StreamStore.append``. While the backend is being exchanged it waits, under a second."""
+        while not self._admitted.is_set():
+            await self._admitted.wait()
+        self._appending += 1
+        self._quiet.clear()
+        try:
+            return await self._backend.append(events, expected=expected, on_known=on_known)
+        finally:
+            self._appending -= 1
+            if not self._appending:
+                self._quiet.set()
+            self._live.notify()
+
+    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamStore.subscribe``; goes on across a change of the backend."""
+        return self._live.follow(after)
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``. Gives the lock back."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._backend.close()
+        self._live.close()
+        os.close(self._lock)
+
+    # Moving to another backend; see streams/migrate.py
+
+    @property
+    def source(self) -> DiskStore:
+        """The backend itself, to copy from."""
+        return self._backend
+
+    async def hold(self) -> None:
+        """Admit no append until ``release``; returns when those under way have ended."""
+        self._admitted.clear()
+        await self._quiet.wait()
+
+    def release(self) -> None:
+        """Admit appends again."""
+        self._admitted.set()
+
+    def reread_manifest(self) -> None:
+        """Take over what the manifest says of a kept store, after that was discarded."""
+        manifest = read_manifest(self.store)
+        if manifest is not None:
+            self.manifest = manifest
+
+    async def exchange(self, backend: DiskStore, manifest: Manifest) -> None:
+        """Make ``backend`` the truth. Only between ``hold`` and ``release``, with equal heads.
+
+        Raises:
+            OSError: the manifest could not be replaced; the old backend stays.
+        """
+        await asyncio.to_thread(write_manifest, self.store, manifest)
+        old, self._backend, self.manifest = self._backend, backend, manifest
+        self._differences += old.differences
+        await old.close()
+
+
+async def open_backend(
+    store: Path, backend: Backend, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
+) -> DiskStore:
+    """One backend of a directory whose lock the caller holds. Raises as its ``open``."""
+    if backend == "sqlite":
+        return await SqliteStore.open(store)
+
+    def blocking() -> JsonlStore:
+        create(store / "log")
+        return JsonlStore(store, -1, disk or Disk(), segment_bytes)
+
+    try:
+        return await asyncio.to_thread(blocking)
+    except OSError as error:
+        raise unavailable(store, error) from error
+
+
+def unavailable(store: Path, error: OSError) -> StoreUnavailable:
+    """What an operating system's error while opening means."""
+    return StoreUnavailable(
+        f"cannot open the log in {store}: {error.strerror or error}",
+        "check that the directory is yours and the disk has space",
+    )

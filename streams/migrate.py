@@ -1,0 +1,198 @@
+"""Moving a log to another backend while it is being written: copy, catch up, compare, switch.
+
+Everything is copied record by record, byte for byte, and each record's place in
+its stream's hash chain is computed anew from the copied bytes. When little is
+left, appends are held, the rest is copied, the copy is compared with the original
+(heads, streams, every stream's last hash), and ``store.json`` is replaced by a rename.
+Until that rename the old backend is the truth, after it the new one; a copy
+that was cut off is continued by the next run. The old store stays as it was at
+the switch, until it is discarded.
+
+A rollback is the same way back: the kept store is continued with what was
+written since.
+
+Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from streams.errors import StoreUnavailable
+from streams.hashing import GENESIS, chain
+from streams.log import DiskStore, Log, open_backend
+from streams.store import NOTHING
+from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
+from streams.stores.segments import parse_event_keys
+from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE
+from streams.stores.stored import Stored
+
+CHUNK: Final = 512
+CLOSE_ENOUGH: Final = 1024
+"""Records that may be left to copy when appends are held."""
+
+Phase = Literal["opening", "copying", "switching", "done"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a migration is; ``head`` grows while others append."""
+
+    to: Backend
+    phase: Phase = "opening"
+    copied: int = 0
+    """Records of the log that the copy holds."""
+    head: int = NOTHING
+    streams: int = 0
+    held_ms: float = 0.0
+    """How long appends were held for the switch."""
+
+
+class MigrationFailed(StoreUnavailable):
+    """The copy does not equal the original; the log stays where it was."""
+
+
+@dataclass(slots=True)
+class Migration:
+    """One move of ``log`` to ``to``. ``run`` may be cancelled: the next one goes on where it was."""
+
+    log: Log
+    to: Backend
+    report: Callable[[Progress], None] = lambda progress: None
+    progress: Progress = field(init=False)
+    _tails: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.to)
+
+    async def run(self) -> Progress:
+        """Move the log; returns when the new backend is the truth.
+
+        Raises:
+            MigrationFailed: the copy differs from the original. The log is as it was.
+            StoreUnavailable, BadStore: a store cannot be read or written. The log is as it was.
+        """
+        log = self.log
+        if log.backend == self.to:
+            self._tell("done")
+            return self.progress
+        self._tell("opening")
+        copy = await self._open_copy()
+        try:
+            self._tails = await copy.tails()
+            while log.head - copy.head > CLOSE_ENOUGH:
+                await self._copy_to(copy)
+            begun = time.perf_counter()
+            await log.hold()
+            try:
+                self._tell("switching")
+                await self._copy_to(copy)
+                await self._compare(copy)
+                self.progress.copied = copy.head + 1
+                kept = Kept(log.backend, log.head)
+                await log.exchange(copy, Manifest(self.to, log.manifest.log_id, kept))
+            finally:
+                log.release()
+                self.progress.held_ms = (time.perf_counter() - begun) * 1000
+        except BaseException:
+            if log.source is not copy:
+                await copy.close()
+            raise
+        self._tell("done")
+        return self.progress
+
+    async def _open_copy(self) -> DiskStore:
+        """The other backend, as far as an earlier run or an earlier life got; made anew if it is another log's."""
+        copy = await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+        if await self._continues(copy):
+            return copy
+        await copy.close()
+        await asyncio.to_thread(discard, self.log.store, self.to)
+        return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+
+    async def _continues(self, copy: DiskStore) -> bool:
+        if copy.head == NOTHING:
+            return True
+        if copy.head > self.log.head:
+            return False
+        mine, theirs = await _record_at(self.log.source, copy.head), await _record_at(copy, copy.head)
+        return mine is not None and mine == theirs
+
+    async def _copy_to(self, copy: DiskStore) -> None:
+        if self.progress.phase == "opening":
+            self._tell("copying")
+        async for records in self.log.source.copy_out(after=copy.head, most=CHUNK):
+            await asyncio.to_thread(self._check, records)
+            await copy.copy_in(records)
+            self.progress.copied = copy.head + 1
+            self._tell(self.progress.phase)
+
+    def _check(self, records: list[Stored]) -> None:
+        """Each record must continue its stream's chain, computed from the bytes that are copied."""
+        for record in records:
+            stream = parse_event_keys(record.event).stream_id
+            offset, previous = self._tails.get(stream, (0, GENESIS))
+            if record.offset != offset or chain(previous, record.digest_form()) != record.hash:
+                raise MigrationFailed(
+                    f"record {record.position} does not continue its stream's hash chain, so the log was not moved",
+                    "run `durable-stream verify` to see what is damaged",
+                )
+            self._tails[stream] = (offset + 1, record.hash)
+
+    async def _compare(self, copy: DiskStore) -> None:
+        original, copied = await self.log.source.tails(), await copy.tails()
+        self.progress.streams = len(original)
+        if copy.head != self.log.head or original != copied or original != self._tails:
+            different = sum(copied.get(name) != tail for name, tail in original.items())
+            raise MigrationFailed(
+                f"the copy holds {copy.head + 1} of {self.log.head + 1} records and {different} of "
+                f"{len(original)} streams differ, so the log was not moved",
+                "run `durable-stream verify`, then try again",
+            )
+
+    def _tell(self, phase: Phase) -> None:
+        self.progress.phase, self.progress.head = phase, self.log.head
+        self.report(self.progress)
+
+
+async def _record_at(store: DiskStore, position: int) -> Stored | None:
+    found: AsyncIterator[list[Stored]] = store.copy_out(after=position - 1, most=1)
+    async for records in found:
+        return records[0] if records[0].position == position else None
+    return None
+
+
+def discard(store: Path, backend: Backend) -> int:
+    """Delete a backend's files; returns the bytes freed. The caller knows that they are not the truth."""
+    manifest = read_manifest(store)
+    if manifest is not None and manifest.backend == backend:
+        raise ValueError(f"{backend} holds the log")
+    if backend == "jsonl":
+        places = [store / "log", store / "head"]
+    else:
+        places = [store / (name + suffix) for name in (LOG_FILE, SEARCH_FILE) for suffix in ("", "-wal", "-shm")]
+    freed = 0
+    for place in places:
+        if place.is_dir() and not place.is_symlink():
+            freed += sum(path.stat().st_size for path in place.iterdir())
+            shutil.rmtree(place)
+        elif place.exists():
+            freed += place.stat().st_size
+            place.unlink()
+    return freed
+
+
+def discard_kept(store: Path) -> int:
+    """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none."""
+    manifest = read_manifest(store)
+    if manifest is None or manifest.kept is None:
+        return 0
+    # The pointer first: half a store must never be what a rollback continues.
+    write_manifest(store, Manifest(manifest.backend, manifest.log_id))
+    return discard(store, manifest.kept.backend)

@@ -1,0 +1,162 @@
+"""The store's directory: its manifest, which names the backend, and the writer's lock.
+
+``store.json`` is the one pointer to the truth. It is replaced by a rename, so a
+reader or the next writer sees the old backend or the new one, never half of either.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, cast
+
+import orjson
+
+from streams.errors import ForeignStore, StoreLocked
+from streams.identity import Identity
+from streams.stores.disk import make_directory, open_or_create, read_file, write_durably
+
+Backend = Literal["jsonl", "sqlite"]
+
+FORMATS: Final[dict[Backend, int]] = {"jsonl": 1, "sqlite": 2}
+"""The format a manifest has for each backend: what knows only jsonl must not open a sqlite store."""
+
+NEWEST: Final = max(FORMATS.values())
+
+MANIFEST: Final = "store.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A store that was migrated away from and still lies in the directory, as it was at ``head``."""
+
+    backend: Backend
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What ``store.json`` says: where the truth is, whose log it is, and what an earlier migration left."""
+
+    backend: Backend
+    log_id: str
+    kept: Kept | None = None
+
+    def as_bytes(self) -> bytes:
+        """The file's bytes."""
+        fields: dict[str, object] = {
+            "backend": self.backend,
+            "format": FORMATS[self.backend],
+            "log_id": self.log_id,
+        }
+        if self.kept is not None:
+            fields["kept"] = {"backend": self.kept.backend, "head": self.kept.head}
+        return orjson.dumps(fields)
+
+
+def read_manifest(store: Path) -> Manifest | None:
+    """``store.json``, or ``None`` for a directory without one.
+
+    Raises:
+        ForeignStore: it is not ours, damaged, or of a newer format.
+    """
+    path = store / MANIFEST
+    try:
+        fields = orjson.loads(read_file(path))
+    except FileNotFoundError:
+        return None
+    except orjson.JSONDecodeError:
+        raise ForeignStore(str(path), "it is damaged: restore it from a backup") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+        raise ForeignStore(str(path), "it was not written by Durable Stream: choose another home")
+    if fields["format"] > NEWEST:
+        raise ForeignStore(
+            str(path), f"it has format {fields['format']}, this version reads up to {NEWEST}: upgrade durable-stream"
+        )
+    backend = fields.get("backend")
+    if backend not in FORMATS:
+        raise ForeignStore(str(path), "it names no backend that this version knows: upgrade durable-stream")
+    return Manifest(cast(Backend, backend), str(fields.get("log_id", "")), _kept(fields.get("kept")))
+
+
+def _kept(fields: object) -> Kept | None:
+    if not isinstance(fields, dict) or fields.get("backend") not in FORMATS or not isinstance(fields.get("head"), int):
+        return None
+    return Kept(fields["backend"], fields["head"])
+
+
+def write_manifest(store: Path, manifest: Manifest) -> None:
+    """Replace ``store.json``, durably."""
+    write_durably(store / MANIFEST, manifest.as_bytes())
+
+
+def prepare(store: Path, identity: Identity, backend: Backend, *, holds_records: bool) -> Manifest:
+    """The manifest of a store that is opened for writing; a new directory gets one for ``backend``.
+
+    Raises:
+        ForeignStore: as ``read_manifest``; also when records lie there without a manifest.
+    """
+    manifest = read_manifest(store)
+    if manifest is None:
+        if holds_records:
+            raise ForeignStore(str(store), f"it holds a log but no {MANIFEST}: restore that file")
+        manifest = Manifest(backend, identity.ulid())
+        write_manifest(store, manifest)
+    return manifest
+
+
+def create(*directories: Path) -> None:
+    """Make directories that are missing, mode 0700, and their names durable. Raises as ``make_directory``."""
+    for directory in directories:
+        make_directory(directory)
+
+
+def take_lock(store: Path) -> int:
+    """Become the store's one writer; closing the descriptor gives the lock back, and so does the process's end.
+
+    Raises:
+        StoreLocked: another process, or another store of this one, writes here.
+    """
+    path = store / "lock"
+    fd = open_or_create(path)
+    try:
+        _lock_soon(fd)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "another process"
+        os.close(fd)
+        raise StoreLocked(
+            f"the log in {store} is being written by process {holder}",
+            "use that sidecar, or stop it with `durable-stream stop`",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _lock_soon(fd: int) -> None:
+    """Lock now. A verifying reader holds a shared lock for an instant to see whether there is a writer."""
+    for _ in range(5):
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.01)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_being_written(store: Path) -> bool:
+    """Whether a writer holds the store's lock now."""
+    try:
+        fd = os.open(store / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,133 @@
+"""Cursors and snapshots: hints beside a log, in small files, whatever its backend.
+
+They may lag and may be lost, and never decide correctness: a reader whose
+cursor is gone begins at the beginning, a projection without a snapshot is
+folded from the first record. So they are written without a sync of their own
+(the rename makes each whole), and one that is damaged counts as not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import orjson
+
+from streams.store import NOTHING, Snapshot
+from streams.stores.disk import make_directory, open_to_read
+
+NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+
+class _Header(NamedTuple):
+    crc: int
+    version: int
+    position: int
+
+
+class Hints:
+    """The hints of the log in ``store``. Blocking; one writer."""
+
+    def __init__(self, store: Path) -> None:
+        self._directory = store / "hints"
+
+    def cursor(self, name: str) -> int:
+        """See ``StreamStore.cursor``."""
+        found = self._read(f"cursor-{checked_name(name)}")
+        return NOTHING if found is None else found.position
+
+    def advance(self, name: str, position: int) -> None:
+        """See ``StreamStore.advance``."""
+        self._write(f"cursor-{checked_name(name)}", Snapshot(1, position, b""))
+
+    def snapshot(self, name: str, version: int) -> Snapshot | None:
+        """See ``StreamStore.snapshot``."""
+        found = self._read(f"snapshot-{checked_name(name)}")
+        return found if found is not None and found.version == version else None
+
+    def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """See ``StreamStore.put_snapshot``."""
+        self._write(f"snapshot-{checked_name(name)}", snapshot)
+
+    def forget_after(self, position: int) -> None:
+        """Drop every hint that knows more than the log now holds, or that must not be trusted any more."""
+        self._drop(lambda found: found.position > position)
+
+    def forget_snapshots(self) -> None:
+        """Drop every snapshot: what they were folded from has changed."""
+        self._drop(lambda found: bool(found.state))
+
+    def _drop(self, unwanted: Callable[[Snapshot], bool]) -> None:
+        if not self._directory.is_dir():
+            return
+        for path in self._directory.iterdir():
+            found = self._read(path.name)
+            if found is None or unwanted(found):
+                path.unlink()
+
+    def _read(self, name: str) -> Snapshot | None:
+        try:
+            with open(self._directory / name, "rb", opener=open_to_read) as file:
+                header, newline, state = file.read().partition(b"\n")
+        except FileNotFoundError:
+            return None
+        try:
+            fields = _Header(**orjson.loads(header))
+            # The checksum covers the numbers too, in the form they are written in.
+            if newline and fields.crc == _crc(fields.version, fields.position, state):
+                return Snapshot(fields.version, fields.position, state)
+        except (orjson.JSONDecodeError, TypeError):
+            return None
+        return None
+
+    def _write(self, name: str, snapshot: Snapshot) -> None:
+        make_directory(self._directory)
+        version, position, state = snapshot
+        header = orjson.dumps({"crc": _crc(version, position, state), "version": version, "position": position})
+        temporary = self._directory / f"{name}.new"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(header + b"\n" + state)
+        temporary.replace(self._directory / name)
+
+
+class KeepsHints:
+    """The hint methods of ``StreamStore`` over files, for a store that has a ``head`` and sets ``_hints``."""
+
+    _hints: Hints
+    head: Any  # an int in every store; a property there
+
+    async def cursor(self, name: str) -> int:
+        """See ``StreamStore.cursor``."""
+        position = await asyncio.to_thread(self._hints.cursor, name)
+        return position if position <= self.head else NOTHING
+
+    async def advance(self, name: str, position: int) -> None:
+        """See ``StreamStore.advance``."""
+        await asyncio.to_thread(self._hints.advance, name, position)
+
+    async def snapshot(self, name: str, version: int) -> Snapshot | None:
+        """See ``StreamStore.snapshot``."""
+        found = await asyncio.to_thread(self._hints.snapshot, name, version)
+        return found if found is not None and found.position <= self.head else None
+
+    async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """See ``StreamStore.put_snapshot``."""
+        await asyncio.to_thread(self._hints.put_snapshot, name, snapshot)
+
+
+def _crc(version: int, position: int, state: bytes) -> int:
+    return crc32(b"%d %d " % (version, position) + state)
+
+
+def checked_name(name: str) -> str:
+    """``name`` if it may name a hint. Raises ``ValueError``."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name for a cursor or snapshot: small letters, digits and '-', up to 63")
+    return name

@@ -1,0 +1,298 @@
+"""Verifying a whole jsonl log, line by line, on to its end whatever is found on the way.
+
+Where a record cannot be read, what depends on it (the next place, the next
+link of its stream's chain) is taken from what follows, so that one fault is
+one finding; the first record of a stream after a lost one has nothing to be
+checked against. Nothing is changed, and no lock is taken: beside a running writer
+the log is verified up to the head of that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from streams.errors import ForeignStore
+from streams.findings import Finding, Kind, Summary
+from streams.hashing import GENESIS, canonical, chain, digest_form_of
+from streams.store import NOTHING
+from streams.stores.directory import NEWEST, is_being_written, read_manifest
+from streams.stores.disk import read_file
+from streams.stores.jsonl_reader import chunks
+from streams.stores.segments import (
+    BadLine,
+    Head,
+    Segment,
+    check_crc,
+    list_segments,
+    read_head,
+)
+
+_CHUNK = 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Tail:
+    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one."""
+
+    next_offset: int = 0
+    hash: bytes = GENESIS
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One whole line of the log, parsed."""
+
+    event: dict[str, Any]
+    offset: int
+    position: int
+    hash: bytes
+    index: int
+    count: int
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the scan is."""
+
+    segment: Segment
+    line: int = 0
+    is_last: bool = False
+
+
+@dataclass(slots=True)
+class JsonlVerification:
+    """One pass over the log in ``store``. ``run`` gives the findings, ``summary`` the counts when it is done.
+
+    ``progress`` is called with the number of bytes read since its last call.
+    """
+
+    store: Path
+    progress: Callable[[int], None] | None = None
+    summary: Summary = field(default_factory=Summary)
+    _found: list[Finding] = field(default_factory=list)
+    _tails: dict[str, _Tail] = field(default_factory=dict)
+    _last: int = NOTHING
+    """The highest position read so far."""
+    _unread: int = 0
+    """Bad lines since then: each stands for one record, which is not missing besides."""
+    _lost: int = 0
+    """Records of the log that could not be read, so far."""
+    _batch: tuple[int, int] = (0, 0)
+    """Next index and count of the batch that is being read; (0, 0) between batches."""
+    _batch_line: int = 0
+    _batch_size: int = 0
+
+    def size(self) -> int:
+        """Bytes to read, for a progress bar."""
+        return sum(segment.path.stat().st_size for segment in list_segments(self.store / "log"))
+
+    async def run(self) -> AsyncIterator[Finding]:
+        """Every fault in the order of the log. Cancelling it is safe.
+
+        Raises:
+            ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
+            OSError: a file cannot be read.
+        """
+        writing = is_being_written(self.store)
+        head = read_head(self.store / "head")
+        segments = list_segments(self.store / "log")
+        self.summary.segments = len(segments)
+        self._check_manifest(bool(segments))
+        if head is None and segments:
+            self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
+        limit = head.position if writing and head is not None else None
+        for number, segment in enumerate(segments):
+            place = _Place(segment, is_last=number == len(segments) - 1)
+            async for data, whole in self._lines(segment):
+                place.line += 1
+                torn = self._take(place, data, whole, head, limit)
+                for finding in self._drain():
+                    yield finding
+                if torn:
+                    break
+        self._finish(segments, head, writing)
+        for finding in self._drain():
+            yield finding
+
+    # One line
+
+    def _take(self, place: _Place, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
+        """Judge one line; true when the rest of the log is torn or not yet durable."""
+        expected = self._last + self._unread + 1
+        if limit is not None and expected > limit:
+            return True
+        try:
+            if not whole:
+                raise BadLine("the line has no end")
+            line, is_canonical = _parse(data)
+        except BadLine as fault:
+            if place.is_last and self._is_torn(expected, whole, head):
+                self._torn(place, str(fault))
+                return True
+            self._unread += 1
+            self._batch = (0, 0)
+            self._find("corrupt", place.segment.path, place.line, expected, str(fault))
+            return False
+        stream_id = line.event["stream_id"]
+        if not is_canonical:
+            self._find(
+                "tampered", place.segment.path, place.line, line.position, "it is not in canonical form", stream_id
+            )
+        if place.line == 1 and line.position != place.segment.first:
+            reason = f"the file is named after position {place.segment.first}, but this is position {line.position}"
+            self._find("tampered", place.segment.path, 1, line.position, reason, stream_id)
+        if line.position <= self._last:
+            reason = f"it is position {line.position} where {expected} must follow"
+            self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
+            return False
+        gap = self._check_position(place, line)
+        self._check_batch(place, line, gap, head)
+        self._check_chain(place, line)
+        if head is not None and line.position == head.position and head.hash and line.hash.hex() != head.hash:
+            reason = "its hash is not the one that the head file names"
+            self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
+        self._last, self._unread = line.position, 0
+        self.summary.records += 1
+        return False
+
+    def _check_position(self, place: _Place, line: _Line) -> bool:
+        """Positions are dense: whether records are lost before this line."""
+        between = line.position - self._last - 1
+        missing = between - self._unread
+        if missing > 0:
+            first = self._last + self._unread + 1
+            records = f"record {first} is" if missing == 1 else f"records {first} to {line.position - 1} are"
+            self._find("missing", place.segment.path, place.line, first, f"{records} missing before it")
+        self._lost += between
+        return between > 0 or self._unread > 0
+
+    def _check_batch(self, place: _Place, line: _Line, gap: bool, head: Head | None) -> None:
+        """Batches are whole: indices 0, 1, … up to their count."""
+        index, count = self._batch
+        fits = line.index == index and (index == 0 or line.count == count) and line.index < line.count
+        if not fits and not gap:
+            reason = f"it is record {line.index + 1} of {line.count} of a batch where another must follow"
+            self._find("corrupt", place.segment.path, place.line, line.position, reason, line.event["stream_id"])
+        if line.index == 0:
+            self._batch_line, self._batch_size = place.line, 0
+        self._batch_size += 1
+        self._batch = (line.index + 1, line.count) if line.index + 1 < line.count else (0, 0)
+
+    def _check_chain(self, place: _Place, line: _Line) -> None:
+        """Offsets are dense in a stream, and each record's hash continues the one before it."""
+        stream_id = line.event["stream_id"]
+        tail = self._tails.setdefault(stream_id, _Tail())
+        skipped = line.offset - tail.next_offset
+        if skipped == 0:
+            payload = line.event["payload"]
+            _, form = digest_form_of(line.event, forgotten=set(payload) == {"$sha256"})
+            if chain(tail.hash, form) != line.hash:
+                # A payload may honestly be an object with one key "$sha256".
+                _, form = digest_form_of(line.event)
+                if chain(tail.hash, form) != line.hash:
+                    reason = "it does not continue its stream's hash chain: it or the record before it was changed"
+                    self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
+        elif not 0 < skipped <= self._lost - tail.lost:
+            # Lost records explain a jump forward as far as there are enough of them.
+            reason = f"it is offset {line.offset} of its stream where {tail.next_offset} must follow"
+            self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
+        self._tails[stream_id] = _Tail(line.offset + 1, line.hash, self._lost)
+
+    # The end of the log
+
+    def _is_torn(self, expected: int, whole: bool, head: Head | None) -> bool:
+        """A fault above head is what a killed writer left. Without a head file only an unfinished line can be."""
+        return expected > head.position if head is not None else not whole
+
+    def _torn(self, place: _Place, reason: str) -> None:
+        began = self._batch_line if self._batch != (0, 0) else place.line
+        records = self._batch_size if self._batch != (0, 0) else 0
+        self.summary.records -= records
+        self._last -= records
+        self._batch = (0, 0)
+        reason = f"{reason}; it was never acknowledged, and the next start cuts it off and keeps it aside"
+        self._find("torn", place.segment.path, began, self._last + 1, reason)
+
+    def _finish(self, segments: list[Segment], head: Head | None, writing: bool) -> None:
+        if segments and self._batch != (0, 0) and not writing:
+            place = _Place(segments[-1])
+            place.line = self._batch_line
+            if head is None or self._last > head.position:
+                self._torn(place, "the batch is not whole")
+            else:
+                self._find("corrupt", place.segment.path, place.line, self._last, "the batch is not whole")
+        ended = self._last + self._unread
+        if head is not None and ended < head.position:
+            first, file = ended + 1, segments[-1].path if segments else self.store / "log"
+            records = f"record {first}" if first == head.position else f"records {first} to {head.position}"
+            self._find("missing", file, None, first, f"{records} at the end of the log: written and not there")
+        self.summary.streams = len(self._tails)
+        self.summary.head = head.position if head is not None else self._last
+
+    # Files
+
+    def _check_manifest(self, has_log: bool) -> None:
+        path = self.store / "store.json"
+        try:
+            if read_manifest(self.store) is None and has_log:
+                self._find("missing", path, None, None, "a log without it is not opened: restore it from a backup")
+        except ForeignStore as error:
+            if _format_of(path) > NEWEST:
+                raise
+            self._find("corrupt", path, None, None, error.reason)
+
+    async def _lines(self, segment: Segment) -> AsyncIterator[tuple[bytes, bool]]:
+        """The lines of a file without their newlines; a last one that has none is not whole."""
+        rest = b""
+        async for chunk in chunks(segment.path):
+            self.summary.bytes += len(chunk)
+            if self.progress is not None:
+                self.progress(len(chunk))
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                yield line, True
+        if rest:
+            yield rest, False
+
+    def _find(
+        self, kind: Kind, file: Path, line: int | None, position: int | None, reason: str, stream_id: str | None = None
+    ) -> None:
+        self._found.append(Finding(kind, str(file), line, position, stream_id, reason))
+        self.summary.findings += 1
+
+    def _drain(self) -> list[Finding]:
+        found, self._found = self._found, []
+        return found
+
+
+def _parse(data: bytes) -> tuple[_Line, bool]:
+    """A whole line, and whether it is in canonical form. Raises ``BadLine``."""
+    check_crc(data)
+    try:
+        fields = orjson.loads(data)
+        event = fields["event"]
+        line = _Line(event, fields["offset"], fields["position"], bytes.fromhex(fields["hash"]), *fields["tx"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadLine(f"not a record: {type(error).__name__}") from None
+    numbers = (line.offset, line.position, line.index, line.count)
+    if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(event.get("payload"), dict):
+        raise BadLine("not a record: its fields are of other types")
+    if not isinstance(event.get("stream_id"), str):
+        raise BadLine("not a record: it names no stream")
+    return line, canonical(fields) == data
+
+
+def _format_of(path: Path) -> int:
+    try:
+        found = orjson.loads(read_file(path))
+    except orjson.JSONDecodeError:
+        return 0
+    form = found.get("format") if isinstance(found, dict) else None
+    return form if isinstance(form, int) else 0

@@ -1,0 +1,260 @@
+"""The sqlite backend: one file, one writing connection, readers beside it.
+
+A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
+returns. The writing connection alone checkpoints, on its own thread, after
+commits, once the WAL holds ``CHECKPOINT_BYTES``. Opening reads a few rows,
+whatever the log holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from streams.errors import StoreUnavailable, StreamError
+from streams.event import StreamEvent
+from streams.hashing import GENESIS, digest_form_of, encode
+from streams.query import Filter
+from streams.store import NOTHING, OnKnown, Record
+from streams.stores.commit import GroupCommit, Pending
+from streams.stores.hints import Hints, KeepsHints
+from streams.stores.live import LiveTail
+from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
+from streams.stores.recovery import key_digest
+from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translated
+from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_rows import INSERT, SELECT, Row, record_of, row_of, stored_row
+from streams.stores.stored import Stored
+
+CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
+"""Size of the WAL above which the writer moves it into the database file."""
+
+
+class _Known:
+    def __init__(self, placed: Placed | Record) -> None:
+        self._placed = placed
+
+    def body(self) -> tuple[str, str, str, str]:
+        if isinstance(self._placed, Placed):
+            return self._placed.encoded.body()
+        event = self._placed.event
+        digest, _ = digest_form_of(event.fields())
+        return (event.type, event.stream_id, event.actor, digest)
+
+    def placed(self) -> Placed | Record:
+        return self._placed
+
+
+class SqliteStore(KeepsHints):
+    """``StreamStore`` over ``store/log.db``. Open it with ``SqliteStore.open``; the caller holds the store's lock."""
+
+    def __init__(self, store: Path) -> None:
+        self._path = store / LOG_FILE
+        self._wal = store / f"{LOG_FILE}-wal"
+        self._connection = connect_to_write(self._path, STEPS)
+        self._reader = SqliteReader(store)
+        self._hints = Hints(store)
+        self._head = self._stored_head()
+        self._next = self._head + 1
+        self._tails: dict[str, tuple[int, bytes]] = {}
+        self._stream_ids: dict[str, int] = {}
+        self._fresh: dict[bytes, Placed] = {}
+        self._closed = False
+        self.differences = 0
+        self._live = LiveTail(lambda after: self.read_all(after=after))
+        self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name, on_loop=False)
+
+    @classmethod
+    async def open(cls, store: Path) -> SqliteStore:
+        """Open the log for writing; made where there is none.
+
+        Raises:
+            ForeignStore: damaged, not ours, or newer.
+            StoreUnavailable: held by another program, or it cannot be opened.
+        """
+        return await asyncio.to_thread(cls, store)
+
+    def _stored_head(self) -> int:
+        with translated(self._path, "opening"):
+            found = self._connection.execute("SELECT max(position) FROM records").fetchone()[0]
+        return NOTHING if found is None else int(found)
+
+    # Reading
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``."""
+        return self._head
+
+    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        return self._reader.read(stream_id, from_offset=from_offset)
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        return self._reader.read_all(after=after)
+
+    def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``."""
+        return self._reader.query(wanted)
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        return await self._reader.find(idempotency_key)
+
+    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamStore.subscribe``."""
+        return self._live.follow(after)
+
+    # Planning (see ``Tails``); only the writer thread comes here
+
+    def next_position(self) -> int:
+        """See ``Tails``."""
+        return self._next
+
+    def tail(self, stream_id: str) -> tuple[int, bytes]:
+        """See ``Tails``."""
+        tail = self._tails.get(stream_id)
+        if tail is None:
+            row = self._connection.execute(
+                "SELECT offset, hash FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
+                " ORDER BY offset DESC LIMIT 1",
+                [stream_id],
+            ).fetchone()
+            tail = (0, GENESIS) if row is None else (row[0] + 1, row[1])
+            self._tails[stream_id] = tail
+        return tail
+
+    def known(self, key: str) -> _Known | None:
+        """See ``Tails``."""
+        digest = key_digest(key)
+        fresh = self._fresh.get(digest)
+        if fresh is not None:
+            return _Known(fresh)
+        row = self._connection.execute(f"{SELECT} WHERE key = ?", [digest]).fetchone()
+        return None if row is None else _Known(record_of(row, str(self._path)))
+
+    # Writing
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        """See ``StreamStore.append``."""
+        check_size(events)
+        batch = [encode(event) for event in events]
+        return await self._commits.submit(Request(batch, expected or {}, on_known))
+
+    def _commit(self, group: Sequence[Pending]) -> float:
+        begun = time.perf_counter()
+        with translated(self._path, "writing"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            decided, rows = self._decide(group)
+            self._connection.executemany(INSERT, rows)
+            self._connection.execute("COMMIT")
+            self._head = self._next - 1
+            self._fresh.clear()
+            if self._wal_bytes() > CHECKPOINT_BYTES:
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        for pending, plan_ in decided:
+            pending.outcome = [as_record(answer) for answer in plan_.answers]
+        return time.perf_counter() - begun
+
+    def _decide(self, group: Sequence[Pending]) -> tuple[list[tuple[Pending, Plan]], list[Row]]:
+        decided: list[tuple[Pending, Plan]] = []
+        rows: list[Row] = []
+        for pending in group:
+            try:
+                plan_ = plan(pending.request, self)
+            except StreamError as refusal:
+                pending.outcome = refusal
+                continue
+            count = len(plan_.new)
+            for index, placed in enumerate(plan_.new):
+                event = placed.encoded.event
+                row = row_of(placed, self._stream_id(event.stream_id), index, count)
+                rows.append(row)
+                self._tails[event.stream_id] = (placed.offset + 1, placed.hash)
+                self._fresh[row[9]] = placed
+            self._next += count
+            self.differences += plan_.differences
+            decided.append((pending, plan_))
+        return decided, rows
+
+    # Moving a log from or to another backend (see ``Copyable``)
+
+    def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
+        """See ``Copyable.copy_out``."""
+        return self._reader.copy_out(after=after, most=most)
+
+    async def copy_in(self, records: Sequence[Stored]) -> None:
+        """See ``Copyable.copy_in``."""
+        try:
+            await asyncio.to_thread(self._copy, records)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the copy {self._path} could not be written: {error.strerror or error}",
+                "free disk space or repair the disk, then run the migration again: it goes on where it was",
+            ) from error
+
+    async def tails(self) -> dict[str, tuple[int, bytes]]:
+        """See ``Copyable.tails``."""
+        return await self._reader.tails()
+
+    def _copy(self, records: Sequence[Stored]) -> None:
+        with translated(self._path, "writing"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                rows: list[Row] = []
+                for record in records:
+                    if record.position != self._next + len(rows):
+                        raise ValueError(f"record {record.position} does not follow {self._next + len(rows) - 1}")
+                    event = record.parse()
+                    rows.append(stored_row(record, event, self._stream_id(event.stream_id)))
+                self._connection.executemany(INSERT, rows)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._stream_ids.clear()
+                self._connection.rollback()
+                raise
+            self._next += len(rows)
+            self._head = self._next - 1
+            self._tails.clear()
+            if self._wal_bytes() > CHECKPOINT_BYTES:
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _stream_id(self, name: str) -> int:
+        found = self._stream_ids.get(name)
+        if found is None:
+            row = self._connection.execute("SELECT id FROM streams WHERE name = ?", [name]).fetchone()
+            if row is None:
+                row = self._connection.execute("INSERT INTO streams (name) VALUES (?) RETURNING id", [name]).fetchone()
+            found = self._stream_ids[name] = int(row[0])
+        return found
+
+    def _wal_bytes(self) -> int:
+        return self._wal.stat().st_size
+
+    def _abandon(self) -> None:
+        """After a failed write: what was not committed must not be; SQLite drops it, also when it is opened next."""
+        with suppress(sqlite3.Error):
+            self._connection.rollback()
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._commits.close()
+        self._live.close()
+        await self._reader.close()
+        with translated(self._path, "closing"):
+            await asyncio.to_thread(self._connection.close)

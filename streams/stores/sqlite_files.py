@@ -1,0 +1,193 @@
+"""Files, schema and errors of the sqlite backend: all that knows how SQLite is opened and what it calls its faults.
+
+::
+
+    store/  store.json  format, backend and log id       lock  held by the writer
+            log.db      records                          log.db-wal, log.db-shm  SQLite's own
+            search.db   full-text index; derived, may be deleted
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from streams.errors import ForeignStore, StoreUnavailable
+from streams.stores.disk import open_or_create, refuse_link
+
+LOG_FILE: Final = "log.db"
+SEARCH_FILE: Final = "search.db"
+
+APPLICATION_ID: Final = 0x44535452
+"""``DSTR``: SQLite keeps it in the file's header, so that ``file`` and we know a log by it."""
+
+BUSY_MS: Final = 5000
+"""How long a reader waits for the instants in which SQLite locks it out."""
+
+STEPS: Final[tuple[str, ...]] = (
+    """
+    CREATE TABLE streams (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+    CREATE TABLE records (
+        position INTEGER PRIMARY KEY,
+        stream INTEGER NOT NULL REFERENCES streams (id),
+        offset INTEGER NOT NULL,
+        ts INTEGER NOT NULL,
+        type TEXT NOT NULL,
+        actor TEXT NOT NULL,
+        correlation_id TEXT,
+        causation_id TEXT,
+        event_id TEXT NOT NULL,
+        key BLOB NOT NULL,
+        hash BLOB NOT NULL,
+        crc INTEGER NOT NULL,
+        batch_index INTEGER NOT NULL,
+        batch_count INTEGER NOT NULL,
+        event BLOB NOT NULL
+    ) STRICT;
+    CREATE UNIQUE INDEX records_by_stream ON records (stream, offset);
+    CREATE UNIQUE INDEX records_by_key ON records (key);
+    CREATE INDEX records_by_event_id ON records (event_id);
+    CREATE INDEX records_by_type ON records (type);
+    CREATE INDEX records_by_ts ON records (ts);
+    CREATE INDEX records_by_correlation ON records (correlation_id) WHERE correlation_id IS NOT NULL;
+    CREATE INDEX records_by_causation ON records (causation_id) WHERE causation_id IS NOT NULL;
+    """,
+)
+"""Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those taken."""
+
+SEARCH_STEPS: Final[tuple[str, ...]] = (
+    """
+    CREATE VIRTUAL TABLE payloads USING fts5 (
+        text, tokenize = 'trigram case_sensitive 1', content = '', detail = none
+    );
+    CREATE TABLE progress (id INTEGER PRIMARY KEY CHECK (id = 1), position INTEGER NOT NULL) STRICT;
+    INSERT INTO progress VALUES (1, -1);
+    """,
+)
+
+
+@contextmanager
+def translated(path: Path, doing: str) -> Iterator[None]:
+    """SQLite's errors as the store's: nothing of ``sqlite3`` leaves the backend.
+
+    Raises:
+        ForeignStore: the file is no database, or is damaged.
+        StoreUnavailable: another holds it, or it cannot be opened.
+        OSError: the disk is full, read-only or failing.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error, path, doing) from error
+
+
+def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
+    """The exception to raise for ``error``."""
+    # The extended code's low byte is the primary one.
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    if code == sqlite3.SQLITE_READONLY:
+        return OSError(errno.EROFS, "it is read-only", str(path))
+    if code == sqlite3.SQLITE_IOERR:
+        return OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return ForeignStore(
+            str(path), f"it is damaged ({error}): run `durable-stream verify`, or restore it from a backup"
+        )
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreUnavailable(f"{path} is held by another program", "close the program that has it open, try again")
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreUnavailable(f"{path} cannot be opened", "check that it exists, is yours and no symbolic link")
+    return StoreUnavailable(f"{doing} {path} failed ({error})", "run `durable-stream doctor`")
+
+
+def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
+    """The one writing connection of a file, created and brought to the newest schema.
+
+    WAL with ``synchronous=FULL``, both read back. Raises as ``translated``, and:
+
+        ForeignStore: written by a newer version, or not ours.
+    """
+    _refuse_links(path)
+    if not path.exists():
+        os.close(open_or_create(path))
+    with translated(path, "opening"):
+        connection = sqlite3.connect(_uri(path, "rw"), uri=True, check_same_thread=False, isolation_level=None)
+        try:
+            _check_owner(connection, path, len(steps))
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            connection.execute("PRAGMA synchronous = FULL")
+            synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
+            if (mode, synchronous) != ("wal", 2):
+                raise StoreUnavailable(
+                    f"{path}: SQLite gives journal mode {mode} and synchronous {synchronous}, not wal and 2 (FULL)",
+                    "put the home on a local file system: what is written here could be lost",
+                )
+            connection.execute("PRAGMA foreign_keys = ON")
+            # The writer checkpoints when it has the time, see SqliteStore.
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            _upgrade(connection, steps)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def connect_to_read(path: Path, newest: int) -> sqlite3.Connection | None:
+    """A connection that cannot write, for any thread or process; ``None`` where no file is. Raises as above."""
+    _refuse_links(path)
+    if not path.exists():
+        return None
+    with translated(path, "opening"):
+        connection = sqlite3.connect(_uri(path, "ro"), uri=True, check_same_thread=False, isolation_level=None)
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            connection.execute("PRAGMA query_only = ON")
+            if _check_owner(connection, path, newest) == 0:
+                connection.close()
+                return None
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _refuse_links(path: Path) -> None:
+    """SQLite would follow them, and give its own files the mode of the database's."""
+    for suffix in ("", "-wal", "-shm"):
+        refuse_link(path.with_name(path.name + suffix))
+
+
+def _uri(path: Path, mode: str) -> str:
+    return f"{path.absolute().as_uri()}?mode={mode}"
+
+
+def _check_owner(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+    """The schema's version; 0 for a file that is still empty."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    owner = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if tables == 0 and owner in (0, APPLICATION_ID):
+        return 0
+    if owner != APPLICATION_ID:
+        raise ForeignStore(str(path), "it was not written by Durable Stream: choose another home")
+    if version > newest:
+        raise ForeignStore(
+            str(path), f"it has schema {version}, this version reads up to {newest}: upgrade durable-stream"
+        )
+    return version
+
+
+def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
+    """Take the steps that are missing, each in a transaction together with its number."""
+    taken = connection.execute("PRAGMA user_version").fetchone()[0]
+    for number, step in enumerate(steps[taken:], taken + 1):
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
+        )

@@ -1,0 +1,199 @@
+"""Reading a sqlite log, in the sidecar and from other processes beside it.
+
+A reader cannot write and never repairs. It sees what is committed, and with
+``synchronous=FULL`` that is what is durable. Rows are fetched a few at a time, each
+fetch a query of its own that goes on after the last position: no read
+transaction stays open while the caller thinks, so the writer's checkpoints are
+never held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from zlib import crc32
+
+from streams.errors import CorruptLog, StreamError
+from streams.query import Filter
+from streams.store import MAX_BATCH, NOTHING, Record
+from streams.stores.recovery import key_digest
+from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
+from streams.stores.sqlite_rows import SELECT, bindable, conditions, record_of, trigrams
+from streams.stores.stored import Stored
+
+_FETCH = 256
+_BELOW_ALL = -(2**63)
+
+
+class SqliteReader:
+    """``StreamReader`` over ``store/log.db``; a directory without one reads as empty.
+
+    Raises:
+        ForeignStore: the file is damaged, not ours, or of a newer version.
+        StoreUnavailable: it cannot be opened.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store, self._path = store, store / LOG_FILE
+        self._connection: sqlite3.Connection | None = None
+        self._search: sqlite3.Connection | None = None
+        self._lock = Lock()
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``. Read from the file at each call."""
+        found = self._rows("SELECT max(position) FROM records", [])
+        return found[0][0] if found and found[0][0] is not None else NOTHING
+
+    async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        head = await asyncio.to_thread(lambda: self.head)
+        where = "stream = (SELECT id FROM streams WHERE name = ?) AND offset >= ? AND position <= ?"
+        last = max(from_offset, 0)
+        while bindable(stream_id):
+            rows = await self._fetch(f"{SELECT} WHERE {where} ORDER BY offset LIMIT ?", [stream_id, last, head, _FETCH])
+            for row in rows:
+                record = record_of(row, str(self._path))
+                last = record.offset + 1
+                yield record
+            if len(rows) < _FETCH:
+                return
+
+    async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        async for record in self._matching("", [], after):
+            yield record
+
+    async def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``. Text is looked up in the index as far as that has come, the rest is read."""
+        where, values = conditions(wanted)
+        if not all(bindable(value) for value in values if isinstance(value, str)):
+            return
+        if wanted.text is None:
+            async for record in self._matching(where, values, NOTHING):
+                yield record
+            return
+        indexed = NOTHING
+        grams = trigrams(wanted.text) if bindable(wanted.text) else None
+        if grams is not None:
+            indexed = await asyncio.to_thread(self._indexed)
+            if indexed > NOTHING:
+                async for record in self._found(wanted, grams, indexed):
+                    yield record
+        async for record in self._matching(where, values, indexed):
+            if wanted.matches(record.event):
+                yield record
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        rows = await self._fetch(f"{SELECT} WHERE key = ?", [key_digest(idempotency_key)])
+        return record_of(rows[0], str(self._path)) if rows else None
+
+    async def find_event(self, event_id: str) -> Record | None:
+        """The record of an event id, or ``None``."""
+        rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
+        return record_of(rows[0], str(self._path)) if rows else None
+
+    async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
+        """See ``Copyable.copy_out``."""
+        head = await asyncio.to_thread(lambda: self.head)
+        records: list[Stored] = []
+        while after < head:
+            # A batch is never larger than ``MAX_BATCH``, so what is fetched holds a whole one.
+            rows = await self._fetch(
+                "SELECT crc, position, offset, hash, batch_index, batch_count, event FROM records"
+                " WHERE position > ? AND position <= ? ORDER BY position LIMIT ?",
+                [after, head, most + MAX_BATCH],
+            )
+            if not rows:
+                raise CorruptLog(str(self._path), after + 2, after + 1, f"records {after + 1} to {head} are missing")
+            records = []
+            for crc, *fields in rows:
+                record = Stored(*fields)
+                if crc32(record.event) != crc:
+                    raise CorruptLog(str(self._path), record.position + 1, record.position, "wrong checksum")
+                records.append(record)
+            while records[-1].batch_index + 1 < records[-1].batch_count and len(rows) == most + MAX_BATCH:
+                records.pop()
+            after = records[-1].position
+            yield records
+
+    async def tails(self) -> dict[str, tuple[int, bytes]]:
+        """See ``Copyable.tails``."""
+        rows = await self._fetch(
+            "SELECT name, offset, hash FROM streams JOIN records ON records.stream = streams.id WHERE offset ="
+            " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)",
+            [],
+        )
+        return {name: (offset + 1, hash_) for name, offset, hash_ in rows}
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``."""
+        with self._lock:
+            for connection in (self._connection, self._search):
+                if connection is not None:
+                    connection.close()
+            self._connection = self._search = None
+
+    # Fetching
+
+    async def _matching(self, where: str, values: list[Any], after: int) -> AsyncIterator[Record]:
+        """Records that fulfil a condition, from the position after ``after`` to the head at the first fetch."""
+        head = await asyncio.to_thread(lambda: self.head)
+        condition = f" AND {where}" if where else ""
+        query = f"{SELECT} WHERE position > ? AND position <= ?{condition} ORDER BY position LIMIT ?"
+        last = max(after, _BELOW_ALL)
+        while True:
+            rows = await self._fetch(query, [last, head, *values, _FETCH])
+            for row in rows:
+                record = record_of(row, str(self._path))
+                last = record.position
+                yield record
+            if len(rows) < _FETCH:
+                return
+
+    async def _found(self, wanted: Filter, grams: str, indexed: int) -> AsyncIterator[Record]:
+        """What the full-text index knows up to ``indexed``, compared with the whole filter."""
+        last = NOTHING
+        while True:
+            positions = await asyncio.to_thread(self._search_rows, grams, last, indexed)
+            if not positions:
+                return
+            marks = ", ".join("?" * len(positions))
+            for row in await self._fetch(f"{SELECT} WHERE position IN ({marks}) ORDER BY position", positions):
+                record = record_of(row, str(self._path))
+                if wanted.matches(record.event):
+                    yield record
+            last = positions[-1]
+
+    async def _fetch(self, query: str, values: list[Any]) -> list[Any]:
+        return await asyncio.to_thread(self._rows, query, values)
+
+    def _rows(self, query: str, values: list[Any]) -> list[Any]:
+        with self._lock, translated(self._path, "reading"):
+            if self._connection is None:
+                self._connection = connect_to_read(self._path, len(STEPS))
+            return [] if self._connection is None else self._connection.execute(query, values).fetchall()
+
+    def _search_rows(self, grams: str, after: int, until: int) -> list[int]:
+        query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
+        with self._lock, translated(self._store / SEARCH_FILE, "searching"):
+            assert self._search is not None
+            return [row[0] for row in self._search.execute(query, [grams, after, until, _FETCH])]
+
+    def _indexed(self) -> int:
+        """The last position that the full-text index holds; ``NOTHING`` without an index."""
+        path = self._store / SEARCH_FILE
+        # The index is a help, not the truth: without it everything is read.
+        with self._lock, suppress(StreamError, OSError), translated(path, "opening"):
+            if self._search is None:
+                self._search = connect_to_read(path, len(SEARCH_STEPS))
+            if self._search is not None:
+                found: int = self._search.execute("SELECT position FROM progress").fetchone()[0]
+                return found
+        return NOTHING

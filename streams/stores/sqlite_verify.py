@@ -1,0 +1,213 @@
+"""Verifying a whole sqlite log, row by row, on to its end whatever is found on the way.
+
+A row says everything twice: in its columns, which queries use, and in the
+event's bytes, which the chain covers. So a changed column is found by the
+bytes, changed bytes by the checksum, and both changed by the chain. Where SQLite
+itself cannot read on, the damage is one finding and the rest is not judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import orjson
+
+from streams.errors import BadStore, ForeignStore, StoreUnavailable
+from streams.findings import Finding, Kind, Summary
+from streams.hashing import GENESIS, canonical, chain, digest_form_of
+from streams.stores.recovery import key_digest
+from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_read, translated
+
+_ROWS: Final = 512
+
+_QUERY: Final = (
+    "SELECT records.position, (SELECT name FROM streams WHERE id = records.stream), offset, ts, type, actor,"
+    " correlation_id, causation_id, event_id, key, hash, crc, batch_index, batch_count, event"
+    " FROM records WHERE position > ? ORDER BY position LIMIT ?"
+)
+
+
+class _Row(NamedTuple):
+    position: int
+    stream: str | None
+    offset: int
+    ts: int
+    type: str
+    actor: str
+    correlation_id: str | None
+    causation_id: str | None
+    event_id: str
+    key: bytes
+    hash: bytes
+    crc: int
+    batch_index: int
+    batch_count: int
+    event: bytes
+
+
+@dataclass(slots=True)
+class _Tail:
+    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one."""
+
+    next_offset: int = 0
+    hash: bytes = GENESIS
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class SqliteVerification:
+    """See ``streams.verify.Verification``."""
+
+    store: Path
+    progress: Callable[[int], None] | None = None
+    summary: Summary = field(default_factory=Summary)
+    _found: list[Finding] = field(default_factory=list)
+    _tails: dict[str, _Tail] = field(default_factory=dict)
+    _last: int = -1
+    _lost: int = 0
+    _batch: tuple[int, int] = (0, 0)
+
+    @property
+    def _path(self) -> Path:
+        return self.store / LOG_FILE
+
+    def size(self) -> int:
+        """Bytes to read, for a progress bar."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    async def run(self) -> AsyncIterator[Finding]:
+        """See ``streams.verify.Verification.run``."""
+        self.summary.segments = int(self._path.exists())
+        try:
+            connection = await asyncio.to_thread(connect_to_read, self._path, len(STEPS))
+        except ForeignStore as error:
+            if "upgrade" in error.reason:
+                raise
+            yield self._finding("corrupt", None, None, error.reason)
+            return
+        if connection is None:
+            yield self._finding("missing", None, None, "the log is not there: restore it from a backup")
+            return
+        try:
+            while True:
+                with translated(self._path, "reading"):
+                    fetched = await asyncio.to_thread(
+                        lambda: connection.execute(_QUERY, [self._last, _ROWS]).fetchall()
+                    )
+                if not fetched:
+                    break
+                for row in fetched:
+                    self._judge(_Row(*row))
+                read = sum(len(row[-1]) for row in fetched)
+                self.summary.bytes += read
+                if self.progress is not None:
+                    self.progress(read)
+                for finding in self._drain():
+                    yield finding
+            if self._batch != (0, 0):
+                self._find("missing", self._last + 1, None, "the last batch is not whole")
+            with translated(self._path, "reading"):
+                faults = await asyncio.to_thread(lambda: connection.execute("PRAGMA quick_check(20)").fetchall())
+            for (fault,) in faults:
+                if fault != "ok":
+                    self._find("corrupt", None, None, f"SQLite says: {fault}")
+        except (BadStore, StoreUnavailable) as error:
+            self._find("corrupt", self._last + 1, None, f"SQLite cannot read on: {error}")
+        finally:
+            connection.close()
+        for finding in self._drain():
+            yield finding
+        self.summary.streams, self.summary.head = len(self._tails), self._last
+
+    def _judge(self, row: _Row) -> None:
+        expected = self._last + 1
+        if row.position != expected:
+            count = row.position - expected
+            records = f"record {expected} is" if count == 1 else f"records {expected} to {row.position - 1} are"
+            self._find("missing", expected, None, f"{records} missing")
+            self._lost += count
+            self._batch = (0, 0)
+        elif self._batch != (0, 0) and self._batch != (row.batch_index, row.batch_count):
+            self._find("tampered", row.position, row.stream, "it does not continue its batch")
+        self._last = row.position
+        last_of_batch = row.batch_index + 1 >= row.batch_count
+        self._batch = (0, 0) if last_of_batch else (row.batch_index + 1, row.batch_count)
+        event = self._event_of(row)
+        if event is None:
+            self._lost += 1
+            return
+        self._check_columns(row, event)
+        self._check_chain(row, event)
+        self.summary.records += 1
+
+    def _event_of(self, row: _Row) -> dict[str, Any] | None:
+        if crc32(row.event) != row.crc:
+            self._find("corrupt", row.position, row.stream, "wrong checksum")
+            return None
+        try:
+            event = orjson.loads(row.event)
+        except orjson.JSONDecodeError:
+            event = None
+        if not isinstance(event, dict) or not isinstance(event.get("payload"), dict):
+            self._find("corrupt", row.position, row.stream, "not an event")
+            return None
+        if canonical(event) != row.event:
+            self._find("tampered", row.position, row.stream, "it is not in canonical form")
+        return event
+
+    def _check_columns(self, row: _Row, event: dict[str, Any]) -> None:
+        columns = {
+            "stream_id": row.stream,
+            "ts": row.ts,
+            "type": row.type,
+            "actor": row.actor,
+            "correlation_id": row.correlation_id,
+            "causation_id": row.causation_id,
+            "id": row.event_id,
+        }
+        wrong = [name for name, value in columns.items() if event.get(name) != value]
+        if row.key != key_digest(str(event.get("idempotency_key"))):
+            wrong.append("idempotency_key")
+        if wrong:
+            reason = f"the row says otherwise than the event: {', '.join(wrong)}"
+            self._find("tampered", row.position, row.stream, reason)
+
+    def _check_chain(self, row: _Row, event: dict[str, Any]) -> None:
+        """Offsets are dense in a stream, and each record's hash continues the one before it."""
+        stream = str(event.get("stream_id"))
+        tail = self._tails.setdefault(stream, _Tail())
+        skipped = row.offset - tail.next_offset
+        if skipped == 0:
+            if not _continues(tail.hash, event, row.hash):
+                reason = "it does not continue its stream's hash chain: it or the record before it was changed"
+                self._find("tampered", row.position, stream, reason)
+        elif not 0 < skipped <= self._lost - tail.lost:
+            reason = f"it is offset {row.offset} of its stream where {tail.next_offset} must follow"
+            self._find("tampered", row.position, stream, reason)
+        self._tails[stream] = _Tail(row.offset + 1, row.hash, self._lost)
+
+    def _find(self, kind: Kind, position: int | None, stream: str | None, reason: str) -> None:
+        self._found.append(self._finding(kind, position, stream, reason))
+
+    def _finding(self, kind: Kind, position: int | None, stream: str | None, reason: str) -> Finding:
+        self.summary.findings += 1
+        line = None if position is None else position + 1
+        return Finding(kind, str(self._path), line, position, stream, reason)
+
+    def _drain(self) -> list[Finding]:
+        found, self._found = self._found, []
+        return found
+
+
+def _continues(previous: bytes, event: dict[str, Any], hash_: bytes) -> bool:
+    if set(event["payload"]) == {"$sha256"} and isinstance(event["payload"]["$sha256"], str):
+        _, form = digest_form_of(event, forgotten=True)
+        if chain(previous, form) == hash_:
+            return True
+    # A payload may honestly be an object with one key "$sha256".
+    return chain(previous, digest_form_of(event)[1]) == hash_

@@ -1,0 +1,62 @@
+"""A record as it lies in a store, byte for byte: what moves from one backend to another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, Protocol
+
+import orjson
+
+from streams.event import StreamEvent
+from streams.hashing import digest_form_of
+
+
+class Stored(NamedTuple):
+    """One record. ``event`` is its canonical JSON; ``batch_index`` and ``batch_count`` are its place in its batch."""
+
+    position: int
+    offset: int
+    hash: bytes
+    batch_index: int
+    batch_count: int
+    event: bytes
+
+    def parse(self) -> StreamEvent:
+        """The event."""
+        return StreamEvent.trusted(orjson.loads(self.event))
+
+    def digest_form(self) -> bytes:
+        """What the chain hashes of it."""
+        return digest_form_of(orjson.loads(self.event))[1]
+
+
+class Copyable(Protocol):
+    """What a backend offers so that its log can be moved to or from it."""
+
+    @property
+    def head(self) -> int:
+        """Position of the last durable record."""
+        ...
+
+    def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
+        """The records after a position up to the head at call time, in lists of whole batches, about ``most`` each.
+
+        Raises:
+            CorruptLog: a record is damaged.
+        """
+        ...
+
+    async def copy_in(self, records: Sequence[Stored]) -> None:
+        """Write whole batches that follow the head, as they are; durable when it returns.
+
+        Only for a store that nobody appends to.
+
+        Raises:
+            ValueError: they do not follow the head.
+            StoreUnavailable: nothing was written.
+        """
+        ...
+
+    async def tails(self) -> dict[str, tuple[int, bytes]]:
+        """(next offset, last hash) of every stream."""
+        ...
