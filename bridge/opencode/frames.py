@@ -16,6 +16,7 @@ repaired and counted in ``Hooks.repaired``: see ``lenient.py``.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
@@ -69,11 +70,19 @@ BATCH_ITEMS: Final = 256
 BATCH_BYTES: Final = 1024 * 1024
 """Where a sender closes a batch; one item larger than this goes alone."""
 
+MAX_ITEMS: Final = 200_000
+"""Most items taken in one frame: twice the largest window there can be."""
+
+_LARGE_BYTES: Final = 256 * 1024
+
 MAX_SEQ: Final = 2**53 - 1
 """JavaScript's largest safe integer."""
 
 Role: TypeAlias = Literal["shim", "control"]
-ByeReason: TypeAlias = Literal["draining", "idle", "disposed", "protocol", "auth", "upgrade", "window"]
+ByeReason: TypeAlias = Literal[
+    "draining", "idle", "disposed", "protocol", "auth", "upgrade", "unsupported", "replaced", "window"
+]
+"""What ends a link; ``docs/protocol.md`` says who says which, and what the other side does then."""
 
 
 # --- the hot path: plain dataclasses, checked by hand -----------------------------------------------
@@ -288,10 +297,11 @@ class Context(_Frame):
 
 
 class Bye(_Frame):
-    """The last frame of a side that closes on purpose."""
+    """The last frame of a side that closes on purpose. ``detail`` says in words what ``reason`` does not."""
 
     type: Literal["bye"] = "bye"
     reason: ByeReason
+    detail: Annotated[str, Field(max_length=1000)] | None = None
 
 
 Frame: TypeAlias = (
@@ -341,6 +351,17 @@ def decode(message: str | bytes) -> Frame:
         FrameError: it is not UTF-8, not JSON, not an object, or lacks what its type needs.
         UnknownFrame: its type is not one of this protocol.
     """
+    if len(message) < _LARGE_BYTES or not gc.isenabled():
+        return _decode(message)
+    # A large message may hold millions of values; the collector would walk them again and again.
+    gc.disable()
+    try:
+        return _decode(message)
+    finally:
+        gc.enable()
+
+
+def _decode(message: str | bytes) -> Frame:
     repaired = 0
     try:
         obj = orjson.loads(message)
@@ -405,6 +426,8 @@ def _items(obj: dict[str, Any], kind: str) -> list[HookItem]:
     raw = obj.get("items")
     if type(raw) is not list:
         raise FrameError(f"{kind}.items must be a list")
+    if len(raw) > MAX_ITEMS:
+        raise FrameError(f"{kind}.items must not be more than {MAX_ITEMS}")
     items = []
     for index, entry in enumerate(raw):
         if type(entry) is not dict:

@@ -4,7 +4,7 @@ JavaScript legally writes what JSON readers refuse. It must not cost the link
 a frame, because the shim would send the same frame again for ever; so it is
 repaired, and the repairs are counted:
 
-* NaN, infinities and numbers beyond a double become null,
+* NaN, infinities and numbers beyond a double become null (in a message up to ``_TREE_CHARS``),
 * integers beyond 64 bits become doubles, as orjson reads them,
 * lone surrogates become U+FFFD,
 * what nests deeper than ``MAX_DEPTH`` becomes ``{"$deep": true}``.
@@ -21,6 +21,8 @@ import json
 import math
 import re
 from typing import Any, Final
+
+import orjson
 
 MAX_DEPTH: Final = 200
 """Depth to which a message that nests deeper than the readers go (1024) is cut; orjson writes 254."""
@@ -40,12 +42,29 @@ class UnknownFrame(FrameError):
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+
+# What stands before an escaped lone surrogate (1), then a run of those (2), or the end, or a broken escape.
+# Possessive, so it never backtracks.
+_LONE_ESCAPES = re.compile(
+    rf"((?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F]))|{_HIGH}{_LOW})*+)(?:((?:{_HIGH}(?!{_LOW})|{_LOW})++)|.|\Z)",
+    re.DOTALL,
+)
+
 # A string (an unterminated one runs to the end, else every quote in it would be tried again and a
 # hostile message would take quadratic time), or a bracket. Possessive, so it never backtracks.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
-_CUT_TOKENS = 1_000_000
-"""Most strings and brackets looked at to cut a deep message: bounds the loop's pause to about a second."""
+# What bounds the loop's pause for a message of any size to about a second:
+
+_CUT_TOKENS = 500_000
+"""Most strings and brackets looked at to cut a deep message."""
+
+_LONE_RUNS = 500_000
+"""Most places with lone surrogates that are repaired."""
+
+_TREE_CHARS = 1024 * 1024
+"""Longest message whose values are looked at one by one, as for NaN, which JavaScript writes as null."""
 
 _DEEP = '{"$deep":true}'
 
@@ -54,13 +73,15 @@ def read_leniently(message: str | bytes) -> tuple[Any, int]:
     """The value of a message orjson refused, and how many changes made it readable.
 
     Raises:
-        FrameError: not UTF-8, not JSON, or nested too deep to be cut in reasonable time.
+        FrameError: not UTF-8, not JSON, or not to be repaired in reasonable time.
     """
     try:
         text = message if isinstance(message, str) else bytes(message).decode()
     except UnicodeDecodeError:
         raise FrameError("not UTF-8") from None
     repairs = _Repairs()
+    if len(text) > _TREE_CHARS:
+        return repairs.large(text), repairs.count
     try:
         return repairs.tree(_loads(text)), repairs.count
     except RecursionError:
@@ -74,7 +95,10 @@ def _loads(text: str) -> Any:
     except json.JSONDecodeError:
         raise FrameError("not JSON") from None
     except ValueError:  # an integer of more digits than Python converts
-        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 20 else float(digits))
+        try:
+            return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 20 else float(digits))
+        except json.JSONDecodeError:  # behind that integer
+            raise FrameError("not JSON") from None
 
 
 def repair(value: Any) -> Any:
@@ -87,6 +111,31 @@ class _Repairs:
 
     def __init__(self) -> None:
         self.count = 0
+
+    def large(self, text: str) -> Any:
+        """The value of a large text with only such faults as JavaScript's own writer leaves; orjson reads the rest.
+
+        Raises:
+            FrameError: it has others, or too many.
+        """
+        text = _LONE_SURROGATE.sub("\ufffd", _LONE_ESCAPES.sub(self._replaced, text))
+        try:
+            return orjson.loads(text)
+        except ValueError:
+            text = self.cut(text)
+        try:
+            return orjson.loads(text)
+        except ValueError:
+            raise FrameError("not JSON, and too large to be repaired") from None
+
+    def _replaced(self, match: re.Match[str]) -> str:
+        before, lone = match.groups()
+        if lone is None:
+            return match[0]
+        self.count += 1
+        if self.count > _LONE_RUNS:
+            raise FrameError("too many lone surrogates")
+        return before + "\ufffd" * (len(lone) // 6)
 
     def tree(self, value: Any, depth: int = 0) -> Any:
         """``value`` made fit for orjson. Recursion is bounded by ``MAX_DEPTH``."""

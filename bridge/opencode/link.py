@@ -63,6 +63,7 @@ from bridge.opencode.protocol import (
     LinkError,
     LocalProtocolError,
     LossyReceived,
+    Refused,
     RemoteError,
     RequestError,
     RequestReceived,
@@ -93,6 +94,7 @@ __all__ = [
     "LinkError",
     "LocalProtocolError",
     "LossyReceived",
+    "Refused",
     "RemoteError",
     "RequestError",
     "RequestReceived",
@@ -147,14 +149,14 @@ class _Link:
             return self._fail("protocol", f"{frame.type} in state {self.state.value}")
         if isinstance(frame, Bye):
             self.state = after
-            return [Closed(frame.reason, "", by_peer=True)]
+            return [Closed(frame.reason, frame.detail or "", by_peer=True)]
         return self._take(frame, after)
 
-    def bye(self, reason: ByeReason) -> None:
+    def bye(self, reason: ByeReason, detail: str | None = None) -> None:
         """Say the last word. Nothing is sent after it; a no-op on a closed link."""
-        if self.state is not State.CLOSED:
-            self._send(Bye(reason=reason))
-            self.state = State.CLOSED
+        if self.state not in (State.LEAVING, State.CLOSED):
+            self._send(Bye(reason=reason, detail=detail))
+        self.state = State.CLOSED
 
     def result(self, call_id: str | int, value: Any = None, error: RemoteError | None = None) -> None:
         """Answer a call, request or tool. On a closed link nothing happens: nobody waits for it."""
@@ -169,7 +171,8 @@ class _Link:
         self._out.append(text)
 
     def _fail(self, reason: ByeReason, detail: str) -> list[Event]:
-        self.bye(reason)
+        # Of a broken rule the peer hears the reason only: the detail may name what it sent.
+        self.bye(reason, detail if reason == "unsupported" else None)
         return [Closed(reason, detail, by_peer=False)]
 
     def _need(self, *states: State) -> None:
@@ -201,6 +204,7 @@ class SidecarLink(_Link):
         self._token, self._port, self._nonce = token, port, nonce
         self._boot, self._version = boot, version
         self._client_nonce = ""
+        self._client_protocol = PROTOCOL
         self._ack_sent = 0
 
     def welcome(self, *, acked_seq: int = 0, context: Mapping[str, Any] | None = None) -> None:
@@ -246,9 +250,19 @@ class SidecarLink(_Link):
         self._ack()
         return super().data_to_send()
 
-    def bye(self, reason: ByeReason) -> None:
+    def bye(self, reason: ByeReason, detail: str | None = None) -> None:
         self._ack()
-        super().bye(reason)
+        super().bye(reason, detail)
+
+    def leave(self, reason: ByeReason) -> None:
+        """Say bye to a shim, but go on taking the hooks that are on their way, without acks; to others as ``bye``.
+
+        Ends when the peer closes, or with ``bye``, which then says nothing more.
+        """
+        was = self.state
+        self.bye(reason)
+        if was is State.OPEN_SHIM:
+            self.state = State.LEAVING
 
     def _ack(self) -> None:
         if self.state is State.OPEN_SHIM and self.acks.acked > self._ack_sent:
@@ -275,9 +289,9 @@ class SidecarLink(_Link):
                 raise AssertionError(frame.type)
 
     def _hello(self, frame: Hello, after: State) -> list[Event]:
-        if frame.protocol != PROTOCOL:
-            return self._fail("upgrade", f"the peer speaks protocol {frame.protocol}, this side {PROTOCOL}")
-        self.role, self._client_nonce = frame.role, frame.nonce
+        # Another protocol is refused after the handshake, which is the same in all of them: so the
+        # refusal comes from a proved sidecar and is counted for a proved peer.
+        self.role, self._client_nonce, self._client_protocol = frame.role, frame.nonce, frame.protocol
         self._send(
             Challenge(
                 protocol=PROTOCOL,
@@ -294,12 +308,31 @@ class SidecarLink(_Link):
         expected = proof(self._token, self.role, self._port, self._client_nonce, self._nonce)
         if not hmac.compare_digest(expected, frame.proof):
             return self._fail("auth", "wrong proof")
+        if self._client_protocol != PROTOCOL:
+            version = frame.shim_version or frame.client_version or "unknown"
+            refused = Refused(self.role, version, frame.pid, self._client_protocol)
+            return [refused, *self._fail("unsupported", self._why_unsupported(version))]
         shim = frame.shim if self.role == "shim" else None
         if self.role == "shim" and shim is None:
             return self._fail("protocol", "identify lacks fields of a shim")
         self.state = after
         version = shim.shim_version if shim is not None else frame.client_version or ""
         return [Identified(self.role, shim, version, frame.pid)]
+
+    def _why_unsupported(self, version: str) -> str:
+        is_old = self._client_protocol < PROTOCOL
+        if self.role == "shim":
+            peer = "plugin"
+            remedy = (
+                "run `durable-stream install`, then restart OpenCode" if is_old else "the sidecar makes room for it"
+            )
+        else:
+            peer = "command"
+            remedy = "use a durable-stream as new as the sidecar" if is_old else "run `durable-stream stop`, try again"
+        return (
+            f"the sidecar ({self._version}) speaks link protocol {PROTOCOL}, "
+            f"the {peer} ({version[:50]}) speaks {self._client_protocol}: {remedy}"
+        )
 
     def _hooks(self, frame: Hooks) -> list[Event]:
         count = len(frame.items)
@@ -419,7 +452,10 @@ class ClientLink(_Link):
             self.state = State.CLOSED
             return [Closed("impostor", "wrong proof", by_peer=False)]
         if frame.protocol != PROTOCOL:
-            return self._fail("upgrade", f"the sidecar speaks protocol {frame.protocol}, this side {PROTOCOL}")
+            detail = (
+                f"the sidecar ({frame.sidecar_version}) speaks link protocol {frame.protocol}, this side {PROTOCOL}"
+            )
+            return self._fail("unsupported", detail)
         own = proof(self._token, self.role, self._port, self._nonce, frame.nonce)
         if self._shim is None:
             self._send(Identify(proof=own, pid=self._pid, client_version=self._version))

@@ -85,7 +85,7 @@ class Parts(Turns):
         ended = kind == "step-finish" or (mapping(part.get("time")).get("end") and place.assistant)
         if not ended:
             self.counts[f"not_final:part.{kind}"] += 1
-        elif place.payload.get("message") in self._copied or (session.born and not session.turns):
+        elif self._is_copied(session, text(part.get("messageID"))):
             self.counts["copied:message.part.updated"] += 1
         elif kind == "step-finish":
             payload = {**place.payload, **shapes.inference_step(part), **present(model=place.model)}
@@ -94,6 +94,12 @@ class Parts(Turns):
             payload = {**place.payload, **shapes.output_of(part)}
             self.put(entry, session, "execution.output", part_id, payload, turn=place)
         return False
+
+    def _is_copied(self, session: SessionState, message: str | None) -> bool:
+        """Whether an answer is history that a fork brought along: it is older than the first turn here."""
+        if message in self._copied:
+            return True
+        return session.born and (session.first_turn is None or (message is not None and message < session.first_turn))
 
     def _tool_part(self, entry: Entry, session: SessionState, part: dict[str, Any], part_id: str) -> bool:
         state = mapping(part.get("state"))

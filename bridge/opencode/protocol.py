@@ -3,6 +3,7 @@
 The life of a link (``SIDECAR`` and ``CLIENT`` below)::
 
     sidecar  AWAIT_HELLO --hello--> AWAIT_IDENTIFY --identify--> AWAIT_WELCOME --(welcome)--> OPEN_*
+             OPEN_SHIM --(bye draining, upgrade)--> LEAVING: what is on its way is still taken
     client                          AWAIT_CHALLENGE --challenge--> AWAIT_WELCOME --welcome--> OPEN_*
     both     any --bye, or a broken rule--> CLOSED
 
@@ -130,6 +131,16 @@ class Identified:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """Sidecar: the peer's proof is right, but it speaks ``protocol``, which this side does not. ``Closed`` follows."""
+
+    role: Role
+    version: str
+    pid: int
+    protocol: int
+
+
+@dataclass(frozen=True, slots=True)
 class HooksReceived:
     """Sidecar: new items with consecutive seqs; each must be finished once, in any order."""
 
@@ -217,6 +228,7 @@ class Closed:
 
 Event: TypeAlias = (
     Identified
+    | Refused
     | HooksReceived
     | LossyReceived
     | ResultReceived
@@ -242,6 +254,7 @@ class State(enum.Enum):
     AWAIT_WELCOME = "await_welcome"
     OPEN_SHIM = "open_shim"
     OPEN_CONTROL = "open_control"
+    LEAVING = "leaving"
     CLOSED = "closed"
 
 
@@ -261,6 +274,14 @@ SIDECAR: Final[Table] = {
         Bye: State.CLOSED,
     },
     State.OPEN_CONTROL: {Request: State.OPEN_CONTROL, Bye: State.CLOSED},
+    # Entered by our own bye. The shim may die before it reads that: what it sent until then is taken all the same.
+    State.LEAVING: {
+        Hooks: State.LEAVING,
+        Lossy: State.LEAVING,
+        Result: State.LEAVING,
+        Tool: State.LEAVING,
+        Bye: State.CLOSED,
+    },
     State.CLOSED: {},
 }
 """What the sidecar may receive, and where it leads."""

@@ -12,9 +12,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
+
+STATE_VERSION = 2
+"""Form of the dumped state, and of what the fold does: a greater one makes older snapshots worthless."""
 
 REMEMBERED = 256
 """Inputs, turns and calls remembered a session. Older ones are still once: the log knows their keys."""
@@ -55,6 +60,8 @@ class SessionState:
     boots: set[str] = field(default_factory=set)
     born: bool = False
     """Its creation is in the log, so no turn of it can be missing before."""
+    first_turn: str | None = None
+    """The user message of its first turn: OpenCode's ids ascend, so what is before it came from elsewhere."""
     ended: bool = False
     title: str | None = None
     turn: Turn | None = None
@@ -92,6 +99,18 @@ class CaptureState:
         """Bus events that became an error or a compaction, which nothing else tells from a resend."""
         self.spawns: dict[str, str] = {}
         """The latest ``agent.spawned`` event of each child session."""
+
+    def dump(self) -> bytes:
+        """Everything, as JSON that ``load`` takes; for a snapshot in the form ``STATE_VERSION``."""
+        return _ADAPTER.dump_json(_Dump(self.sessions, self.told, self.spawns))
+
+    @classmethod
+    def load(cls, dumped: bytes) -> CaptureState:
+        """The state that ``dump`` gave. Raises ``ValueError`` when it is something else."""
+        found = _ADAPTER.validate_json(dumped)
+        state = cls()
+        state.sessions, state.told, state.spawns = found.sessions, OrderedDict(found.told), found.spawns
+        return state
 
     def unknown(self) -> list[SessionState]:
         """Sessions whose parent is not known."""
@@ -172,6 +191,7 @@ class CaptureState:
             model=payload.get("model"),
         )
         session.compacted = None
+        session.first_turn = session.first_turn or payload["message"]
         remember(session.turns, payload["message"], event.id)
 
     def _step(self, session: SessionState, event: StreamEvent) -> None:
@@ -193,6 +213,16 @@ class CaptureState:
         child = event.payload["child"]
         remember(session.spawning, event.payload["part"], event.id)
         self.spawns[child] = event.id
+
+
+@dataclass(slots=True)
+class _Dump:
+    sessions: dict[str, SessionState]
+    told: OrderedDict[str, str]
+    spawns: dict[str, str]
+
+
+_ADAPTER = TypeAdapter(_Dump)
 
 
 def add_tokens(total: dict[str, float], tokens: Any, prefix: str = "") -> None:

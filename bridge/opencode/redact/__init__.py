@@ -1,0 +1,269 @@
+"""Secrets are replaced before anything is written. Pure.
+
+What the rules of ``rules.toml`` find becomes ``[redacted:rule]``; values under
+secret key names are replaced whole. The same input always gives the same
+output, and redacting that again changes nothing.
+
+A value is first looked at as one piece of JSON text: most payloads hold no
+secret, and then that is all. Only where something is found each string is
+taken by itself.
+
+Source: RELIABILITY, "Security"; FEATURES U15.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+import orjson
+
+from bridge.opencode.redact.rules import Rule, built_in
+from bridge.opencode.redact.scanner import Scanner
+from streams.hashing import MAX_DEPTH
+
+__all__ = ["KEPT_OF_LONG", "MAX_STRING", "Redactor"]
+
+MAX_STRING = 8 * 1024 * 1024
+"""Characters of one string that are kept whole; a longer one becomes digest, size and beginning."""
+
+KEPT_OF_LONG = 64 * 1024
+
+_SECRET_KEYS: Final = frozenset(
+    [
+        "authorization",
+        "proxyauthorization",
+        "passwd",
+        "passphrase",
+        "secret",
+        "idtoken",
+        "privatekey",
+        "setcookie",
+        "cookie",
+    ]
+)
+"""Without case, ``-`` and ``_``, so that ``accessToken``, ``access_token`` and ``ACCESS-TOKEN`` are one."""
+
+_SECRET_ENDINGS: Final = (
+    "apikey",
+    "accesskey",
+    "secretkey",
+    "accesstoken",
+    "refreshtoken",
+    "authtoken",
+    "apitoken",
+    "clientsecret",
+    "password",
+)
+"""Ends of secret key names, so that ``OPENAI_API_KEY`` and ``x-api-key`` are found."""
+
+_KEY_ENDS: Final = ("authorization", "passwd", "passphrase", "password", "secret", "token", "key", "cookie")
+"""How every secret key name ends in lower case; a few others do too, and only cost a closer look."""
+
+_VALUE_BEGINS: Final = ('":"', '":[')
+"""Between the end of a key name and a string or a list, in compact JSON."""
+
+_TELLING: Final = re.compile(r"(?i)(?:token|key|secret|pass|pwd)$")
+"""Key names that say enough for the rules that need a name before a value."""
+
+_PASSES: Final = 8
+"""Most times a text is looked at again after something in it was replaced; the second finds nothing as a rule."""
+
+
+class Redactor:
+    """Replaces secrets in JSON values.
+
+    ``extra`` maps a name to a regular expression, tried on every string, and
+    ``literals`` a name to a text; ``keys`` are further key names, compared
+    without case, ``-`` and ``_``. ``disable`` are ids of built-in rules that
+    are not wanted, ``allow`` regular expressions for found secrets, matched as
+    a whole, that are none.
+
+    Raises:
+        re.error: a pattern is no regular expression.
+        ValueError: ``disable`` names no rule.
+    """
+
+    def __init__(
+        self,
+        extra: Mapping[str, str] | None = None,
+        keys: Iterable[str] = (),
+        *,
+        literals: Mapping[str, str] | None = None,
+        disable: Iterable[str] = (),
+        allow: Iterable[str] = (),
+        enabled: bool = True,
+    ) -> None:
+        rules = [*_own_rules(literals or {}), *_wanted(disable)] if enabled else []
+        self._labels = [f"[redacted:{rule.id}]".encode() for rule in rules]
+        self._extra = [(f"[redacted:{name}]", re.compile(pattern)) for name, pattern in (extra or {}).items()]
+        own_keys = {_plain(key) for key in keys}
+        self._keys = _SECRET_KEYS | own_keys
+        ends = sorted({*_KEY_ENDS, *(key[-1:] for key in own_keys), *("-_" if own_keys else "")})
+        # Only our own: who writes "[redacted:" before a secret and "]" behind it does not save it.
+        names = {"value", *(rule.id for rule in rules), *(extra or {})}
+        placeholder = rf"\[redacted:(?:{'|'.join(sorted(map(re.escape, names)))})\]"
+        self._placeholders = re.compile(placeholder)
+        self._scanner = Scanner(
+            rules,
+            re.compile(placeholder.encode()),
+            allow=allow,
+            marks=[end + begins for end in ends for begins in _VALUE_BEGINS],
+        )
+        self._enabled = enabled
+        self.redactions = 0
+        self.shortened = 0
+        """Overlong strings and values nested deeper than any event keeps."""
+
+    def clean(self, value: Any) -> Any:
+        """``value`` without secrets and without overlong strings; the same object when nothing changed."""
+        return value if self._is_plain(value) else self._clean(value, 0)
+
+    def _is_plain(self, value: Any) -> bool:
+        """Whether nothing of ``value`` can need a change. The rules hold for escaped text, so one look does."""
+        if self._extra:
+            return False
+        try:
+            text = orjson.dumps(value)
+        except (TypeError, RecursionError):
+            return False
+        if len(text) > MAX_STRING:
+            return False
+        return not self._enabled or not self._scanner.finds(text, self._is_secret_key)
+
+    def _is_secret_key(self, text: bytes, at: int, end: int) -> bool:
+        """Whether what ends with ``":"`` at ``end`` of compact JSON text is a secret key name."""
+        key = text[text.rfind(b'"', 0, at) + 1 : end - len(_VALUE_BEGINS[0])]
+        return self._is_secret(key.decode("utf-8", "replace"))
+
+    def _clean(self, value: Any, depth: int) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if not isinstance(value, dict | list):
+            return value
+        if depth >= MAX_DEPTH:
+            # The log would cut it here as well; readers take more than Python can descend.
+            self.shortened += 1
+            return {"$too_deep": type(value).__name__}
+        if isinstance(value, dict):
+            return self._object(value, depth)
+        items = [self._clean(item, depth + 1) for item in value]
+        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+
+    def _object(self, value: dict[str, Any], depth: int) -> dict[str, Any]:
+        cleaned: dict[str, Any] = {}
+        changed = False
+        for key, old in value.items():
+            new = self._under_key(key, old, depth + 1)
+            name = self._name(key)
+            while name != key and (name in cleaned or name in value):
+                name += "'"  # two secrets as names of one object: both values stay
+            changed = changed or new is not old or name != key
+            cleaned[name] = new
+        return cleaned if changed else value
+
+    def _name(self, key: str) -> str:
+        name = self._text(key)
+        return name if isinstance(name, str) else str(name["$sha256"])
+
+    def _under_key(self, key: str, value: Any, depth: int) -> Any:
+        if self._enabled and isinstance(value, str | list) and self._is_secret(key):
+            if isinstance(value, str):
+                return self._whole(value)
+            if all(isinstance(item, str) for item in value):
+                items = [self._whole(item) for item in value]
+                return items if items != value else value
+        if isinstance(value, str) and self._enabled and _TELLING.search(key):
+            # {"token": "..."} is told as token="..." would be.
+            name = f'"{key}":"'.encode("utf-8", "surrogatepass")
+            text = name + value.encode("utf-8", "surrogatepass") + b'"'
+            for span in self._scanner.spans(text):
+                if (span.start, span.end) == (len(name), len(text) - 1):
+                    self.redactions += 1
+                    return self._labels[span.rank].decode()
+        return self._clean(value, depth)
+
+    def _is_secret(self, key: str) -> bool:
+        plain = _plain(key)
+        return plain in self._keys or plain.endswith(_SECRET_ENDINGS)
+
+    def _whole(self, text: str) -> str:
+        if not text or self._placeholders.fullmatch(text):
+            return text
+        self.redactions += 1
+        return "[redacted:value]"
+
+    def _text(self, text: str) -> Any:
+        if self._enabled:
+            text = self._redacted(text)
+        if len(text) > MAX_STRING:
+            self.shortened += 1
+            data = text.encode("utf-8", "replace")
+            beginning = self._redacted(text[:KEPT_OF_LONG]) if self._enabled else text[:KEPT_OF_LONG]
+            return {"$sha256": sha256(data).hexdigest(), "bytes": len(data), "beginning": beginning}
+        return text
+
+    def _redacted(self, text: str) -> str:
+        """``text`` with placeholders where secrets were; the same object when there were none."""
+        for _ in range(_PASSES):
+            # What a replacement leaves behind is looked at again, so that a second redaction finds nothing new.
+            before = text
+            data = text.encode("utf-8", "surrogatepass")
+            spans = self._scanner.spans(data)
+            if spans:
+                text = b"".join(self._pieces(data, spans)).decode("utf-8", "surrogatepass")
+                self.redactions += len(spans)
+            for label, pattern in self._extra:
+                text = self._without(text, label, pattern)
+            if text == before:
+                return before
+        return text
+
+    def _without(self, text: str, label: str, pattern: re.Pattern[str]) -> str:
+        """``text`` without what a user's pattern matches outside of placeholders."""
+        taken = [found.span() for found in self._placeholders.finditer(text)] if "[redacted:" in text else []
+
+        def replaced(match: re.Match[str]) -> str:
+            after = bisect_right(taken, match.start(), key=lambda place: place[1])
+            if not match[0] or (after < len(taken) and taken[after][0] < match.end()):
+                return match[0]
+            self.redactions += 1
+            return label
+
+        return pattern.sub(replaced, text)
+
+    def _pieces(self, data: bytes, spans: Iterable[Any]) -> Iterator[bytes]:
+        end = 0
+        for span in spans:
+            yield data[end : span.start]
+            yield self._labels[span.rank]
+            end = span.end
+        yield data[end:]
+
+
+def _wanted(disable: Iterable[str]) -> list[Rule]:
+    unwanted = set(disable)
+    unknown = unwanted - {rule.id for rule in built_in()}
+    if unknown:
+        raise ValueError(f"no rule is named {', '.join(sorted(unknown))}")
+    return [rule for rule in built_in() if rule.id not in unwanted]
+
+
+def _own_rules(literals: Mapping[str, str]) -> Iterator[Rule]:
+    for name, text in literals.items():
+        # As it is, and as it stands in JSON text, where quotes and line breaks are escaped.
+        forms = {text, orjson.dumps(text).decode()[1:-1]}
+        yield Rule(
+            id=name,
+            description="a text named in the configuration",
+            regex="|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)),
+            keywords=tuple(form.encode().lower().decode() for form in forms),
+            word=False,
+        )
+
+
+def _plain(key: str) -> str:
+    return key.lower().replace("-", "").replace("_", "")

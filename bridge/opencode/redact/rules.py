@@ -1,0 +1,137 @@
+"""The rules that say what a secret looks like: read from ``rules.toml``, compiled when first needed. Pure.
+
+A rule is tried only where one of its keywords occurs, and only there. All
+patterns work on bytes and hold for text inside JSON strings inside JSON
+strings too, since that is how a tool's output often comes: ``{Q}`` in a
+pattern is a quote and ``{S}`` spaces at any depth of escaping, ``{IS}`` is
+what stands between a name and its value.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from math import log2
+
+_MACROS = {
+    "{Q}": r"""(?:\\{0,15}["'])""",
+    "{S}": r"(?:[ \t]|\\{1,15}t){0,8}",
+    # name"] : "value  --  name => 'value'  --  NAME=value  --  name := value  --  --name value
+    "{IS}": r"""(?:\\{0,15}["'])?\]?(?:[ \t]|\\{1,15}t){0,8}(?:=>|:=|::|[=:](?![=:]))"""
+    r"""(?:[ \t]|\\{1,15}t){0,8}(?:\\{0,15}["'])?""",
+}
+
+_BEGINNING = (
+    r"(?<![A-Za-z0-9])",
+    # What ends in a letter or digit and still ends a word, in JSON within text, URLs and coloured output:
+    r"(?<=\\[bfnrt])",
+    r"(?<=\\u[0-9A-Fa-f]{4})",
+    r"(?<=%[0-9A-Fa-f]{2})",
+    r"(?<=[\[;][0-9]m)",
+    r"(?<=[\[;][0-9][0-9]m)",
+)
+_WORD_BEGINS = re.compile("|".join(_BEGINNING).encode())
+_IN_BASE64 = re.compile(rb"(?<=[+/])")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of secret.
+
+    ``keywords`` stand at the beginning of every match, or after what the
+    pattern ``before`` matches; those in lower case count in any case. A secret without any fixed
+    word has a ``shape`` instead, a pattern for a part of it, which must begin
+    with a literal to be looked for quickly. ``regex`` matches from the beginning; its only group that
+    took part, or else all of it, is what goes. ``word`` asks for the
+    beginning of a word there, ``base64 = false`` that it is not in the middle
+    of base64 text, ``entropy`` for so many bits a byte in the secret.
+    """
+
+    id: str
+    description: str
+    regex: str
+    keywords: tuple[str, ...] = ()
+    before: str = ""
+    shape: str = ""
+    word: bool = True
+    base64: bool = True
+    entropy: float = 0.0
+    examples: tuple[str, ...] = ()
+    ordinary: tuple[str, ...] = ()
+
+    def secret_at(self, text: bytes, at: int, ends: Container[int] = ()) -> tuple[int, int] | None:
+        """Where the secret whose keyword begins at ``at`` begins and ends, or ``None`` when there is none.
+
+        ``ends`` are places where another secret ends, and so a word may begin.
+        """
+        start = at
+        if self.before:
+            found = self._head.search(text, max(0, at - MAX_BEFORE), at)
+            if found is None:
+                return None
+            start = found.start()
+        if self.word and start not in ends and not _WORD_BEGINS.match(text, start):
+            return None
+        if not self.base64 and _IN_BASE64.match(text, start):
+            return None
+        match = self.pattern.match(text, start)
+        if match is None:
+            return None
+        span = match.span(match.lastindex or 0)
+        if self.entropy and entropy(text[span[0] : span[1]]) < self.entropy:
+            return None
+        return span
+
+    @cached_property
+    def pattern(self) -> re.Pattern[bytes]:
+        """``regex``, compiled."""
+        return compiled(self.regex)
+
+    @cached_property
+    def shape_pattern(self) -> re.Pattern[bytes]:
+        """``shape``, compiled."""
+        return compiled(self.shape)
+
+    @cached_property
+    def _head(self) -> re.Pattern[bytes]:
+        return compiled(f"(?:{self.before})\\Z")
+
+
+MAX_BEFORE = 64
+"""Most bytes a ``before`` pattern may match."""
+
+
+def compiled(regex: str) -> re.Pattern[bytes]:
+    """The pattern of a rule's text, its macros put in."""
+    for name, meaning in _MACROS.items():
+        regex = regex.replace(name, meaning)
+    return re.compile(regex.encode())
+
+
+def entropy(data: bytes) -> float:
+    """Shannon's entropy in bits a byte: 0 for one repeated byte, about 4 for hex, above 4.5 for long base64."""
+    size = len(data)
+    shares = [data.count(byte) / size for byte in set(data)]
+    return -sum(share * log2(share) for share in shares)
+
+
+@cache
+def built_in() -> tuple[Rule, ...]:
+    """All rules of ``rules.toml``; where two find the same place, the earlier one names it."""
+    table = tomllib.loads(files(__package__).joinpath("rules.toml").read_text(encoding="utf-8"))
+    return tuple(_rules(table["rule"]))
+
+
+def _rules(entries: Iterable[dict[str, object]]) -> Iterator[Rule]:
+    for entry in entries:
+        lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+        yield Rule(**{**entry, **lists})  # type: ignore[arg-type]
+
+
+def rule_ids() -> tuple[str, ...]:
+    """The ids that ``[redact] disable`` may name."""
+    return tuple(rule.id for rule in built_in())
