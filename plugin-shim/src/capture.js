@@ -128,15 +128,17 @@ export class Capture {
     this.#spool.rewind();
     this.#sent = this.#acked;
     this.#spill();
+    if (this.#closed) this.#spool.leave();
   }
 
-  /** The instance ends: send what fits, and leave the rest to the sidecar in the spool. */
+  /** The instance ends: send what fits, and leave the rest to the sidecar in the spool once no ack can come any more. */
   close() {
     this.#closed = true;
     this.#tellGaps(true);
     this.#pump();
     this.#spill();
     if (this.settled) this.#spool.remove();
+    else if (!this.#link.live) this.#spool.leave();
   }
 
   /** How long the oldest item in flight has waited without any progress, ms. */

@@ -35,9 +35,13 @@ export function newCounters() {
     lost_links: 0,
     late_acks: 0,
     handshake_timeouts: 0,
-    /** challenges with a wrong proof or protocol */
+    /** challenges with a wrong proof */
     impostors: 0,
-    /** token or sidecar.json that others may read or that is not ours */
+    /** older sidecars that were asked to make room for the one that belongs to this shim */
+    upgrades: 0,
+    /** links that did not come about because one side no longer speaks the other's protocol */
+    refusals: 0,
+    /** a home, token or sidecar.json that is not ours or that others may read */
     unsafe_files: 0,
     bad_frames: 0,
     unknown_frames: 0,

@@ -5,15 +5,16 @@
  * sidecar has proved that it holds the home's token, nothing of the user's is
  * sent, not even the project's name.
  */
-import { isNonce, isProof, makeProof, newNonce } from "./handshake.js";
+import { isNonce, isProof, judge, makeProof, newNonce } from "./handshake.js";
 import { PROTOCOL, SHIM_VERSION } from "./version.js";
 
 /**
- * waiting: the back-off runs. locating: the home's files are read. closing:
+ * waiting: the back-off runs. locating: the home's files are read. asking: an
+ * older sidecar was asked to make room, and its end is waited for. closing:
  * `bye` is said, the last acks may still come. disposed: for good.
  *
- * @typedef {"waiting" | "locating" | "opening" | "proving" | "identifying" | "live" | "closing" | "disposed"} State
- * @typedef {"try" | "found" | "absent" | "open" | "proved" | "welcome" | "lost" | "dispose"} Happening
+ * @typedef {"waiting" | "locating" | "opening" | "proving" | "identifying" | "asking" | "live" | "closing" | "disposed"} State
+ * @typedef {"try" | "found" | "absent" | "open" | "proved" | "ask" | "welcome" | "lost" | "dispose"} Happening
  */
 
 /** @type {Record<State, Partial<Record<Happening, State>>>} */
@@ -22,7 +23,8 @@ export const NEXT = {
   locating: { found: "opening", absent: "waiting", dispose: "disposed" },
   opening: { open: "proving", lost: "waiting", dispose: "disposed" },
   proving: { proved: "identifying", lost: "waiting", dispose: "disposed" },
-  identifying: { welcome: "live", lost: "waiting", dispose: "disposed" },
+  identifying: { welcome: "live", ask: "asking", lost: "waiting", dispose: "disposed" },
+  asking: { lost: "waiting", dispose: "disposed" },
   live: { lost: "waiting", dispose: "closing" },
   closing: { lost: "disposed" },
   disposed: {},
@@ -34,8 +36,17 @@ const GOOD_LINK_MS = 5000;
 const LINGER_MS = 1000;
 /** Most characters of a frame from a sidecar that has not proved itself. */
 const MAX_UNPROVED = 64 * 1024;
+/** So many tries are enough for the longest back-off. */
+const MANY_TRIES = 30;
 /** Lossy bytes sent with no word from the sidecar; more would pile up in this process. */
 const MAX_LOSSY_BYTES = 4 * 1024 * 1024;
+/**
+ * Most frames taken on one link beyond the acks of what was sent on it; then it is given up and made anew.
+ * A sidecar without end would starve OpenCode, and the answers to its calls would pile up here.
+ */
+const MAX_FRAMES = 10_000;
+/** Most acks that one `hooks` frame can have: one an item. */
+const ACKS_A_FRAME = 256;
 
 const OPEN = 1;
 
@@ -44,6 +55,7 @@ const OPEN = 1;
  * @property {number} ackTimeoutMs an ack later than this counts as no link; also bounds the handshake
  * @property {number} backoffMinMs
  * @property {number} backoffMaxMs
+ * @property {number} refusedMs pause after a sidecar that does not speak our protocol: only an upgrade helps
  */
 
 /**
@@ -60,7 +72,7 @@ const OPEN = 1;
 /**
  * @typedef {object} LinkParts
  * @property {() => Promise<import("./start.js").Place | "absent" | "unsafe">} locate
- * @property {() => void} startSidecar
+ * @property {import("./start.js").Starter} starter
  * @property {new (url: string) => WebSocket} WebSocket
  * @property {() => object} identity the fields of `identify` besides the proof
  * @property {import("./calls.js").Calls} calls
@@ -80,8 +92,11 @@ export class Link {
   #place = null;
   #nonce = "";
   #tries = 0;
+  #refused = false;
   #liveSinceMs = 0;
   #lossyBytes = 0;
+  /** How many more frames this link may bring. */
+  #framesLeft = 0;
   /** @type {NodeJS.Timeout | undefined} the one of the state: back-off, handshake or linger */
   #timer;
   /** @type {NodeJS.Timeout | undefined} */
@@ -143,6 +158,7 @@ export class Link {
 
   /** Something is in flight: give the link up if its ack is late. Cheap to call again. */
   watch() {
+    this.#framesLeft = Math.min(MAX_FRAMES, this.#framesLeft + ACKS_A_FRAME);
     if (this.#watchTimer) return;
     this.#armWatch(this.#parts.timings.ackTimeoutMs);
   }
@@ -189,7 +205,7 @@ export class Link {
     if (this.#state !== "locating") return;
     if (typeof place === "string") {
       if (place === "unsafe") this.#parts.counters.unsafe_files += 1;
-      else this.#parts.startSidecar();
+      else this.#parts.starter.start();
       this.#move("absent");
       this.#backOff();
       return;
@@ -231,6 +247,7 @@ export class Link {
     try {
       const proved = this.#state !== "proving";
       if (typeof data !== "string" || (!proved && data.length > MAX_UNPROVED)) throw new Error("not a frame");
+      if (this.live && (this.#framesLeft -= 1) < 0) throw new Error("a flood");
       const frame = JSON.parse(data);
       this.#lossyBytes = 0;
       this.#handle(frame);
@@ -244,9 +261,10 @@ export class Link {
   #handle(frame) {
     if (this.#state === "proving") {
       this.#challenged(frame);
+    } else if (this.#state === "asking") {
+      // It is not spoken with any more; when it has closed, ours is started.
     } else if (frame.type === "bye") {
-      // Nothing changes soon for these: no use in asking again quickly.
-      if (frame.reason === "auth" || frame.reason === "protocol") this.#tries = 30;
+      this.#refusedBy(frame.reason);
       this.fail();
     } else if (this.#state === "identifying") {
       if (frame.type === "welcome") this.#welcomed(frame);
@@ -263,6 +281,7 @@ export class Link {
       case "ack":
         if (!Number.isSafeInteger(frame.seq)) throw new Error("an ack without a seq");
         this.#tries = 0;
+        this.#parts.starter.progressed();
         this.#listener?.acknowledged(frame.seq);
         if (this.#state === "closing" && this.#listener?.settled) this.#end("lost");
         break;
@@ -292,18 +311,38 @@ export class Link {
     }
     const right =
       frame.type === "challenge" &&
-      frame.protocol === PROTOCOL &&
       isNonce(frame.nonce) &&
       isProof(frame.proof, makeProof(token, "sidecar", port, this.#nonce, frame.nonce));
     if (!right) {
       counters.impostors += 1;
       this.#end("lost");
-      this.#parts.startSidecar();
+      this.#parts.starter.start();
+      return;
+    }
+    const verdict = judge(frame, this.#parts.starter);
+    if (verdict === "hopeless") {
+      this.#refusedBy("unsupported");
+      this.fail();
       return;
     }
     this.#move("proved");
     const proof = makeProof(token, "shim", port, this.#nonce, frame.nonce);
     this.send(JSON.stringify({ type: "identify", proof, shim_version: SHIM_VERSION, ...identity() }));
+    if (verdict === "outdated") {
+      counters.upgrades += 1;
+      this.send('{"type":"bye","reason":"upgrade"}');
+      this.#move("ask");
+    }
+  }
+
+  /** What a sidecar's `bye` means for the next try. @param {unknown} reason */
+  #refusedBy(reason) {
+    if (reason === "unsupported") {
+      this.#parts.counters.refusals += 1;
+      this.#refused = true;
+    }
+    // Nothing changes soon for these; and a sidecar that makes room must not be replaced by its like.
+    if (reason === "auth" || reason === "protocol" || reason === "upgrade" || reason === "replaced") this.#tries = MANY_TRIES;
   }
 
   /** @param {any} frame */
@@ -311,6 +350,7 @@ export class Link {
     this.#move("welcome");
     clearTimeout(this.#timer);
     this.#parts.counters.welcomes += 1;
+    this.#framesLeft = MAX_FRAMES;
     this.#liveSinceMs = performance.now();
     this.context = frame.context ?? {};
     this.#listener?.welcomed(Number.isSafeInteger(frame.acked_seq) ? frame.acked_seq : 0, frame.window);
@@ -333,13 +373,14 @@ export class Link {
     if (was === "live" && performance.now() - this.#liveSinceMs >= GOOD_LINK_MS) this.#tries = 0;
     if (this.#state !== "waiting") return;
     // Closed before it opened: refused, so nothing of ours listens there.
-    if (was === "opening") this.#parts.startSidecar();
+    if (was === "opening") this.#parts.starter.start();
     this.#backOff();
   }
 
   #backOff() {
-    const { backoffMinMs, backoffMaxMs } = this.#parts.timings;
-    const ms = Math.min(backoffMaxMs, backoffMinMs * 2 ** Math.min(this.#tries, 30));
+    const { backoffMinMs, backoffMaxMs, refusedMs } = this.#parts.timings;
+    const ms = this.#refused ? refusedMs : Math.min(backoffMaxMs, backoffMinMs * 2 ** Math.min(this.#tries, MANY_TRIES));
+    this.#refused = false;
     this.#tries += 1;
     // Jitter, so that the shims of a machine do not all knock at once.
     this.#after(ms * (0.5 + Math.random() / 2), () => void this.#attempt());

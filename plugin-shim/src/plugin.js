@@ -14,7 +14,7 @@ import { COUNTERS, newCounters } from "./counters.js";
 import { encodeItem } from "./item.js";
 import { Link } from "./link.js";
 import { Spool } from "./spool.js";
-import { bootId, defaultHome, locate, startSidecar } from "./start.js";
+import { Starter, bootId, defaultHome, locate } from "./start.js";
 import { SHIM_VERSION } from "./version.js";
 
 const MIB = 1024 * 1024;
@@ -29,6 +29,7 @@ const ASK_VERSION_MS = 3000;
  * @property {number} [ackTimeoutMs] default 3000
  * @property {number} [backoffMinMs] default 50
  * @property {number} [backoffMaxMs] default 2000
+ * @property {number} [refusedMs] default 60,000
  * @property {number} [callTimeoutMs] default 30000
  * @property {NodeJS.ProcessEnv} [env] default process.env
  * @property {any} [WebSocket] default the global one
@@ -92,7 +93,7 @@ function newInstance(options, env, input) {
   /** @type {Link} */
   const link = new Link({
     locate: () => locate(home),
-    startSidecar: () => startSidecar({ command, home, env, counters, spawn: options.spawn }),
+    starter: new Starter({ command, home, env, counters, spawn: options.spawn }),
     WebSocket: options.WebSocket ?? globalThis.WebSocket,
     identity: () => ({ ...about(), last_seq: capture.lastSeq }),
     calls: new Calls({ client: input.client, timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
@@ -101,6 +102,7 @@ function newInstance(options, env, input) {
       ackTimeoutMs: options.ackTimeoutMs ?? 3000,
       backoffMinMs: options.backoffMinMs ?? 50,
       backoffMaxMs: options.backoffMaxMs ?? 2000,
+      refusedMs: options.refusedMs ?? 60_000,
     },
   });
   /** @type {Capture} */

@@ -50,6 +50,8 @@ export class Spool {
   /** Grows when places change under a read that is under way. */
   #life = 0;
   #reading = false;
+  /** Files left so far. */
+  #left = 0;
   /** @type {number[]} descriptors to close when the read under way ends */
   #closing = [];
 
@@ -161,6 +163,22 @@ export class Spool {
     this.close();
   }
 
+  /**
+   * Leave the file to the sidecar, which takes one of this name although our
+   * process lives. Nothing is written to it any more.
+   */
+  leave() {
+    if (this.#fd === null) return;
+    try {
+      fs.renameSync(this.path, this.path.replace(/jsonl$/, `left${this.#left}.jsonl`));
+      this.#left += 1;
+    } catch {
+      // It keeps its name, and is taken in when our process has ended.
+      this.#options.counters.spool_failures += 1;
+    }
+    this.close();
+  }
+
   /** Let go of the file and leave it to the sidecar. */
   close() {
     if (this.#fd === null) return;
@@ -182,10 +200,13 @@ export class Spool {
   #open() {
     if (this.#fd !== null) return;
     const { dir, header } = this.#options;
-    fs.mkdirSync(dir, { recursive: true, mode: 0o700 });
-    const about = fs.lstatSync(dir);
-    if (!about.isDirectory() || (process.getuid && about.uid !== process.getuid())) {
-      throw new Error("the spool's directory is not ours");
+    // The home first: root may write into any, and what it makes there is its own.
+    for (const [place, look] of /** @type {[string, typeof fs.statSync][]} */ ([[path.dirname(dir), fs.statSync], [dir, fs.lstatSync]])) {
+      fs.mkdirSync(place, { recursive: true, mode: 0o700 });
+      const about = look(place);
+      if (!about.isDirectory() || (process.getuid && about.uid !== process.getuid())) {
+        throw new Error("the spool's directory is not ours");
+      }
     }
     const { O_RDWR, O_APPEND, O_CREAT, O_EXCL, O_NOFOLLOW = 0 } = fs.constants;
     const fd = fs.openSync(this.path, O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600);

@@ -9,12 +9,17 @@ import path from "node:path";
 
 /** @typedef {import("./counters.js").Counters} Counters */
 
-/** The least time between two starts in one process, ms. */
-export const SPAWN_EVERY_MS = 5000;
+/** The longest pause between two starts, and how long one that runs may take to be found, ms. */
+export const SPAWN_MAX_MS = 5000;
+/** The pause before the third start; before the second there is none. */
+const SPAWN_MIN_MS = 250;
+/** How often one process asks older sidecars to make room: when what it starts is no newer, that is of no use. */
+const MAX_ASKS = 3;
 
 // Process-wide, because one process may hold several copies and versions of this plugin.
 const BOOT = Symbol.for("durable-stream.boot");
-const SPAWN = Symbol.for("durable-stream.spawn");
+const STARTS = Symbol.for("durable-stream.starts");
+const ASKS = Symbol.for("durable-stream.asks");
 const shared = /** @type {Record<symbol, any>} */ (/** @type {unknown} */ (globalThis));
 
 /** @returns {string} 32 hex chars, one for the life of this process */
@@ -54,6 +59,7 @@ export function defaultHome(env) {
  */
 export async function locate(home) {
   try {
+    await checkOwner(home);
     const token = (await readOwn(path.join(home, "token"))).trim();
     const about = JSON.parse(await readOwn(path.join(home, "sidecar.json")));
     if (!/^[0-9a-f]{64}$/.test(token)) return "unsafe";
@@ -66,6 +72,15 @@ export async function locate(home) {
 }
 
 class UnsafeFile extends Error {}
+
+/**
+ * A home of another user is no place for us, even when we may write there, as root may.
+ *
+ * @param {string} home
+ */
+async function checkOwner(home) {
+  if (process.getuid && (await fs.promises.stat(home)).uid !== process.getuid()) throw new UnsafeFile(home);
+}
 
 /**
  * A file that only we could have written and can read.
@@ -101,37 +116,118 @@ function codeOf(error) {
 }
 
 /**
- * Start a sidecar, detached: it outlives OpenCode and never touches its
- * terminal. At most once in `SPAWN_EVERY_MS` a process, over all instances; if
- * another process was faster, ours ends by itself.
+ * When the next start of a sidecar is due. Pure: the clock is a parameter, ms.
  *
- * @param {object} how
- * @param {string[]} how.command
- * @param {string} how.home
- * @param {NodeJS.ProcessEnv} how.env
- * @param {Counters} how.counters
- * @param {typeof spawnChild} [how.spawn]
+ * A first one at once, and one more at once when it ended: it was killed, or
+ * another was leaving. Then the pauses double. Work done ends the count: a
+ * sidecar that is killed after it was of use is replaced at once again.
  */
-export function startSidecar({ command, home, env, counters, spawn = spawnChild }) {
-  const nowMs = performance.now();
-  const last = (shared[SPAWN] ??= { atMs: -Infinity });
-  if (nowMs - last.atMs < SPAWN_EVERY_MS) return;
-  last.atMs = nowMs;
-  counters.spawns += 1;
-  try {
-    const child = spawn(command[0], [...command.slice(1), "--home", home, "serve", "--idle-exit"], {
-      cwd: "/",
-      // OpenCode's own variables (its server's password among them) are not the sidecar's business.
-      env: Object.fromEntries(Object.entries(env).filter(([name]) => !name.startsWith("OPENCODE_"))),
-      detached: true,
-      stdio: "ignore",
-      windowsHide: true,
-    });
-    child.on("error", () => {
+export class Pace {
+  #starts = 0;
+  #dueMs = -Infinity;
+  #runsUntilMs = -Infinity;
+
+  /** @param {number} nowMs */
+  isDue(nowMs) {
+    return nowMs >= this.#dueMs && nowMs >= this.#runsUntilMs;
+  }
+
+  /** @param {number} nowMs */
+  started(nowMs) {
+    this.#starts += 1;
+    const pauseMs = this.#starts < 2 ? 0 : SPAWN_MIN_MS * 2 ** Math.min(this.#starts - 2, 10);
+    this.#dueMs = nowMs + Math.min(SPAWN_MAX_MS, pauseMs);
+    // While ours is on its way to listening a second one would be of no use.
+    this.#runsUntilMs = nowMs + SPAWN_MAX_MS;
+  }
+
+  /** The one started last is gone. */
+  ended() {
+    this.#runsUntilMs = -Infinity;
+  }
+
+  /** A sidecar acknowledged something. */
+  progressed() {
+    this.#starts = 0;
+    this.#dueMs = -Infinity;
+  }
+}
+
+/** Starts sidecars for one instance; the pace is the whole process's. */
+export class Starter {
+  #how;
+
+  /**
+   * @param {object} how
+   * @param {string[]} how.command
+   * @param {string} how.home
+   * @param {NodeJS.ProcessEnv} how.env
+   * @param {Counters} how.counters
+   * @param {typeof spawnChild} [how.spawn]
+   */
+  constructor(how) {
+    this.#how = how;
+  }
+
+  /** @returns {Pace} one for each home */
+  get #pace() {
+    const paces = (shared[STARTS] ??= new Map());
+    if (!paces.has(this.#how.home)) paces.set(this.#how.home, new Pace());
+    return paces.get(this.#how.home);
+  }
+
+  /** @returns {Map<string, number>} by home */
+  get #asks() {
+    return (shared[ASKS] ??= new Map());
+  }
+
+  /** Work was done: the next start is due at once. */
+  progressed() {
+    this.#pace.progressed();
+  }
+
+  /** Whether to ask an older sidecar to make room; counts as asked. */
+  mayAsk() {
+    const asked = this.#asks.get(this.#how.home) ?? 0;
+    this.#asks.set(this.#how.home, asked + 1);
+    return asked < MAX_ASKS;
+  }
+
+  /** A sidecar as new as we are runs: what is started is no older, so asking is of use again. */
+  fits() {
+    this.#asks.delete(this.#how.home);
+  }
+
+  /**
+   * Start a sidecar if one is due, detached: it outlives OpenCode and never
+   * touches its terminal. If another process was faster, ours ends by itself;
+   * if an older one is leaving, ours waits for that.
+   */
+  start() {
+    const { command, home, env, counters, spawn = spawnChild } = this.#how;
+    const pace = this.#pace;
+    const nowMs = performance.now();
+    if (!pace.isDue(nowMs)) return;
+    pace.started(nowMs);
+    counters.spawns += 1;
+    try {
+      const child = spawn(command[0], [...command.slice(1), "--home", home, "serve", "--idle-exit"], {
+        cwd: "/",
+        // OpenCode's own variables (its server's password among them) are not the sidecar's business.
+        env: Object.fromEntries(Object.entries(env).filter(([name]) => !name.startsWith("OPENCODE_"))),
+        detached: true,
+        stdio: "ignore",
+        windowsHide: true,
+      });
+      child.on("exit", () => pace.ended());
+      child.on("error", () => {
+        counters.spawn_failures += 1;
+        pace.ended();
+      });
+      child.unref();
+    } catch {
       counters.spawn_failures += 1;
-    });
-    child.unref();
-  } catch {
-    counters.spawn_failures += 1;
+      pace.ended();
+    }
   }
 }

@@ -202,12 +202,29 @@ test("dispose says bye and leaves what is unacknowledged in the spool, synchrono
   await until(() => sidecar.sockets.size === 0, "closed");
 });
 
-test("dispose without a link keeps everything for the sidecar, and later hooks too", async (t) => {
+test("dispose without a link leaves everything to the sidecar, and later hooks too", async (t) => {
   const { plugin, spoolFiles } = newBench(t);
   const { hooks } = await plugin();
   hooks.event(someEvent(1));
   await hooks.dispose();
   await hooks.dispose();
   hooks.event(someEvent(2));
-  assert.deepEqual(readSpool(spoolFiles()[0]).lines.map((line) => line.seq), [1, 2]);
+  await hooks.dispose();
+  hooks.event(someEvent(3));
+  const files = spoolFiles().sort();
+  assert.deepEqual(files.map((file) => path.basename(file).replace(/^[0-9a-f]+-[0-9a-f]+/, "")), [".jsonl", ".left0.jsonl", ".left1.jsonl"]);
+  assert.deepEqual(files.map((file) => readSpool(file).lines.map((line) => line.seq)), [[3], [1], [2]]);
+});
+
+test("what a disposed instance's link does not acknowledge in time is left to the sidecar", async (t) => {
+  const { sidecar, plugin, spoolFiles } = newBench(t);
+  sidecar.autoAck = false;
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  await until(() => counters.welcomes === 1, "live");
+  hooks.event(someEvent(1));
+  hooks.dispose();
+  sidecar.drop();
+  await until(() => spoolFiles().some((file) => file.endsWith(".left0.jsonl")), "left");
+  assert.deepEqual(readSpool(spoolFiles()[0]).lines.map((line) => line.seq), [1]);
 });

@@ -4,7 +4,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
 import { WebSocketServer } from "ws";
-import { INPUT, newBench, someEvent, until } from "./support.js";
+import { INPUT, newBench, readSpool, someEvent, until } from "./support.js";
 
 test("identify says who we are, and the proof is right", async (t) => {
   const { sidecar, plugin } = newBench(t);
@@ -104,4 +104,89 @@ test("hostile frames from the sidecar never throw and end the link; unknown ones
   }
   hooks.event(someEvent(1));
   await until(() => counters.acked === 1, "and goes on");
+});
+
+test("an older sidecar is asked to make room, then ours is started, and nothing is lost", async (t) => {
+  const { home, sidecar, plugin, spawned } = newBench(t);
+  sidecar.version = "0.0.9";
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  hooks.event(someEvent(1, "kept meanwhile"));
+  const [bye] = await sidecar.arrived("bye");
+  assert.equal(bye.reason, "upgrade");
+  assert.deepEqual(sidecar.frames.slice(0, 3).map(({ type }) => type), ["hello", "identify", "bye"]);
+  fs.unlinkSync(path.join(home, "sidecar.json"));
+  await until(() => spawned.length === 1, "ours is started");
+  sidecar.version = "0.1.0";
+  sidecar.writeFiles();
+  await until(() => counters.acked === 1, "linked to it");
+  assert.ok(counters.upgrades >= 1 && counters.upgrades <= 3);
+});
+
+test("an older sidecar that stays is worked with after three requests", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  sidecar.version = "0.0.9";
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  hooks.event(someEvent(1));
+  await until(() => counters.acked === 1, "linked all the same");
+  assert.equal(counters.upgrades, 3);
+});
+
+test("a newer sidecar that speaks our protocol is worked with", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  sidecar.version = "9.0.0";
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  hooks.event(someEvent(1));
+  await until(() => counters.acked === 1, "acked");
+  assert.deepEqual([counters.upgrades, counters.refusals, counters.connects], [0, 0, 1]);
+});
+
+test("a sidecar that no longer speaks our protocol is asked seldom, and the spool is kept", async (t) => {
+  for (const refuse of ["by its word", "for it is too old and stays"]) {
+    const { sidecar, plugin, spoolFiles, spawned } = newBench(t);
+    if (refuse === "by its word") {
+      sidecar.protocol = 2;
+      sidecar.version = "9.0.0";
+      sidecar.refuses = true;
+    } else {
+      sidecar.protocol = 0;
+      sidecar.version = "0.0.1";
+    }
+    await sidecar.start();
+    const { hooks, counters } = await plugin();
+    for (let n = 1; n <= 20; n += 1) hooks.event(someEvent(n));
+    await until(() => counters.refusals === 1, "refused");
+    const connects = counters.connects;
+    // An impatient one knocks a hundred times meanwhile: this one not once more.
+    const impatient = await plugin({ refusedMs: 1 });
+    await until(() => impatient.counters.refusals >= 100, "a hundred refusals");
+    assert.equal(counters.connects, connects, refuse);
+    assert.equal(readSpool(spoolFiles().find((file) => fs.statSync(file).size > 2000) ?? "").lines.length, 20);
+    assert.equal(spawned.length, 0, "one runs: none is started");
+  }
+});
+
+test("while one that makes room leaves, the links of others wait their turn", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  await until(() => counters.welcomes === 1, "live");
+  sidecar.send({ type: "bye", reason: "upgrade" });
+  await until(() => counters.lost_links === 1, "closed");
+  hooks.event(someEvent(1));
+  await until(() => counters.acked === 1, "linked again, and nothing is lost");
+});
+
+test("a sidecar that floods is hung up on, and what it should have had arrives later", async (t) => {
+  const { sidecar, plugin } = newBench(t);
+  await sidecar.start();
+  const { hooks, counters } = await plugin();
+  await until(() => counters.welcomes === 1, "live");
+  for (let n = 0; n < 10_100; n += 1) sidecar.send({ type: "stranger" });
+  await until(() => counters.bad_frames === 1 && counters.lost_links === 1, "hung up");
+  assert.ok(counters.unknown_frames <= 10_000);
+  hooks.event(someEvent(1));
+  await until(() => counters.acked === 1, "on the next link");
 });

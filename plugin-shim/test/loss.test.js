@@ -1,9 +1,16 @@
 /** When something must be lost, it is bounded and told. */
 import assert from "node:assert/strict";
+import { spawnSync } from "node:child_process";
 import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+import v8 from "node:v8";
+import vm from "node:vm";
 import { newBench, readSpool, someEvent, until } from "./support.js";
+
+const HERE = path.dirname(fileURLToPath(import.meta.url));
 
 /** Tests may run as root, whom no mode stops: a plain file where the directory should be stops everybody. @param {string} home */
 const blockSpool = (home) => fs.writeFileSync(path.join(home, "spool"), "in the way");
@@ -30,6 +37,62 @@ test("with no sidecar and no spool, memory is bounded and a gap item says what i
   assert.deepEqual(sidecar.seqs, [...Array(kept).keys()].map((i) => i + 1).concat(101));
   hooks.event(someEvent(102));
   await until(() => counters.acked === 102, "and it goes on");
+});
+
+test("hooks that flood a hung sidecar without a spool cost bounded memory, and one gap tells of them all", async (t) => {
+  const { home, sidecar, plugin } = newBench(t);
+  blockSpool(home);
+  sidecar.autoAck = false;
+  await sidecar.start();
+  const { hooks, counters } = await plugin({ memoryLimit: 4 << 20, ackTimeoutMs: 2000 });
+  await until(() => counters.welcomes === 1, "live");
+  v8.setFlagsFromString("--expose-gc");
+  const collect = vm.runInNewContext("gc");
+  collect();
+  const before = process.memoryUsage().heapUsed;
+  const total = 25_000;
+  for (let n = 1; n <= total; n += 1) {
+    hooks.event(someEvent(n, String(n).padEnd(4000, "x")));
+    if (n % 500 === 0) await new Promise(setImmediate);
+  }
+  // What the fake sidecar keeps of its window is not the shim's.
+  const held = sidecar.got.length;
+  collect();
+  const grown = process.memoryUsage().heapUsed - before;
+  assert.ok(grown < (4 << 20) * 3 + held * 10_000 && grown < 50 << 20, `${grown} bytes for 100 MB of hooks, ${held} held`);
+  await until(() => counters.late_acks + counters.handshake_timeouts > 0, "given up");
+  sidecar.ackAll();
+  await until(() => counters.acked === total + 1, "all that is left, and the gap");
+  const gaps = sidecar.got.filter(({ item }) => item.hook === "capture.gap");
+  assert.equal(new Set(gaps.map(({ seq }) => seq)).size, 1);
+  assert.equal(gaps[0].item.input.lost, counters.lost_memory_full);
+  assert.equal(new Set(sidecar.seqs).size + counters.lost_memory_full, total + 1);
+});
+
+test("a spool that may not grow keeps whole lines, and what follows them is kept in memory", (t) => {
+  const home = fs.mkdtempSync(path.join(os.tmpdir(), "shim-"));
+  t.after(() => fs.rmSync(home, { recursive: true }));
+  const program = `
+    const { create } = await import(${JSON.stringify(path.join(HERE, "..", "src", "plugin.js"))});
+    let counters;
+    const options = { home: ${JSON.stringify(home)}, command: ["none"], env: {}, onCounters: (made) => (counters = made) };
+    const hooks = await create(options)({});
+    for (let n = 1; n <= 100; n += 1) hooks.event({ event: { id: "evt_" + n, type: "x", pad: "x".repeat(500) } });
+    console.log(JSON.stringify(counters));
+    process.exit();
+  `;
+  // Blocks of 512 bytes, or of 1024 in some shells: 8 or 16 KiB, and 100 items are over 50.
+  const limited = 'ulimit -f 16; exec "$0" --input-type=module -e "$1"';
+  const child = spawnSync("sh", ["-c", limited, process.execPath, program], { encoding: "utf8", timeout: 10_000 });
+  assert.deepEqual([child.status, child.stderr], [0, ""]);
+  const counters = JSON.parse(child.stdout);
+  assert.ok(counters.spool_failures > 0);
+  assert.equal(counters.items, 100);
+  assert.equal(counters.lost_memory_full, 0);
+  const [file] = fs.readdirSync(path.join(home, "spool"));
+  const { lines } = readSpool(path.join(home, "spool", file));
+  assert.equal(lines.length, counters.spooled);
+  assert.deepEqual(lines.map((line) => line.seq), [...Array(lines.length).keys()].map((i) => i + 1));
 });
 
 test("without a spool but with a sidecar nothing is lost over a dropped socket", async (t) => {

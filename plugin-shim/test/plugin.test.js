@@ -7,7 +7,7 @@ import path from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { newCounters } from "../src/counters.js";
-import { startSidecar } from "../src/start.js";
+import { Starter } from "../src/start.js";
 import { SHIM_VERSION } from "../src/version.js";
 import { fakeSpawn, newBench, someEvent, until } from "./support.js";
 
@@ -120,8 +120,7 @@ test("DURABLE_STREAM_RECORD gets every hook as a line, deltas too", async (t) =>
   assert.equal(fs.statSync(file).mode & 0o777, 0o600);
 });
 
-test("one start in five seconds a process, over all instances, and the command line of the contract", async (t) => {
-  /** @type {any} */ (globalThis)[Symbol.for("durable-stream.spawn")] = undefined;
+test("one start while one is under way, over all instances, and the command line of the contract", async (t) => {
   const { home, plugin, spawned } = newBench(t);
   const env = { PATH: "/bin", OPENCODE_SERVER_PASSWORD: "pw" };
   const one = await plugin({ command: ["/abs/durable-stream", "-x"], env });
@@ -141,28 +140,42 @@ test("a dead pid and a refused port both lead to a start; a dead pid is not knoc
     [{ pid: 2 ** 22 + 1, port: 9 }, 0],
     [{ pid: process.pid, port: 1 }, 1],
   ])) {
-    /** @type {any} */ (globalThis)[Symbol.for("durable-stream.spawn")] = undefined;
     const { home, sidecar, plugin, spawned } = newBench(t);
     sidecar.writeFiles();
     fs.writeFileSync(path.join(home, "sidecar.json"), JSON.stringify(about));
-    const { hooks, counters } = await plugin();
+    const { counters } = await plugin();
     await until(() => spawned.length === 1, "started");
-    // Left running, it would use up the next one's start.
-    await hooks.dispose();
     assert.equal(Math.min(counters.connects, 1), connects);
   }
 });
 
 test("a sidecar that cannot be started is counted, never thrown", async (t) => {
+  const { home } = newBench(t);
   const counters = newCounters();
-  const how = { command: ["/no/such/command"], home: os.tmpdir(), env: {}, counters };
-  /** @type {any} */ (globalThis)[Symbol.for("durable-stream.spawn")] = undefined;
-  startSidecar(how);
+  const how = { command: ["/no/such/command"], home, env: {}, counters };
+  new Starter(how).start();
   await until(() => counters.spawn_failures === 1, "ENOENT");
-  startSidecar({ ...how, spawn: fakeSpawn().spawn });
-  assert.equal(counters.spawns, 1, "not again so soon");
-  t.diagnostic("a spawn that throws at once is counted too");
-  /** @type {any} */ (globalThis)[Symbol.for("durable-stream.spawn")] = undefined;
-  startSidecar({ ...how, command: [/** @type {any} */ (null)] });
-  assert.equal(counters.spawn_failures, 2);
+  new Starter({ ...how, command: [/** @type {any} */ (null)] }).start();
+  assert.equal(counters.spawn_failures, 2, "at once a second time, and a spawn that throws is counted too");
+  new Starter({ ...how, spawn: fakeSpawn().spawn }).start();
+  assert.equal(counters.spawns, 2, "a third time not so soon");
+});
+
+test("a home of another user is neither linked, started for, nor written into, and OpenCode does not notice", async (t) => {
+  if (process.getuid?.() !== 0) {
+    // Only root can make a home of another user; it is told instead by a home it cannot own: the root directory.
+    const { counters } = await newBench(t).plugin({ home: "/" });
+    await until(() => counters.unsafe_files >= 2, "refused");
+    return;
+  }
+  const { home, sidecar, plugin, spawned, spoolFiles } = newBench(t);
+  await sidecar.start();
+  fs.chownSync(home, 65534, 65534);
+  const { hooks, counters } = await plugin();
+  for (let n = 1; n <= 50; n += 1) await hooks.event(someEvent(n));
+  await until(() => counters.unsafe_files >= 2, "refused");
+  assert.deepEqual([sidecar.frames.length, spawned.length, spoolFiles().length, counters.hook_errors], [0, 0, 0, 0]);
+  assert.deepEqual(fs.readdirSync(home).sort(), ["sidecar.json", "token"]);
+  fs.chownSync(home, 0, 0);
+  await until(() => counters.acked === 50, "nothing was lost meanwhile");
 });

@@ -1,10 +1,12 @@
 /** The rooms without I/O: item, queue, window, handshake, the link's table. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { isProof, makeProof, newNonce } from "../src/handshake.js";
+import { isProof, judge, makeProof, newNonce } from "../src/handshake.js";
 import { MAX_ITEM_BYTES, encodeItem } from "../src/item.js";
 import { NEXT } from "../src/link.js";
 import { Queue } from "../src/queue.js";
+import { Pace, SPAWN_MAX_MS } from "../src/start.js";
+import { SHIM_VERSION, isNewer } from "../src/version.js";
 import { Window } from "../src/window.js";
 
 test("an item has its four keys even when OpenCode gave no output", () => {
@@ -126,4 +128,56 @@ test("from every state of the link, dispose or its end leads to disposed", () =>
     if (state === "disposed") assert.deepEqual(NEXT[state], {});
     else assert.ok(state === "closing" ? NEXT[state].lost === "disposed" : NEXT[state].dispose, state);
   }
+});
+
+test("a later release is newer; what is no release is not", () => {
+  /** @type {[unknown, unknown, boolean][]} */
+  const cases = [
+    ["0.1.0", "0.1.0", false],
+    ["0.1.1", "0.1.0", true],
+    ["0.10.0", "0.9.9", true],
+    ["1.0.0", "0.99.99", true],
+    ["0.1.0", "1.0.0", false],
+    ["0.2.0.dev1", "0.1.0", true],
+    ["0.1.0-beta", "0.1.0", false],
+    ["x", "0.1.0", false],
+    ["0.1.0", null, false],
+    ["9".repeat(400) + ".0.0", "0.1.0", false],
+  ];
+  for (const [one, other, newer] of cases) assert.equal(isNewer(one, other), newer, `${one} ${other}`);
+});
+
+test("an older sidecar is asked three times to make room; then it is worked with, if it speaks our protocol", () => {
+  const starter = { asked: 0, fits: () => (starter.asked = 0), mayAsk: () => (starter.asked += 1) <= 3 };
+  const fitting = { protocol: 1, sidecar_version: SHIM_VERSION };
+  const older = { protocol: 1, sidecar_version: "0.0.9" };
+  const tooOld = { protocol: 0, sidecar_version: "0.0.1" };
+  assert.equal(judge(fitting, starter), "usable");
+  assert.equal(judge({ protocol: 1, sidecar_version: "99.0.0" }, starter), "usable", "a newer one still speaks ours");
+  assert.equal(judge({ protocol: 2, sidecar_version: "99.0.0" }, starter), "usable", "it says itself that it does not");
+  for (let i = 0; i < 3; i += 1) assert.equal(judge(older, starter), "outdated");
+  assert.equal(judge(older, starter), "usable", "what we start is no newer");
+  assert.equal(judge(tooOld, starter), "hopeless");
+  assert.equal(judge(fitting, starter), "usable");
+  assert.equal(judge(tooOld, starter), "outdated", "asking is of use again");
+});
+
+test("the second start comes at once, further ones after growing pauses, and work done ends the growth", () => {
+  const pace = new Pace();
+  let now = 0;
+  /** @type {number[]} */
+  const pauses = [];
+  for (let n = 0; n < 9; n += 1) {
+    const from = now;
+    while (!pace.isDue(now)) now += 1;
+    pauses.push(now - from);
+    pace.started(now);
+    pace.ended();
+  }
+  assert.deepEqual(pauses, [0, 0, 250, 500, 1000, 2000, 4000, SPAWN_MAX_MS, SPAWN_MAX_MS]);
+  pace.progressed();
+  assert.ok(pace.isDue(now));
+  pace.started(now);
+  assert.ok(!pace.isDue(now + SPAWN_MAX_MS - 1), "one is on its way");
+  assert.ok(pace.isDue(now + SPAWN_MAX_MS), "or was never heard of again");
 });

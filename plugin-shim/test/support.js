@@ -56,6 +56,10 @@ export class FakeSidecar {
   /** @type {object} */
   context = {};
   proofRight = true;
+  protocol = 1;
+  version = "0.1.0";
+  /** Whether identify is answered with `bye unsupported`. */
+  refuses = false;
   /** @type {number[]} first seqs that broke the order on a socket */
   disorder = [];
 
@@ -141,16 +145,23 @@ export class FakeSidecar {
         socket.nonce = randomBytes(32).toString("hex");
         const token = this.proofRight ? this.token : "0".repeat(64);
         const proof = hmac(token, `sidecar:${this.port}:${frame.nonce}:${socket.nonce}`);
-        socket.send(JSON.stringify({ type: "challenge", protocol: 1, nonce: socket.nonce, proof, sidecar_version: "0.1.0" }));
+        socket.send(JSON.stringify({ type: "challenge", protocol: this.protocol, nonce: socket.nonce, proof, sidecar_version: this.version }));
       } else if (frame.type === "identify") {
         if (frame.proof !== hmac(this.token, `shim:${this.port}:${socket.clientNonce}:${socket.nonce}`)) {
           socket.close();
+          return;
+        }
+        if (this.refuses) {
+          socket.send(JSON.stringify({ type: "bye", reason: "unsupported", detail: "in words" }));
+          socket.close(1008);
           return;
         }
         socket.instance = frame.instance;
         const acked_seq = this.acked.get(frame.instance) ?? 0;
         const { window, context } = this;
         socket.send(JSON.stringify({ type: "welcome", sidecar_boot: "b", sidecar_version: "0.1.0", acked_seq, window, context }));
+      } else if (frame.type === "bye" && frame.reason === "upgrade") {
+        socket.close();
       } else if (frame.type === "hooks") {
         if (frame.first_seq <= (socket.lastSeq ?? 0)) this.disorder.push(frame.first_seq);
         frame.items.forEach((/** @type {any} */ item, /** @type {number} */ i) => this.got.push({ seq: frame.first_seq + i, item }));
