@@ -1,8 +1,7 @@
 """The calling end: ``ShimClient`` (as the plugin, for ``play``) and ``ControlClient`` (the command line).
 
-This is the other file that knows the websockets package; its errors never
-leave it. Neither client reconnects: what to do about a lost link is the
-caller's decision.
+One of the files that know the websockets package; its errors never leave it.
+Neither client reconnects: what to do about a lost link is the caller's decision.
 
 ::
 
@@ -462,10 +461,10 @@ def _refusal(event: Closed) -> LinkUnavailable:
         case "impostor":
             hint = "stop it, then start the sidecar with `durable-stream serve`"
             return ImpostorError("what listens on the sidecar's port does not hold this home's token", hint)
-        case "upgrade":
-            reason = "the running sidecar speaks another version of the link protocol"
-            return LinkUnavailable(reason, "run `durable-stream stop`, then try again")
-        case "draining":
+        case "unsupported":
+            hint = "use one version of durable-stream for both, or run `durable-stream stop` and try again"
+            return LinkUnavailable(event.detail or "the running sidecar speaks another link protocol", hint)
+        case "draining" | "upgrade":
             return LinkUnavailable("the sidecar is stopping", "try again in a moment")
         case _:
             return LinkUnavailable(f"the sidecar ended the handshake ({event.reason})", "try again")

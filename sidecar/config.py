@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+
+from streams.stores.directory import Backend
 
 MIB = 1024 * 1024
 
@@ -38,6 +41,12 @@ class StoreConfig(_Section):
 
     segment_bytes: Annotated[int, Field(ge=4096)] = 64 * MIB
     """Size at which a segment file is closed and the next one begun."""
+
+    backend: Backend = "jsonl"
+    """What a new home begins with; one that holds a log keeps its own."""
+
+    migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
+    """Size at which a jsonl log moves to sqlite by itself, while it records; 0: never."""
 
 
 class LinkConfig(_Section):
@@ -72,18 +81,58 @@ class RedactConfig(_Section):
     patterns: dict[str, str] = Field(default_factory=dict)
     """Further secrets to find, name = regular expression; the name is what is written instead."""
 
+    literals: dict[str, Annotated[str, Field(min_length=4)]] = Field(default_factory=dict)
+    """Further secrets to find, name = the text itself."""
+
     keys: tuple[str, ...] = ()
     """Further object keys whose values are taken out whole."""
+
+    disable: tuple[str, ...] = ()
+    """Ids of built-in rules that are not wanted."""
+
+    allow: tuple[str, ...] = ()
+    """Regular expressions for what the rules may find and is no secret, matched as a whole."""
 
     @field_validator("patterns")
     @classmethod
     def _compiles(cls, patterns: dict[str, str]) -> dict[str, str]:
         for name, pattern in patterns.items():
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{name} is not a regular expression: {error}") from None
+            _check_pattern(name, pattern)
         return patterns
+
+    @field_validator("allow")
+    @classmethod
+    def _all_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            _check_pattern(repr(pattern), pattern)
+        return patterns
+
+    @field_validator("disable")
+    @classmethod
+    def _are_rules(cls, ids: tuple[str, ...]) -> tuple[str, ...]:
+        if ids:
+            from bridge.opencode.redact.rules import rule_ids
+
+            for unknown in sorted(set(ids) - set(rule_ids())):
+                raise ValueError(f"no rule is named {unknown}; the rules are {', '.join(sorted(rule_ids()))}")
+        return ids
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{name} is not a regular expression: {error}") from None
+
+
+class LogConfig(_Section):
+    """``[log]``: ``sidecar.log``, the sidecar's own account. Not the log of events: that is ``[store]``."""
+
+    max_bytes: Annotated[int, Field(ge=4096)] = MIB
+    """Size at which the file is renamed to ``sidecar.log.1`` and a new one begun."""
+
+    older_files: Annotated[int, Field(ge=1, le=100)] = 2
+    """How many such older files are kept."""
 
 
 class CaptureConfig(_Section):
@@ -109,6 +158,7 @@ class Config(_Section):
     link: LinkConfig = LinkConfig()
     redact: RedactConfig = RedactConfig()
     capture: CaptureConfig = CaptureConfig()
+    log: LogConfig = LogConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
@@ -142,7 +192,13 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
         problems = [_explain(problem, path, flags) for problem in error.errors(include_url=False)]
         raise ConfigError("; ".join(problems)) from None
     except ValueError as error:  # pydantic-settings: a variable whose text is not JSON
-        raise ConfigError(f"environment: {error}") from None
+        field = re.search(r'field "(\w+)"', str(error))
+        section = f"DURABLE_STREAM_{field[1]}".upper() if field else "DURABLE_STREAM_"
+        variables = ", ".join(sorted(name for name in os.environ if name.upper().startswith(section)))
+        raise ConfigError(
+            f"environment {variables}: a section, a list or a table has to be written as JSON, "
+            """such as '["pin"]'; correct it or unset it"""
+        ) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -173,8 +229,51 @@ def _explain(problem: Mapping[str, Any], path: Path | None, flags: Mapping[str, 
     else:
         source = str(path)
     if problem["type"] == "extra_forbidden":
-        return f"{source}: unknown key {key}"
-    return f"{source}: {key}: {problem['msg'].removeprefix('Value error, ')}"
+        return f"{source}: unknown key {key}{_near(where)}"
+    return f"{source}: {key}: {_reason(problem)}"
+
+
+def _near(where: list[str]) -> str:
+    """What was meant by a key that nobody knows, or what there is instead."""
+    section = Config.model_fields[where[0]].annotation if len(where) > 1 else Config
+    assert isinstance(section, type) and issubclass(section, BaseModel)
+    known = sorted(section.model_fields)
+    near = get_close_matches(where[-1], known, n=1)
+    return f"; did you mean {'.'.join([*where[:-1], near[0]])}?" if near else f"; there are {', '.join(known)}"
+
+
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "path": "a path as a text",
+    "tuple": 'a list, such as ["a", "b"]',
+    "dict": 'a table, such as { name = "value" }',
+    "model": "a section of keys and values",
+}
+"""What has to stand there, by the beginning of pydantic's name of the error."""
+
+
+def _reason(problem: Mapping[str, Any]) -> str:
+    """Why a value does not fit, without a word of pydantic's."""
+    kind, given, context = problem["type"], problem["input"], problem.get("ctx") or {}
+    limits = [
+        f"{words} {context[name]:.12g}"
+        for name, words in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+        if name in context
+    ]
+    if limits:
+        return f"must be {' and '.join(limits)}, not {given}"
+    if kind == "value_error":
+        return str(problem["msg"]).removeprefix("Value error, ")
+    # a list's or table's own value would only repeat the file
+    shown = f", not {given!r}" if isinstance(given, str | int | float) else ""
+    for beginning, expected in _EXPECTED.items():
+        if kind.startswith(beginning):
+            return f"must be {expected}{shown}"
+    return str(problem["msg"])
 
 
 def _holds(tree: Any, keys: list[str]) -> bool:

@@ -23,7 +23,7 @@ from sidecar.play import play, read_recording
 from sidecar.version import VERSION
 from streams.hashing import canonical
 from streams.identity import system_identity
-from streams.stores.jsonl_reader import JsonlReader
+from streams.log import LogReader
 from streams.verify import Verification
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def demo(out: Output) -> int:
                 watcher = _Watcher(killed, out)
                 watching = asyncio.create_task(watcher.run())
                 await play(killed, RECORDING, speed=SPEED)
-                await watcher.caught_up(JsonlReader(killed.store_path).head)
+                await watcher.caught_up(LogReader(killed.store_path).head)
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
                 await play(whole, RECORDING)
@@ -77,7 +77,7 @@ class _Watcher:
             family.apply(record)
             if self._seen == KILL_AT:
                 self._tell_return()
-            lines.print(record, family.depth(record))
+            lines.print(record, family.depth(record), family.place(record))
             self._out.flush()
             self._seen = record.position + 1
             self._progress.set()
@@ -138,7 +138,7 @@ async def _keys(home: Home) -> Counter[tuple[str, str]]:
     A title is left out too: updates of it are not final, and a turn's end shows the last one that was seen.
     """
     found: Counter[tuple[str, str]] = Counter()
-    async for record in JsonlReader(home.store_path).read_all():
+    async for record in LogReader(home.store_path).read_all():
         payload = {name: value for name, value in record.event.payload.items() if name != "title"}
         found[(record.event.idempotency_key, sha256(canonical(payload)).hexdigest())] += 1
     return found
@@ -151,7 +151,7 @@ async def _stop(home: Home) -> None:
             await client.request("stop")
     except ClientError:
         return  # none runs: it was never started, or the demo was interrupted while it was dead
-    while home.running() is not None:  # noqa: ASYNC110 - another process's lock: there is no event to wait for
+    while home.is_locked():  # noqa: ASYNC110 - another process's lock: there is no event to wait for
         await asyncio.sleep(0.02)
 
 

@@ -83,6 +83,19 @@ class Home:
         for path in (self.path, self.store_path, self.spool_path):
             self._make_private(path)
 
+    def check_owner(self) -> None:
+        """Refuse a home of another user before anything is done there; one that does not exist yet is fine.
+
+        Raises:
+            HomeError: the directory belongs to somebody else. Root is refused too: what it wrote, its owner could not.
+        """
+        try:
+            owner = self.path.stat().st_uid
+        except OSError:
+            return  # missing, or in a place that is closed to us: whoever goes on is told so
+        if owner != os.geteuid():
+            raise HomeError(self.path, f"the directory belongs to user {owner}, not to you", "choose another --home")
+
     # --- the token ---
 
     def ensure_token(self, generate: Callable[[], str]) -> str:
@@ -179,13 +192,15 @@ class Home:
             draft.unlink(missing_ok=True)
 
     def read_info(self) -> SidecarInfo | None:
-        """What ``sidecar.json`` says; None when it is missing, broken or not ours. It may be stale."""
+        """What ``sidecar.json`` says; None when it is missing, broken, not ours or open to others. It may be stale."""
         try:
             descriptor = os.open(self.info_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
         try:
-            if os.fstat(descriptor).st_uid != os.geteuid():
+            found = os.fstat(descriptor)
+            # As the shim judges it: who could write it could send us to a port of his.
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
             info = SidecarInfo(**{name: fields[name] for name in SidecarInfo.__slots__})
@@ -206,14 +221,16 @@ class Home:
     def running(self) -> SidecarInfo | None:
         """The sidecar that serves this home now: its process lives and the lock is held. Else None."""
         info = self.read_info()
-        if info is None or not _alive(info.pid):
-            return None
+        return info if info is not None and is_alive(info.pid) and self.is_locked() else None
+
+    def is_locked(self) -> bool:
+        """Whether a sidecar has this home, also one that is starting or leaving and cannot be found."""
         try:
             descriptor = self._open_lock(create=False)
         except HomeError:
-            return None
+            return False
         try:
-            return None if _flock(descriptor, fcntl.LOCK_SH) else info
+            return not _flock(descriptor, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
 
@@ -281,7 +298,8 @@ def _flock(descriptor: int, mode: int) -> bool:
     return True
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number: the one that was meant, or a later one."""
     try:
         os.kill(pid, 0)
     except PermissionError:

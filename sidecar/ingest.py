@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from bridge.opencode.frames import HookItem
 from bridge.opencode.link import CallError
 from bridge.opencode.translate import Drained, Origin, Token, Translator
+from sidecar.exclusion import Exclusion
 from streams.errors import StreamError
 from streams.event import StreamEvent
 from streams.store import MAX_BATCH, StreamStore
@@ -57,11 +58,12 @@ class Ingest:
         self.appended = 0
         self.duplicates = 0
         self._store, self._translator = store, translator
-        self._exclude = tuple(exclude)
+        self._exclusion = Exclusion(exclude)
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
         self._unfinished: dict[Token, list[Link]] = {}
         self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
+        self._appends = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._progress = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -90,6 +92,11 @@ class Ingest:
         return Origin(link.boot_id, link.instance) in self._delivering
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether the translator's state is what the log holds: no item held, no event on its way to the disk."""
+        return not self._unfinished and not self._appends and not self.failed.done()
+
+    @property
     def held(self) -> int:
         """Items that were taken and are not finished."""
         return len(self._unfinished)
@@ -102,7 +109,7 @@ class Ingest:
         ``link`` is ``None`` for a spool; ``finished`` tells when those are done.
         """
         now = self._loop.time()
-        if link is not None and self._is_excluded(link.directory):
+        if link is not None and self.excludes(link.directory):
             count = len(list(items))
             self.excluded += count
             link.finish(range(first_seq, first_seq + count))
@@ -122,6 +129,10 @@ class Ingest:
             self._spawn(self._find_missing(link))
         self.pump()
 
+    def excludes(self, directory: str) -> bool:
+        """Whether what comes from this directory is not recorded."""
+        return self._exclusion.covers(directory)
+
     async def finished(self, origin: Origin) -> bool:
         """Wait until everything taken from ``origin`` is durable; false when the log failed before that."""
         while any(token.origin == origin for token in self._unfinished):
@@ -137,6 +148,7 @@ class Ingest:
         for session_id, origin in drained.asks:
             self._spawn(self._ask(session_id, origin))
         if drained.events or drained.done:
+            self._appends += 1
             self._order.put_nowait((self._spawn(self._append(drained.events)), drained))
         if self._timer is not None:
             self._timer.cancel()
@@ -174,6 +186,7 @@ class Ingest:
             for token in drained.done:
                 for link in self._unfinished.pop(token, []):
                     link.finish([token.seq])
+            self._appends -= 1
             self._progress.set()
 
     def _fail(self, error: StreamError) -> None:
@@ -227,10 +240,6 @@ class Ingest:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _is_excluded(self, directory: str) -> bool:
-        place = Path(directory)
-        return any(place == excluded or excluded in place.parents for excluded in self._exclude)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

@@ -1,35 +1,33 @@
 """Writing the plugin file that makes OpenCode load the shim, and taking it away again.
 
 ``install`` never overwrites a file that it did not write, and ``uninstall``
-removes only what ``install`` made: a marker beside the plugin file says what
-that was.
-
-OpenCode runs an npm install in each of its config directories and, once there
-is a plugin, waits for it: without a network that is over a minute at every
-start. An empty ``node_modules`` and a lock file that names what OpenCode looks
-for make it a no-op, and leave an online start as it was. They are made only
-where nothing of npm is there yet.
+removes only what ``install`` made: the ledger, one file in the user's OpenCode
+configuration, says what that was in which directory. It is written before
+anything is made, so that an install that was interrupted can be undone too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from sidecar import npm
+from sidecar.npm import Places
 
 FIRST_LINE: Final = "// Written by `durable-stream install`; remove with `durable-stream uninstall`."
 PLUGIN_NAME: Final = "durable-stream.js"
-MARKER_NAME: Final = ".durable-stream-installed.json"
+LEDGER_NAME: Final = ".durable-stream-installed.json"
 
-LOCK_NAME: Final = "package-lock.json"
-LOCK_STUB: Final = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@opencode-ai/plugin":"*"}}}}\n'
+CONFIG, PLUGIN = ".", "plugin"
+"""Kinds beside those of npm: the config directory itself, and its plugin directory."""
+
+_KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC_LINES})
 
 
 class InstallError(Exception):
@@ -46,9 +44,7 @@ class Target:
     @classmethod
     def everywhere(cls, environ: Mapping[str, str] = os.environ) -> Target:
         """The user's own config directory, which counts in every project."""
-        base = environ.get("XDG_CONFIG_HOME")
-        root = Path(base) if base and Path(base).is_absolute() else Path("~/.config").expanduser()
-        return cls("global", root / "opencode")
+        return cls("global", Places.of(Path("/"), environ).user)
 
     @classmethod
     def project(cls, directory: Path) -> Target:
@@ -59,11 +55,6 @@ class Target:
     def plugin(self) -> Path:
         """Where the plugin file is."""
         return self.config / "plugin" / PLUGIN_NAME
-
-    @property
-    def marker(self) -> Path:
-        """What ``install`` made here, as JSON."""
-        return self.config / MARKER_NAME
 
 
 @dataclass(slots=True)
@@ -137,35 +128,63 @@ def is_ours(path: Path) -> bool:
         return file.readline().rstrip("\n") == FIRST_LINE
 
 
-def install(target: Target, *, shim: Path, command: Sequence[str], home: Path) -> Outcome:
-    """Write the plugin file. Doing it again changes nothing, or brings the paths up to date.
+def install(
+    target: Target,
+    *,
+    shim: Path,
+    command: Sequence[str],
+    home: Path,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Outcome:
+    """Write the plugin file, and keep OpenCode's start from waiting for npm.
+
+    The latter in every config directory that OpenCode has when it is started in
+    ``cwd`` (for a project's target, in the project). Doing it again changes
+    nothing, or brings all up to date.
 
     Raises:
         InstallError: a file that is not ours is in the way.
-        OSError: the directory cannot be written.
+        OSError: a directory cannot be written.
     """
     outcome = Outcome()
     text = plugin_text(shim, command, home)
     there = os.path.lexists(target.plugin)
     if there and not is_ours(target.plugin):
         raise InstallError(f"{target.plugin} was not written by durable-stream: move it away, then install again")
-    made = _read_marker(target)
-    for directory in (target.config, target.plugin.parent):
-        if not directory.is_dir():
-            directory.mkdir(parents=True)
-            made.append(_relative(target, directory))
+    places = Places.of(target.config.parent if target.scope == "project" else (cwd or Path.cwd()), environ)
+    ledger = Ledger.read(places.user)
+    ledger.note_directories(target.config, target.plugin.parent)
+    ledger.plugins = list(dict.fromkeys([*ledger.plugins, str(target.plugin)]))
+    ledger.write()
+    target.plugin.parent.mkdir(parents=True, exist_ok=True)
     if there and target.plugin.read_text(encoding="utf-8") == text:
         outcome.lines.append(f"{target.plugin} is already there and up to date")
     else:
-        _write(target.plugin, text)
+        npm.write(target.plugin, text.encode())
         outcome.did(f"{'renewed' if there else 'wrote'} {target.plugin}")
-    made.extend(_stub(target, outcome))
-    _write_marker(target, made)
+    for directory in dict.fromkeys([*places.all, target.config]):
+        _prepare(ledger, directory, outcome)
     return outcome
 
 
-def uninstall(target: Target) -> Outcome:
-    """Remove the plugin file and what else ``install`` made; what was changed since is left.
+def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
+    """Keep OpenCode's start from waiting for npm in further config directories, as ``install`` would.
+
+    Raises:
+        OSError: a directory cannot be written.
+    """
+    outcome = Outcome()
+    ledger = Ledger.read(places.user)
+    for directory in directories:
+        _prepare(ledger, directory, outcome)
+    return outcome
+
+
+def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Outcome:
+    """Remove the plugin file and what else ``install`` made and no other plugin file of ours needs.
+
+    What was changed since by somebody else is left.
 
     Raises:
         InstallError: the plugin file there is not ours.
@@ -179,63 +198,128 @@ def uninstall(target: Target) -> Outcome:
         outcome.did(f"removed {target.plugin}")
     else:
         outcome.lines.append(f"{target.plugin} is not there: nothing to remove")
-    made = _read_marker(target)
-    if target.marker.is_file():
-        target.marker.unlink()
-    for name in reversed(made):
-        path = target.config / name
-        if path == target.config / LOCK_NAME:
-            if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == LOCK_STUB:
-                path.unlink()
-                outcome.did(f"removed {path}")
-        elif path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError):  # not empty: somebody uses it
-                path.rmdir()
-                outcome.did(f"removed {path}")
+    ledger = Ledger.read(Places.of(Path("/"), environ).user)
+    ledger.plugins = [plugin for plugin in ledger.plugins if is_ours(Path(plugin))]
+    home = Path(environ.get("HOME") or Path.home())
+    emptied = []
+    for directory, kinds in list(ledger.made.items()):
+        if directory == target.config and PLUGIN in kinds:
+            kinds.remove(PLUGIN)
+            if _remove_empty(directory / PLUGIN):
+                outcome.did(f"removed {directory / PLUGIN}")
+        only_ours = CONFIG in kinds and directory == target.config and _holds_only(directory, kinds)
+        if _is_needed(directory, ledger, home) and not only_ours:
+            continue
+        del ledger.made[directory]
+        for kind in kinds:
+            if kind != CONFIG and npm.undo(directory, kind):
+                outcome.did(_undone(directory, kind))
+        if CONFIG in kinds:
+            emptied.append(directory)
+    ledger.write()
+    for directory in emptied:
+        if _remove_empty(directory):
+            outcome.did(f"removed {directory}")
     return outcome
 
 
-def has_npm_files(config: Path) -> bool:
-    """Whether npm, OpenCode or the user keeps packages in a config directory."""
-    return any(os.path.lexists(config / name) for name in ("package.json", "node_modules", LOCK_NAME))
+def _prepare(ledger: Ledger, directory: Path, outcome: Outcome) -> None:
+    made = [kind for kind in ledger.made.get(directory, ()) if kind not in (CONFIG, PLUGIN)]
+    kept = [kind for kind in ledger.made.get(directory, ()) if kind in (CONFIG, PLUGIN)]
+    kinds = npm.wanted(directory, made)
+    ledger.made[directory] = list(dict.fromkeys([*kept, *made, *kinds]))
+    ledger.write()
+    for kind in made:
+        if kind not in kinds and npm.undo(directory, kind):
+            outcome.did(_undone(directory, kind))
+    new = [kind for kind in kinds if npm.make(directory, kind)]
+    if set(new) & set(npm.STUB):
+        outcome.did(f"made an empty {npm.MODULES} and {npm.LOCK} in {directory}, so that OpenCode starts without npm")
+    elif new:
+        outcome.did(f"set fetch-retries=0 in {directory / npm.RC}, so that OpenCode does not wait for npm")
+    ledger.made[directory] = [*kept, *kinds]
+    ledger.write()
+    if npm.waits(directory):
+        hint = "it is yours and was left as it is; set fetch-retries=0 there to end that"
+        outcome.lines.append(f"OpenCode waits for npm because of {directory / npm.RC} without a network: {hint}")
 
 
-def _stub(target: Target, outcome: Outcome) -> list[str]:
-    if has_npm_files(target.config):
-        return []
-    _write(target.config / LOCK_NAME, LOCK_STUB)
-    (target.config / "node_modules").mkdir()
-    outcome.did(f"made an empty node_modules and {LOCK_NAME} in {target.config}, so that OpenCode starts without npm")
-    return [LOCK_NAME, "node_modules"]
+def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
+    """Whether one of the plugins that are left waits for npm in this directory."""
+    configs = [Path(plugin).parent.parent for plugin in ledger.plugins]
+    if not configs or ledger.user in configs:
+        return bool(configs)  # the user's plugin is loaded everywhere
+    if directory.name != ".opencode" or directory.parent == home:
+        return True  # the user's directories count in every project
+    # A project's is loaded in directories below, where those between count as well.
+    place, roots = directory.parent, [config.parent for config in configs]
+    return any(root.is_relative_to(place) or place.is_relative_to(root) for root in roots)
 
 
-def _relative(target: Target, path: Path) -> str:
-    return str(path.relative_to(target.config))
+def _holds_only(directory: Path, kinds: Sequence[str]) -> bool:
+    return directory.is_dir() and {path.name for path in directory.iterdir()} <= {
+        kind.partition(" ")[0] for kind in kinds
+    }
 
 
-def _read_marker(target: Target) -> list[str]:
-    try:
-        found = json.loads(target.marker.read_text(encoding="utf-8"))["made"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return []
-    # Only names that install can have written: the file lies where others write too.
-    return [name for name in found if name in (".", "plugin", LOCK_NAME, "node_modules")]
+def _remove_empty(path: Path) -> bool:
+    if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
+        return False
+    path.rmdir()
+    return True
 
 
-def _write_marker(target: Target, made: list[str]) -> None:
-    text = json.dumps({"made": list(dict.fromkeys(made))}) + "\n"
-    if not target.marker.is_file() or target.marker.read_text(encoding="utf-8") != text:
-        _write(target.marker, text)
+def _undone(directory: Path, kind: str) -> str:
+    if kind == npm.RC_LINES:
+        return f"took fetch-retries=0 out of {directory / npm.RC}"
+    return f"removed {directory / kind}"
 
 
-def _write(path: Path, text: str) -> None:
-    """Create or replace a file; a reader sees the old or the new one, never half."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+@dataclass(slots=True)
+class Ledger:
+    """What ``install`` wrote: the plugin files, and what it made in which directory.
+
+    It lies in the user's config directory ``user``, for all targets, and is gone when nothing is left of them.
+    """
+
+    user: Path
+    plugins: list[str] = field(default_factory=list)
+    made: dict[Path, list[str]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.user / LEDGER_NAME
+
+    @classmethod
+    def read(cls, user: Path) -> Ledger:
+        """The ledger; an empty one where there is none or it cannot be read."""
+        ledger = cls(user)
+        try:
+            found: Any = json.loads(ledger.path.read_bytes())
+            plugins, made = list(found["plugins"]), dict(found["made"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ledger
+        # Only what install can have written: the file lies where others write too.
+        ledger.plugins = [name for name in plugins if isinstance(name, str) and Path(name).name == PLUGIN_NAME]
+        for name, kinds in made.items():
+            if Path(name).is_absolute() and isinstance(kinds, list):
+                ledger.made[Path(name)] = [kind for kind in kinds if kind in _KINDS]
+        return ledger
+
+    def note_directories(self, config: Path, plugin: Path) -> None:
+        """Note which of a target's directories are about to be made."""
+        for directory, paths in ((self.user, {CONFIG: self.user}), (config, {CONFIG: config, PLUGIN: plugin})):
+            kinds = self.made.setdefault(directory, [])
+            kinds += [kind for kind, path in paths.items() if not path.is_dir() and kind not in kinds]
+
+    def write(self) -> None:
+        """Write it, or remove it when nothing is noted in it."""
+        made = {str(path): kinds for path, kinds in self.made.items() if kinds}
+        if not made and not self.plugins:
+            self.path.unlink(missing_ok=True)
+            return
+        content = (json.dumps({"plugins": self.plugins, "made": made}, indent=1) + "\n").encode()
+        self.user.mkdir(parents=True, exist_ok=True)
+        if not self.path.is_file() or self.path.read_bytes() != content:
+            npm.write(self.path, content)

@@ -39,7 +39,9 @@ async def ensure_running(home: Home, seconds: float = START_SECONDS) -> SidecarI
 
     Raises:
         LinkUnavailable: it did not come up in time; the hint names its log.
+        HomeError: the home belongs to another user.
     """
+    home.check_owner()
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     process: subprocess.Popen[bytes] | None = None

@@ -23,6 +23,7 @@ from bridge.opencode.link import (
     HooksReceived,
     LocalProtocolError,
     LossyReceived,
+    Refused,
     ResultReceived,
     SidecarLink,
     State,
@@ -48,12 +49,14 @@ class Counters:
     refused_origin: int = 0
     refused_host: int = 0
     refused_busy: int = 0
+    refused_protocol: int = 0
     failed_proofs: int = 0
     handshake_timeouts: int = 0
     protocol_errors: int = 0
     window_overruns: int = 0
     oversized_frames: int = 0
     slow_readers: int = 0
+    replaced: int = 0
     repaired_values: int = 0
     handler_errors: int = 0
 
@@ -87,6 +90,10 @@ class Handler(Protocol):
 
         Called once for each ``opened`` that returned, after the last ``hooks``.
         """
+        ...
+
+    def refused(self, peer: Refused) -> None:
+        """A peer that holds the token was sent away because of its protocol."""
         ...
 
     async def request(self, method: str, args: dict[str, Any]) -> Any:
@@ -180,6 +187,7 @@ class ShimConnection:
         self._queue: asyncio.Queue[tuple[HooksReceived, int] | None] = asyncio.Queue()
         self._queued_bytes = 0
         self._room = asyncio.Event()
+        self._moved = asyncio.Event()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -235,6 +243,7 @@ class ShimConnection:
         """
         if self._wire.link.finish(seqs):
             self._memory.note(self.key, self._wire.link.acks.acked)
+            self._moved.set()
             self._wire.wake()
 
     def push_context(self, context: Mapping[str, Any]) -> None:
@@ -247,6 +256,12 @@ class ShimConnection:
     def close(self, reason: ByeReason) -> None:
         """Say bye and close; returns at once, and ``Handler.closed`` follows."""
         self._wire.bye(reason)
+
+    async def settled(self) -> None:
+        """Wait until everything received is acknowledged, or the link is over. Cancelling is safe."""
+        while self.is_open and self._wire.link.acks.unacked:
+            self._moved.clear()
+            await self._moved.wait()
 
     async def run(self, handler: Handler) -> None:
         """Serve the link to its end: the server's part, not the handler's."""
@@ -325,6 +340,7 @@ class ShimConnection:
         """Nothing more will be answered: fail the calls that wait. The server's part."""
         self._closed = True
         self._open.set()
+        self._moved.set()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(CallError("closed", "the link closed before the answer came"))

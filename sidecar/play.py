@@ -25,7 +25,7 @@ from sidecar.home import Home
 from sidecar.launch import START_SECONDS, ensure_running
 from sidecar.version import VERSION
 from streams.identity import system_identity
-from streams.stores.jsonl_reader import JsonlReader
+from streams.log import LogReader
 
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
 MAX_FAILURES: Final = 10
@@ -122,7 +122,7 @@ async def play(
 
     Raises:
         RecordingError, OSError: the file; nothing was sent.
-        LinkUnavailable, HomeError: no sidecar could be reached.
+        LinkUnavailable, HomeError: no sidecar could be reached, or another process plays the same recording.
     """
     recording = await asyncio.to_thread(read_recording, path)
     progress = Progress(total=len(recording.items))
@@ -137,7 +137,11 @@ async def play(
             async with await ShimClient.connect(home, identity=identity, nonce=system_identity().nonce) as client:
                 await player.run(client)
                 break
-        except LinkClosed:
+        except LinkClosed as error:
+            if error.reason == "replaced":
+                # Linking again would end the other's link in turn, and so on for ever.
+                hint = "wait for it, then play again: what is known is not added twice"
+                raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
             failure = LinkUnavailable("sidecars start and end again without taking anything", f"read {home.log_path}")
         except LinkUnavailable as error:
@@ -152,7 +156,7 @@ async def play(
 
 
 def _head(home: Home) -> int:
-    return JsonlReader(home.store_path).head
+    return LogReader(home.store_path).head
 
 
 class _Player:

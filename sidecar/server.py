@@ -1,7 +1,7 @@
 """The sidecar's listening end: websockets in, calls of a ``Handler`` out.
 
-This is one of the two files that know the websockets package; its errors never
-leave it. The protocol itself is ``bridge/opencode/link.py``; here are sockets,
+With ``server_wire.py`` and ``client.py`` one of the files that know the websockets
+package; its errors never leave them. The protocol itself is ``bridge/opencode/link.py``; here are sockets,
 tasks, limits and time.
 
 Nothing a peer does may stop the server or another link. Each connection is
@@ -29,16 +29,16 @@ from bridge.opencode.link import (
     DEFAULT_WINDOW,
     CallError,
     Closed,
-    Event,
     Identified,
     LocalProtocolError,
+    Refused,
     RemoteError,
     RequestError,
     RequestReceived,
     SidecarLink,
-    State,
 )
 from sidecar.links import INTERNAL_ERROR, AckMemory, Counters, Handler, ShimConnection
+from sidecar.server_wire import SocketWire
 
 __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "ShimConnection"]
 
@@ -47,11 +47,12 @@ log = logging.getLogger("sidecar.link")
 MAX_UNPROVED_BYTES: Final = 64 * 1024
 """Largest frame taken from a peer that has not proved itself."""
 
-MAX_PENDING_FRAMES: Final = 1024
-"""Frames a link may have waiting for its peer; a peer that reads slower than that is closed."""
+PING_SECONDS: Final = 10.0
+"""How often a silent peer is asked for a sign of life, and how long it may take: a stopped process is
+noticed within twice this. One that died is noticed at once, by the system."""
 
-WRITE_SECONDS: Final = 30.0
-"""How long one frame may wait for a peer that does not read."""
+SETTLE_SECONDS: Final = 0.5
+"""How long draining waits for what was taken to be acknowledged, before it says bye."""
 
 CLOSE_SECONDS: Final = 2.0
 """How long a peer may take to answer a closing handshake."""
@@ -66,82 +67,7 @@ Right proofs are never slowed down, so a failing peer cannot lock anybody out.
 MAX_REQUESTS: Final = 32
 """Requests of one control connection that run at a time."""
 
-_CLOSE_CODES: Final[dict[str, int]] = {"protocol": 1002, "draining": 1012}
-_POLICY: Final = 1008
 _TRY_LATER: Final = 1013
-
-
-class _Wire:
-    """One websocket and its link: reads events, writes what the link wants sent."""
-
-    def __init__(self, socket: ServerConnection, link: SidecarLink, counters: Counters) -> None:
-        self.socket, self.link, self.counters = socket, link, counters
-        self.reason: str | None = None
-        self._wake = asyncio.Event()
-        self._code = 1000
-        self._gone = False
-
-    def wake(self) -> None:
-        self._wake.set()
-
-    async def read(self) -> tuple[list[Event], int] | None:
-        try:
-            message = await self.socket.recv(decode=False)
-        except ConnectionClosed as error:
-            if error.sent is not None and error.sent.code == 1009:
-                self.counters.oversized_frames += 1
-            self._gone = True
-            self.wake()
-            return None
-        return self.link.receive(message), len(message)
-
-    async def flush(self) -> bool:
-        """Send everything the link has; false when the peer is gone or does not read."""
-        try:
-            for text in self.link.data_to_send():
-                async with asyncio.timeout(WRITE_SECONDS):
-                    await self.socket.send(text)
-        except ConnectionClosed:
-            return False
-        except TimeoutError:
-            self.counters.slow_readers += 1
-            self.abort()
-            return False
-        return True
-
-    async def write(self) -> None:
-        while await self.flush() and self.link.state is not State.CLOSED and not self._gone:
-            await self._wake.wait()
-            self._wake.clear()
-        await self.socket.close(self._code)
-
-    def bye(self, reason: ByeReason, code: int | None = None) -> None:
-        if self.link.state is not State.CLOSED:
-            self.reason = reason
-            self._code = code or _CLOSE_CODES.get(reason, _POLICY)
-            self.link.bye(reason)
-        self.wake()
-
-    def noted(self, event: Closed) -> None:
-        self.reason = event.reason
-        if not event.by_peer:
-            self._code = _CLOSE_CODES.get(event.reason, _POLICY)
-            if event.reason == "window":
-                self.counters.window_overruns += 1
-            elif event.reason != "auth":
-                self.counters.protocol_errors += 1
-        self.wake()
-
-    def abort(self) -> None:
-        """Drop the connection without a word."""
-        self.socket.transport.abort()
-
-    def crowded(self) -> bool:
-        if self.link.pending < MAX_PENDING_FRAMES:
-            return False
-        self.counters.slow_readers += 1
-        self.abort()
-        return True
 
 
 class LinkServer:
@@ -174,7 +100,7 @@ class LinkServer:
         self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
         self._server: Server | None = None
         self._sockets: set[ServerConnection] = set()
-        self._wires: set[_Wire] = set()  # proved
+        self._wires: set[SocketWire] = set()  # proved
         self._links: list[ShimConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = AckMemory()
@@ -208,6 +134,8 @@ class LinkServer:
             server_header=None,
             open_timeout=self._handshake_seconds,
             close_timeout=CLOSE_SECONDS,
+            ping_interval=PING_SECONDS,
+            ping_timeout=PING_SECONDS,
             max_size=min(MAX_UNPROVED_BYTES, self._max_frame_bytes),
             max_queue=4,
             write_limit=256 * 1024,
@@ -217,19 +145,21 @@ class LinkServer:
         self.port = next(iter(self._server.sockets)).getsockname()[1]
         return self.port
 
-    async def drain(self, grace_seconds: float = 10.0) -> None:
-        """Stop listening, say bye to every link, and wait until their handlers are done.
+    async def drain(self, grace_seconds: float = 10.0, *, reason: ByeReason = "draining") -> None:
+        """Stop listening, acknowledge what is finished, say bye to every link, and wait for their handlers.
 
         What a handler has not finished after ``grace_seconds`` is cancelled;
-        the shims keep what was not acknowledged. Idempotent.
+        the shims keep what was not acknowledged. ``reason`` is ``draining``, or
+        ``upgrade`` to make room for a newer sidecar. Idempotent.
         """
         self._draining = True
         if self._server is None:
             return
         server, self._server = self._server, None
         server.close(close_connections=False)
+        await self._settle(min(SETTLE_SECONDS, grace_seconds))
         for wire in self._wires:
-            wire.bye("draining")
+            wire.leave(reason)
         for socket in self._sockets - {wire.socket for wire in self._wires}:
             socket.transport.abort()  # has proved nothing yet, so nothing is owed to it
         tasks = set(self._tasks)
@@ -240,6 +170,14 @@ class LinkServer:
             if late:
                 await asyncio.wait(late)
         await server.wait_closed()
+
+    async def _settle(self, seconds: float) -> None:
+        """Let the acks of what was taken go out: nothing is then sent again only because we left."""
+        if self._links:
+            waiting = [asyncio.create_task(link.settled()) for link in self._links]
+            _, late = await asyncio.wait(waiting, timeout=seconds)
+            for task in late:
+                task.cancel()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -278,7 +216,7 @@ class LinkServer:
             version=self._version,
             window=self._window,
         )
-        wire = _Wire(socket, link, self.counters)
+        wire = SocketWire(socket, link, self.counters)
         try:
             identified = await self._handshake(wire)
             if identified is None:
@@ -301,7 +239,7 @@ class LinkServer:
             self._wires.discard(wire)
             self._tasks.discard(task)
 
-    async def _handshake(self, wire: _Wire) -> Identified | None:
+    async def _handshake(self, wire: SocketWire) -> Identified | None:
         """hello to identify, in bounded time; None when the connection is to end (and is ended)."""
         try:
             async with asyncio.timeout(self._handshake_seconds):
@@ -309,6 +247,8 @@ class LinkServer:
                     for event in got[0]:
                         if isinstance(event, Identified):
                             return event
+                        if isinstance(event, Refused):
+                            self._refused(event)
                         if isinstance(event, Closed):
                             wire.noted(event)
                             if event.reason == "auth" and self._proof_failed():
@@ -322,6 +262,13 @@ class LinkServer:
             wire.abort()
         return None
 
+    def _refused(self, peer: Refused) -> None:
+        self.counters.refused_protocol += 1
+        try:
+            self._handler.refused(peer)
+        except Exception as error:  # noqa: BLE001 - whatever the handler did, other links go on
+            self._handler_failed("refused", error)
+
     def _proof_failed(self) -> bool:
         """Count a wrong proof; true when there were too many of late to answer this one."""
         self.counters.failed_proofs += 1
@@ -332,8 +279,13 @@ class LinkServer:
 
     # --- shims ---
 
-    async def _serve_shim(self, wire: _Wire, identity: ShimIdentity) -> None:
+    async def _serve_shim(self, wire: SocketWire, identity: ShimIdentity) -> None:
         link = ShimConnection(wire, identity, self._memory, self._handler_failed)
+        for other in self.links:
+            if other.key == link.key and other.is_open:
+                # Its shim gave it up, or it would not be here again.
+                self.counters.replaced += 1
+                other.close("replaced")
         try:
             await self._handler.opened(link)
         except Exception as error:  # noqa: BLE001 - whatever the handler did, other links go on
@@ -361,7 +313,7 @@ class LinkServer:
 
     # --- the command line ---
 
-    async def _serve_control(self, wire: _Wire) -> None:
+    async def _serve_control(self, wire: SocketWire) -> None:
         wire.link.welcome()
         writer = asyncio.create_task(wire.write())
         requests: set[asyncio.Task[None]] = set()
@@ -385,7 +337,7 @@ class LinkServer:
                 task.cancel()
             await asyncio.gather(writer, *requests, return_exceptions=True)
 
-    async def _answer(self, wire: _Wire, event: RequestReceived) -> None:
+    async def _answer(self, wire: SocketWire, event: RequestReceived) -> None:
         value: Any = None
         failure: RemoteError | None = None
         try:

@@ -1,8 +1,9 @@
 """Spools: what shims wrote to disk while no sidecar was there.
 
 A shim that lives empties its spool itself, over its link. A spool whose
-process is dead is taken in here and then deleted; the events' keys make it
-harmless if its shim had sent part of it before. Source: ``docs/protocol.md``.
+process is dead, or which its shim left (as its name says), is taken in here and
+then deleted; the events' keys make it harmless if its shim had sent part of it
+before. Source: ``docs/protocol.md``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sidecar.ingest import Ingest
 
 log = logging.getLogger("sidecar.spools")
 
-_NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})\.jsonl")
+_NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
 _BATCH: Final = 128
 
 
@@ -43,10 +44,10 @@ def backlog(directory: Path) -> Backlog:
     return Backlog(len(sizes), sum(sizes))
 
 
-async def take_dead(directory: Path, ingest: Ingest) -> int:
-    """Ingest and delete the spools of processes that are gone; returns how many items they held.
+async def take_left(directory: Path, ingest: Ingest) -> int:
+    """Ingest and delete the spools that nobody else will bring; returns how many items they held.
 
-    A spool stays when its process lives, when it is not ours, or when the log fails meanwhile.
+    A spool stays when its process lives and did not leave it, when it is not ours, or when the log fails meanwhile.
     """
     taken = 0
     for path in _spools(directory):
@@ -57,20 +58,29 @@ async def take_dead(directory: Path, ingest: Ingest) -> int:
         if ingest.is_linked(origin):
             continue
         try:
-            content = await asyncio.to_thread(_read_if_dead, path)
+            content = await asyncio.to_thread(_read_if_left, path, match[3] is not None)
         except OSError as error:
             log.warning("the spool %s cannot be read: %s", path.name, error.strerror)
             continue
         if content is None:
             continue
-        taken += await _take(content, origin, ingest)
+        items = await _take(content, origin, ingest)
         if ingest.failed.done():
             return taken
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the spool %s is taken in but cannot be removed: %s", path.name, error.strerror)
+            continue
+        taken += items
     return taken
 
 
 async def _take(content: bytes, origin: Origin, ingest: Ingest) -> int:
+    if ingest.excludes(_directory(content)):
+        dropped = sum(1 for _ in _items(content))
+        ingest.excluded += dropped
+        return 0
     count = 0
     last = 0
     batch: list[HookItem] = []
@@ -100,6 +110,14 @@ async def _take(content: bytes, origin: Origin, ingest: Ingest) -> int:
     return count
 
 
+def _directory(content: bytes) -> str:
+    """The directory whose hooks a spool holds; nothing where its header cannot be read."""
+    try:
+        return parse_header(content.split(b"\n", 1)[0]).directory
+    except FrameError:
+        return ""
+
+
 def _items(content: bytes) -> Iterator[tuple[int, HookItem | None]]:
     """(seq, item) of each line after the header; the item is ``None`` for a line that is damaged."""
     for line in content.split(b"\n")[1:]:
@@ -117,8 +135,8 @@ def _spools(directory: Path) -> list[Path]:
         return []
 
 
-def _read_if_dead(path: Path) -> bytes | None:
-    """A dead process's spool; ``None`` when the process lives or the file is not a plain file of ours."""
+def _read_if_left(path: Path, is_left: bool) -> bytes | None:
+    """What a spool holds that its shim left or died over; ``None`` for others and for what is no plain file of ours."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
@@ -130,7 +148,7 @@ def _read_if_dead(path: Path) -> bytes | None:
         header = parse_header(content.split(b"\n", 1)[0])
     except FrameError:
         log.warning("the spool %s has no readable header; its lines are taken all the same", path.name)
-    return None if header is not None and _lives(header) else content
+    return None if not is_left and header is not None and _lives(header) else content
 
 
 def _lives(header: SpoolHeader) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sidecar.cli import checking, exporting, installing, listing, process, reading
+from sidecar.cli import checking, exporting, installing, listing, migrating, process, reading
 from sidecar.cli.command import add_command
 from sidecar.version import VERSION
 
@@ -33,7 +33,6 @@ class Sections(TyperGroup):
 app = typer.Typer(
     cls=Sections,
     rich_markup_mode=None,
-    add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -67,21 +66,26 @@ def root(
 
 LOOK, CHECK, RUN, SETUP = "Look", "Check", "Run", "Set up"
 
-add_command(app, listing.streams, panel=LOOK, examples=["streams", "streams --json"])
-add_command(app, reading.log, panel=LOOK, examples=["log ses_1a2b", "log ses_1a2b --follow"])
-add_command(app, listing.tree, panel=LOOK, examples=["tree", "tree ses_1a2b"])
+add_command(app, listing.streams, panel=LOOK, examples=["streams", "streams --limit 20", "streams --json"])
+add_command(
+    app, reading.log, panel=LOOK, examples=["log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow"]
+)
+add_command(app, listing.tree, panel=LOOK, examples=["tree", "tree --limit 5", "tree ses_1a2b"])
 add_command(app, reading.show, panel=LOOK, examples=["show 01KAPXW3", "show 5F3Q --json"])
 add_command(
     app,
     reading.query,
     panel=LOOK,
-    examples=["query --type agent.error --since 2d", "query --type 'execution.*' --text pytest"],
+    examples=["query --type agent.error --since 2d", "query --type 'execution.*' --text pytest --limit 10"],
 )
 add_command(app, reading.why, panel=LOOK, examples=["why 5F3Q"])
 add_command(app, exporting.export, panel=LOOK, examples=["export ses_1a2b --output session.jsonl"])
 add_command(app, checking.status, panel=CHECK, examples=["status"])
 add_command(app, checking.doctor, panel=CHECK, examples=["doctor"])
 add_command(app, checking.verify, panel=CHECK, examples=["verify", "verify --json"])
+add_command(
+    app, migrating.migrate, panel=RUN, examples=["migrate --to sqlite", "migrate --rollback", "migrate --discard-old"]
+)
 add_command(app, process.serve, panel=RUN, examples=["serve"])
 add_command(app, process.stop, panel=RUN, examples=["stop"])
 add_command(app, process.play, panel=RUN, examples=["play recording.jsonl --speed max"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,9 @@ from sidecar.cli.command import JsonFlag, home_of
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from sidecar.checks import Check
     from sidecar.cli.output import Output
+    from sidecar.home import Home
     from streams.verify import Verification
 
 BAR_BYTES = 8 * 1024 * 1024
@@ -87,29 +89,53 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
     return 1 if found["problems"] else 0
 
 
-async def doctor(context: typer.Context, json: JsonFlag = False) -> int:
-    """Look for what is wrong, with hints.
+async def doctor(
+    context: typer.Context,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended; each change is told.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Look for what keeps sessions from being recorded, with hints.
 
-    OpenCode, the plugin, the home, the sidecar, the log and the disk.
+    OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Ends with 1 if there is a problem.
     """
-    from sidecar.checks import diagnose
+    from sidecar.checks import counted, diagnose
     from sidecar.cli.installing import executable
     from sidecar.cli.output import Output
 
     out = Output(json)
-    problems = 0
-    styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
-    async for check in diagnose(home_of(context), executable()):
-        problems += check.level == "problem"
+    home, command = home_of(context), executable()
+    problems = repairs = 0
+    async for check in diagnose(home, command):
+        mended, failed = await _mend(home, command, check) if fix and check.fix else (None, None)
+        problems += check.level == "problem" and mended is None
+        repairs += mended is not None
         if json:
-            out.object(check.as_json())
+            out.object(check.as_json() | ({"mended": mended, "failed": failed} if fix else {}))
             continue
-        style = styles[check.level] if check.level != "ok" else ""
+        style = {"ok": "", "note": "yellow", "problem": "bold red"}[check.level]
         out.prose(f"{check.level:9}", f"{check.name}: {check.text}", style)
-        if check.hint:
-            out.prose(" " * 9, check.hint, "dim")
+        if mended is not None:
+            out.prose(" " * 9, f"mended: {mended}", "green")
+        elif check.hint:
+            out.prose(" " * 9, f"not mended: {failed}" if failed else check.hint, "dim")
     if not json:
-        out.text(
-            "no problem found" if not problems else f"{problems} problem{'' if problems == 1 else 's'} found", "bold"
-        )
+        before = f"{counted(repairs, 'finding')} mended, " if repairs else ""
+        number = counted(problems, "problem") if problems else "no problem"
+        out.text(f"{before}{number} {'left' if repairs else 'found'}", "bold")
     return 1 if problems else 0
+
+
+async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
+    """What was done about a finding, or why nothing was."""
+    from sidecar.checks.mending import mend
+    from sidecar.client import ClientError
+    from sidecar.home import HomeError
+    from sidecar.installer import InstallError
+
+    assert check.fix is not None
+    try:
+        return await mend(home, command, check.fix), None
+    except (HomeError, InstallError, ClientError) as error:
+        return None, str(error)
+    except OSError as error:
+        return None, f"{check.fix.path}: {error.strerror}"

@@ -39,6 +39,10 @@ class Failure(Exception):
     """A command cannot do what it was asked; the text says what, to what, and what to do next."""
 
 
+class Ambiguous(Failure):
+    """What was named fits several things; the text names some."""
+
+
 def home_of(context: typer.Context) -> Home:
     """The home that the global options, the environment or the platform name; nothing is touched."""
     from sidecar.home import Home
@@ -106,7 +110,14 @@ def fail(text: str) -> None:
 
 def complain(text: str) -> None:
     """One line on stderr, in the program's name."""
-    print(f"durable-stream: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+    from sidecar.cli.output import one_line
+
+    print(f"durable-stream: {one_line(text)}", file=sys.stderr)  # noqa: T201
+
+
+def note(text: str) -> None:
+    """One line on stderr that is no error: why nothing was printed, or what is waited for."""
+    print(" ".join(text.split()), file=sys.stderr)  # noqa: T201
 
 
 def explain(error: Exception) -> str:

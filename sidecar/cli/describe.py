@@ -33,11 +33,16 @@ class Line:
         return f"{self.label}: {self.text}" if self.text else self.label
 
 
-def describe(event: StreamEvent) -> Line:
-    """The line of an event of any type; unknown types show their payload's most telling field."""
+def describe(event: StreamEvent, *, took_ms: int | None = None) -> Line:
+    """The line of an event of any type; unknown types show their payload's most telling field.
+
+    ``took_ms`` is how long a turn took that ends with this event, which its payload does not say.
+    """
     payload = event.payload
     if set(payload) == {"$sha256"}:
         return Line(short_type(event.type), "(payload forgotten)", "quiet")
+    if event.type == "turn.ended":
+        return _turn_ended(payload, took_ms)
     teller = _TELLERS.get(event.type)
     return teller(payload) if teller is not None else _other(event.type, payload)
 
@@ -120,12 +125,14 @@ def _turn_started(payload: dict[str, Any]) -> Line:
     return Line("turn", _joined("" if trigger == "prompt" else trigger, "/".join(filter(None, named)), " · "), "quiet")
 
 
-def _turn_ended(payload: dict[str, Any]) -> Line:
+def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
     outcome = _text(payload.get("outcome")) or "ended"
     steps = payload.get("steps")
     said = [outcome if not payload.get("error") else f"{outcome} ({_text(payload['error'])})"]
     if _number(steps):
         said.append(f"{steps} step{'s' if steps != 1 else ''}")
+    if took_ms is not None:
+        said.append(describe_span(took_ms))
     said.append(spent(payload))
     tone: Tone = "good" if outcome == "completed" else "bad" if outcome == "failed" else "asks"
     return Line("turn end", " · ".join(filter(None, said)), tone)
@@ -189,7 +196,6 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "human.input": lambda payload: Line("input", input_text(payload), "input"),
     "agent.input": lambda payload: Line("prompt", input_text(payload)),
     "turn.started": _turn_started,
-    "turn.ended": _turn_ended,
     "execution.step": _step,
     "execution.output": _output,
     "agent.spawned": _spawned,

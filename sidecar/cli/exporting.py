@@ -13,7 +13,7 @@ from sidecar.cli.reading import StreamArgument
 
 if TYPE_CHECKING:
     from sidecar.cli.select import Family
-    from streams.stores.jsonl_reader import JsonlReader
+    from streams.log import LogReader
 
 FORMAT = 1
 
@@ -31,13 +31,14 @@ async def export(
     JSON lines, with or without ``--json``: a header, then the records.
     """
     from sidecar.cli.select import family_of, find_stream, open_reader
-    from streams.stores.segments import read_manifest
+    from streams.stores.directory import read_manifest
 
     store = home_of(context).store_path
     reader = open_reader(store)
     stream = await find_stream(reader, stream)
     family = await family_of(reader, stream)
-    log_id = (read_manifest(store) or {}).get("log_id")
+    manifest = read_manifest(store)
+    log_id = manifest.log_id if manifest is not None else None
     if output is None:
         sys.stdout.flush()
         await _write(reader, family, log_id, sys.stdout.buffer)
@@ -57,9 +58,8 @@ async def export(
     complain(f"wrote {count} records of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}")
 
 
-async def _write(reader: JsonlReader, family: Family, log_id: object, file: IO[bytes]) -> int:
-    import orjson
-
+async def _write(reader: LogReader, family: Family, log_id: object, file: IO[bytes]) -> int:
+    from sidecar.cli.output import json_line
     from sidecar.cli.select import records_of
     from streams.identity import system_identity
 
@@ -76,9 +76,9 @@ async def _write(reader: JsonlReader, family: Family, log_id: object, file: IO[b
         "log_id": log_id,
         "exported_ms": system_identity().now_ms(),
     }
-    file.write(orjson.dumps(header) + b"\n")
+    file.write(json_line(header))
     async for record in records_of(reader, family, up_to=head):
-        file.write(orjson.dumps(record.as_json()) + b"\n")
+        file.write(json_line(record.as_json()))
     return count
 
 

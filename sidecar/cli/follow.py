@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from streams.log import LogReader
 from streams.store import NOTHING, Record
-from streams.stores.jsonl_reader import JsonlReader
 
 LOOK_AGAIN_MS = 500
 """Where the system tells of no change (network disks, a directory that was replaced), look this often."""
@@ -22,7 +22,7 @@ async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
     Raises:
         CorruptLog: a record is damaged; what came before was yielded.
     """
-    reader = JsonlReader(store)
+    reader = LogReader(store)
     async for _ in _changes(store):
         if reader.head > after:
             async for record in reader.read_all(after=after):

@@ -6,44 +6,75 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.command import JsonFlag, home_of
+from sidecar.cli import complete
+from sidecar.cli.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from rich.tree import Tree
 
     from sidecar.cli.output import Output
     from sidecar.cli.overview import Overview, SessionView, TurnView
+    from streams.errors import CorruptLog
+    from streams.store import Record
 
 STATUS_STYLES = {"active": "bold green", "unknown": "yellow", "ended": "dim"}
 
 
-async def streams(context: typer.Context, json: JsonFlag = False) -> None:
+LimitOption = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N.")]
+
+WHOLE_ID_WIDTH = 100
+"""Columns from which on ids of streams and sessions are shown whole."""
+
+SHORT_STREAM = 10
+"""Last characters of such an id that a narrower terminal shows: enough to name it."""
+
+
+async def streams(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
     """List the streams of the log, newest first."""
     from sidecar.cli.output import Output
-    from sidecar.cli.overview import Overview
     from sidecar.cli.select import EMPTY_HINT, open_reader
-    from streams.projection import fold
 
     out = Output(json)
-    overview = await fold(Overview(), open_reader(home_of(context).store_path).read_all())
+    overview, fault = await _overview(open_reader(home_of(context).store_path).read_all())
     found = [overview.stream_json(stream_id) for stream_id in overview.streams]
     found.sort(key=lambda stream: int(stream["last_ts"]), reverse=True)
+    found = found[:limit]
     if json:
         for stream in found:
             out.object(stream)
-        return
-    if not found:
-        out.text(f"No streams yet: {EMPTY_HINT}.")
-        return
-    if out.terminal:
+    elif found and out.terminal:
         _stream_table(out, found)
-        return
+    else:
+        for stream in found:
+            _stream_cells(out, stream)
+    if fault is not None:
+        raise fault
+    if not found:
+        note(f"No streams yet: {EMPTY_HINT}.")
+
+
+async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
+    """What ``records`` come to, and the fault that ended them early, if one did."""
+    from sidecar.cli.overview import Overview
+    from streams.errors import CorruptLog
+
+    overview = Overview()
+    try:
+        async for record in records:
+            overview.apply(record)
+    except CorruptLog as error:
+        return overview, error
+    return overview, None
+
+
+def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
     from sidecar.cli.output import iso_time
 
-    for stream in found:
-        names = ("stream_id", "status", "records", "sessions", "turns", "cost")
-        times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
-        out.cells(*(str(stream[name]) for name in names), *times, _named(stream))
+    names = ("stream_id", "status", "records", "sessions", "turns", "cost")
+    times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
+    out.cells(*(str(stream[name]) for name in names), *times, _named(stream))
 
 
 def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
@@ -55,23 +86,19 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     from streams.identity import system_identity
 
     now = system_identity().now_ms()
-    roomy = out.console.width >= 110
+    whole_id, roomy = out.width >= WHOLE_ID_WIDTH, out.width >= 110
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("stream", no_wrap=True, overflow="ellipsis", min_width=None if roomy else 31)
-    fits = out.console.width >= 72
-    table.add_column("status", no_wrap=True, min_width=7 if fits else None)
-    table.add_column("last", no_wrap=True, min_width=8 if fits else None)
-    table.add_column("turns", justify="right", no_wrap=True, min_width=5 if fits else None)
-    if roomy:
-        for name in ("records", "sessions", "tokens", "cost"):
-            table.add_column(name, justify="right", no_wrap=True)
+    for name, least in (("stream", SHORT_STREAM + 1), ("status", 7), ("last", 8)):
+        table.add_column(name, no_wrap=True, min_width=least)
+    for name in ("turns", *(("records", "sessions", "tokens", "cost") if roomy else ())):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("title", no_wrap=True, overflow="ellipsis", ratio=1)
     for stream in found:
-        status = stream["status"]
+        status, name = stream["status"], stream["stream_id"]
         tokens = stream["tokens"].get("total") or sum(stream["tokens"].values())
         figures = [amount(stream["records"]), str(stream["sessions"]), amount(tokens) if tokens else "-"]
         table.add_row(
-            Text(stream["stream_id"]),
+            Text(name if whole_id else _shortened(name)),
             Text(status, STATUS_STYLES.get(status, "")),
             ago(max(now - stream["last_ts"], 0)),
             str(stream["turns"]),
@@ -79,6 +106,10 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
             Text(one_line(_named(stream))),
         )
     out.console.print(table)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= SHORT_STREAM else f"…{name[-SHORT_STREAM:]}"
 
 
 def _named(stream: dict[str, Any]) -> str:
@@ -89,55 +120,62 @@ def _named(stream: dict[str, Any]) -> str:
 async def tree(
     context: typer.Context,
     stream: Annotated[
-        str | None, typer.Argument(metavar="[STREAM]", help="Only this stream's family; else the whole log.")
+        str | None,
+        typer.Argument(
+            metavar="[STREAM]",
+            help="Only this stream's family, or what is below this child session; else the whole log.",
+            autocompletion=complete.sessions,
+        ),
     ] = None,
+    limit: LimitOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Show sessions and turns, and what came of them."""
     from sidecar.cli.output import Output
-    from sidecar.cli.overview import Overview
-    from sidecar.cli.select import EMPTY_HINT, family_of, find_stream, open_reader, records_of
-    from streams.projection import fold
+    from sidecar.cli.select import EMPTY_HINT, family_of, find_session, open_reader, records_of
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
+    session = None
     if stream is None:
-        overview = await fold(Overview(), reader.read_all())
+        overview, fault = await _overview(reader.read_all())
     else:
-        family = await family_of(reader, await find_stream(reader, stream))
-        overview = await fold(Overview(), records_of(reader, family))
-    roots = overview.roots()
-    if json:
-        for root in roots:
+        stream, session = await find_session(reader, stream)
+        overview, fault = await _overview(records_of(reader, await family_of(reader, stream)))
+    roots = overview.roots() if session is None else [overview.sessions[session]]
+    for root in roots[-limit:] if limit else roots:
+        if json:
             out.object(overview.session_json(root))
-        return
-    if not roots:
-        out.text(f"No sessions yet: {EMPTY_HINT}." if stream is None else f"{stream} holds no session.")
-    for root in roots:
-        if out.terminal:
+        elif out.terminal:
             from rich.tree import Tree
 
-            top = Tree(_session_label(root), guide_style="dim")
-            _grow(overview, root, top)
+            top = Tree(_session_label(root, out.width), guide_style="dim")
+            _grow(overview, root, top, out.width)
             out.console.print(top, no_wrap=True, overflow="ellipsis", crop=True)
         else:
             _plain(out, overview, root, 0)
+    if fault is not None:
+        raise fault
+    if not roots:
+        note(f"No sessions yet: {EMPTY_HINT}." if stream is None else f"{stream} holds no session.")
 
 
-def _grow(overview: Overview, session: SessionView, node: Tree) -> None:
+def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> None:
     for turn, below in _branches(overview, session):
-        inner = node if turn is None else node.add(_turn_label(turn))
+        inner = node if turn is None else node.add(_turn_label(turn, width))
         for child in below:
-            _grow(overview, child, inner.add(_session_label(child)))
+            _grow(overview, child, inner.add(_session_label(child, width)), width)
 
 
 def _plain(out: Output, overview: Overview, session: SessionView, depth: int) -> None:
+    from sidecar.cli.output import one_line
+
     indent = "  " * depth
     ended = f" [{session.ended}]" if session.ended else ""
-    out.text(f"{indent}session {session.id} {session.agent} {session.title}{ended}".rstrip())
+    out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{ended}"))
     for turn, below in _branches(overview, session):
         if turn is not None:
-            out.text(f"{indent}  turn {turn.outcome or 'open'} {_figures(turn)} {turn.asked}".rstrip())
+            out.text(f"{indent}  " + one_line(f"turn {turn.outcome or 'open'} {_figures(turn)} {turn.asked}"))
         for child in below:
             _plain(out, overview, child, depth + 2)
 
@@ -151,28 +189,33 @@ def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView |
     return [*branches, (None, list(below.values()))]
 
 
-def _session_label(session: SessionView) -> Any:
+def _session_label(session: SessionView, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.output import one_line
 
     label = Text(no_wrap=True, overflow="ellipsis")
     label.append(one_line(session.title) or "(no title)", "bold")
-    label.append(f"  {session.agent}" if session.agent else "")
-    label.append(f"  {session.id}", "dim")
+    label.append(f"  {one_line(session.agent)}" if session.agent else "")
+    name = one_line(session.id)
+    label.append(f"  {name if width >= WHOLE_ID_WIDTH else _shortened(name)}", "dim")
     if session.ended:
-        label.append(f"  {session.ended}", "dim")
+        label.append(f"  {one_line(session.ended)}", "dim")
     return label
 
 
-def _turn_label(turn: TurnView) -> Any:
+def _turn_label(turn: TurnView, width: int) -> Any:
     from rich.text import Text
+
+    from sidecar.cli.describe import spent
+    from sidecar.cli.output import one_line
 
     style = {"completed": "green", "failed": "red", None: "bold green"}.get(turn.outcome, "yellow")
     label = Text(no_wrap=True, overflow="ellipsis")
-    label.append(turn.outcome or "open", style)
-    label.append(f"  {_figures(turn)}", "dim")
-    label.append(f"  {turn.asked or turn.trigger}")
+    label.append(one_line(turn.outcome or "open"), style)
+    tokens = spent({"tokens": turn.tokens}) if width >= WHOLE_ID_WIDTH else ""
+    label.append("  " + " · ".join(filter(None, (_figures(turn), tokens))), "dim")
+    label.append(f"  {one_line(turn.asked or turn.trigger)}")
     return label
 
 

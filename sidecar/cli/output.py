@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from rich.color import ColorSystem
     from rich.console import Console
 
+NARROWEST = 20
+"""Columns that a text needs at least to be broken at words."""
+
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+_DRIVING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Output:
         from rich.style import Style
 
         parts = list(parts)
-        room = self._width
+        room = self.width
         cut = sum(cell_len(text) for text, _ in parts) > room
         room -= cut
         written = []
@@ -70,8 +75,26 @@ class Output:
             written.append(looks.render(text, color_system=self._colors))
         sys.stdout.write("".join(written) + ("…\n" if cut else "\n"))
 
+    def lines(self, head: Sequence[tuple[str, str]], text: str, style: str, *, most: int) -> None:
+        """``head``, and ``text`` beside it on up to ``most`` lines, broken at words and cut after the last."""
+        from rich.cells import cell_len, chop_cells
+        from rich.text import Text
+
+        indent = sum(cell_len(part) for part, _ in head)
+        room = self.width - indent
+        if most == 1 or room < NARROWEST or cell_len(text) <= room:
+            self.line([*head, (text, style)])
+            return
+        wrapped = [str(row).rstrip() for row in Text(text[: room * (most + 1)]).wrap(self.console, room)]
+        rows, cut = wrapped[:most], len(wrapped) > most
+        if cut:
+            rows[-1] = (chop_cells(rows[-1], room - 1)[0] if cell_len(rows[-1]) >= room else rows[-1]) + "…"
+        for number, row in enumerate(rows):
+            self.line([*(head if not number else [(" " * indent, "")]), (row, style)])
+
     @cached_property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """Columns of the terminal."""
         return self.console.width  # asks the system; once is enough
 
     @cached_property
@@ -82,10 +105,8 @@ class Output:
 
     def object(self, value: Any) -> None:
         """One JSON object as one line."""
-        import orjson
-
         sys.stdout.flush()
-        sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+        sys.stdout.buffer.write(json_line(value))
 
     def flush(self) -> None:
         """Let a reader at the other end of a pipe see what was printed so far."""
@@ -141,6 +162,20 @@ class Output:
         self.console.print(table)
 
 
+def json_line(value: Any) -> bytes:
+    """``value`` as one line of JSON that cannot drive a terminal either, though it says the same.
+
+    JSON itself escapes what is below a space; a terminal also obeys DEL and U+0080 to U+009F, and
+    direction characters make text read as what it is not.
+    """
+    import orjson
+
+    data = orjson.dumps(value)
+    if not data.isascii() or b"\x7f" in data:
+        data = _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode()).encode()
+    return data + b"\n"
+
+
 def one_line(text: str) -> str:
     """``text`` on one line, without escape sequences and other characters that could drive a terminal."""
     return " ".join(printable(text).split())
@@ -152,6 +187,21 @@ def printable(text: str) -> str:
         return text
     text = _ANSI.sub("", text)
     return "".join(c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text)
+
+
+def fitted(text: str, width: int) -> str:
+    """``text`` on one line of exactly ``width`` columns of a terminal, where some characters take two."""
+    from rich.cells import cell_len, set_cell_size
+
+    text = one_line(text)
+    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+
+
+def padded(text: str, width: int) -> str:
+    """``text`` filled up to ``width`` columns of a terminal; a longer one stays whole."""
+    from rich.cells import cell_len
+
+    return text + " " * (width - cell_len(text))
 
 
 def local_time(ts: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:

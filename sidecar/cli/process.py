@@ -41,13 +41,14 @@ async def serve(
     The OpenCode plugin starts one by itself when none runs.
     """
     home = home_of(context)
+    home.check_owner()
     if idle_exit and home.running() is not None:
         return 0  # several shims start one at once: those that come late should cost nothing
 
-    from sidecar.app import note_failure
     from sidecar.app import serve as run
     from sidecar.config import load_config
     from sidecar.home import HomeLocked
+    from sidecar.logs import note_failure
 
     def announce(port: int) -> None:
         if not idle_exit:
@@ -76,6 +77,7 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
 
     out = Output(json)
     home = home_of(context)
+    home.check_owner()
     info = home.running()
     if info is None:
         return _told(out, f"no sidecar runs for {home.path}", stopped=False, pid=None)
@@ -139,7 +141,8 @@ async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
     end = loop.time() + seconds
     while True:
         running = home.running()
-        if running is None or running.boot != info.boot:
+        # One that is leaving took its address away already, and still closes its files.
+        if running.boot != info.boot if running is not None else not home.is_locked():
             return True
         if loop.time() >= end:
             return False

@@ -7,79 +7,117 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, complain, home_of
+from sidecar.cli import complete
+from sidecar.cli.command import Ambiguous, Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.cli.records import Lines
     from sidecar.cli.select import Family
+    from streams.log import LogReader
     from streams.store import Record
-    from streams.stores.jsonl_reader import JsonlReader
 
-StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="A stream's id, or its unique beginning or end.")]
-EventArgument = Annotated[str, typer.Argument(metavar="EVENT", help="An event's id, or its unique beginning or end.")]
+StreamArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STREAM", help="A stream's id, or its unique beginning or end.", autocompletion=complete.streams
+    ),
+]
+EventArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="EVENT", help="An event's id, or its unique beginning or end.", autocompletion=complete.events
+    ),
+]
 
 
 async def log(
     context: typer.Context,
-    stream: StreamArgument,
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM",
+            help="A stream's or child session's id, or its unique beginning or end.",
+            autocompletion=complete.sessions,
+        ),
+    ],
     from_offset: Annotated[
         int, typer.Option("--from", metavar="OFFSET", min=0, help="Begin at this offset of the stream.")
     ] = 0,
+    last: Annotated[int | None, typer.Option("--last", "-n", metavar="N", min=0, help="Only the newest N.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new records until Ctrl-C.")] = False,
     only: Annotated[bool, typer.Option("--only", help="Leave out streams that were joined to this one later.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Print what happened in a stream, oldest first.
 
-    Child sessions are included, and streams that were joined to this one later.
+    Child sessions are included and numbered, as are streams that were joined to this one later.
+    Of a child session's id, only what it and those below it did.
     """
     from sidecar.cli.output import Output
     from sidecar.cli.records import Lines
-    from sidecar.cli.select import family_of, find_stream, first, open_reader, records_of
+    from sidecar.cli.select import family_of, find_session, first, newest, open_reader, records_of
     from streams.store import NOTHING
 
     out = Output(json)
     lines = Lines(out)
     store = home_of(context).store_path
     reader = open_reader(store)
+    session = None
     try:
-        stream = await find_stream(reader, stream)
+        stream, session = await find_session(reader, stream)
+    except Ambiguous:
+        raise
     except Failure:
         if not follow:
             raise
-        complain(f"there is no stream {stream!r} yet: waiting for it; end with Ctrl-C")
-    family = await family_of(reader, stream, only=only)
-    if follow:
-        await _follow(store, family, from_offset, lines, out)
+        note(f"There is no stream {stream!r} yet: waiting for it. End with Ctrl-C.")
+    family = await family_of(reader, stream, only=only, session=session)
+    if follow and last is None:
+        await _follow(store, family, lines, out, from_offset=from_offset)
         return
     after = NOTHING
+    head = reader.head
     if from_offset:
         start = await first(reader.read(stream, from_offset=from_offset))
-        if start is None:
-            return
-        after = start.position - 1
-    async for record in records_of(reader, family, after=after):
-        lines.print(record, family.depth(record))
+        after = head if start is None else start.position - 1
+    records = records_of(reader, family, after=after, up_to=head)
+    if last is None:
+        async for record in records:
+            lines.print(record, family.depth(record), family.place(record))
+    else:
+        kept, fault = await newest(records, last)
+        for record in kept:
+            lines.print(record, family.depth(record), family.place(record))
+        if fault is not None:
+            raise fault
+    if follow:
+        out.flush()
+        await _follow(store, family, lines, out, after=head)
+    elif not lines.printed and last != 0:
+        note(f"Nothing to print: {stream} has no record at or after offset {from_offset}.")
 
 
-async def _follow(store: Path, family: Family, from_offset: int, lines: Lines, out: Output) -> None:
+async def _follow(
+    store: Path, family: Family, lines: Lines, out: Output, *, from_offset: int = 0, after: int | None = None
+) -> None:
     from sidecar.cli.follow import follow
-    from streams.stores.jsonl_reader import JsonlReader
+    from streams.log import LogReader
+    from streams.store import NOTHING
 
     began = from_offset == 0
-    async for record in follow(store):
+    async for record in follow(store, after=NOTHING if after is None else after):
         joined = family.apply(record)
         began = began or (record.event.stream_id == family.stream and record.offset >= from_offset)
         if not began:
             continue
         for stream in joined:
             # What a stream held before it was joined would otherwise never be told.
-            async for earlier in JsonlReader(store).read(stream):
+            async for earlier in LogReader(store).read(stream):
                 if earlier.position < record.position:
-                    lines.print(earlier, family.depth(earlier))
+                    lines.print(earlier, family.depth(earlier), family.place(earlier))
         if record in family:
-            lines.print(record, family.depth(record))
+            lines.print(record, family.depth(record), family.place(record))
             out.flush()
 
 
@@ -112,7 +150,7 @@ async def show(context: typer.Context, event: EventArgument, json: JsonFlag = Fa
         *(("effect", f"{effect.event.id}  {headline(effect)}") for effect in effects),
     ]
     for name, value in facts:
-        _line(out, f"  {name:11}{value}")
+        out.prose(f"  {name:11}", " ".join(value.splitlines()))
     for name, content in (("payload", shown.payload), ("metadata", shown.metadata)):
         out.text(name, "bold")
         for line in outline(content, "  "):
@@ -137,13 +175,24 @@ async def query(
     context: typer.Context,
     types: Annotated[
         list[str] | None,
-        typer.Option("--type", metavar="TYPE", help="Event type, or agent.* for all below; repeatable."),
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Event type, or agent.* for all below; repeatable.",
+            autocompletion=complete.types,
+        ),
     ] = None,
     actors: Annotated[
-        list[str] | None, typer.Option("--actor", metavar="NAME", help="Who did it: user, build, …; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--actor", metavar="NAME", help="Who did it: user, build, …; repeatable.", autocompletion=complete.actors
+        ),
     ] = None,
     streams: Annotated[
-        list[str] | None, typer.Option("--stream", metavar="STREAM", help="Only this stream; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--stream", metavar="STREAM", help="Only this stream; repeatable.", autocompletion=complete.streams
+        ),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="MOMENT", help="From then on: 90s, 2h, 7d ago, or an ISO time.")
@@ -154,11 +203,9 @@ async def query(
     json: JsonFlag = False,
 ) -> None:
     """Find events in all streams, oldest first."""
-    from collections import deque
-
     from sidecar.cli.output import Output
     from sidecar.cli.records import Lines
-    from sidecar.cli.select import find_stream, open_reader
+    from sidecar.cli.select import EMPTY_HINT, find_stream, newest, open_reader
     from streams.identity import system_identity
     from streams.query import Filter, parse_moment
 
@@ -178,15 +225,18 @@ async def query(
         text=text,
     )
     lines = Lines(Output(json), with_stream=True)
+    found = reader.query(wanted)
     if limit is None:
-        async for record in reader.query(wanted):
+        async for record in found:
             lines.print(record)
-        return
-    newest: deque[Record] = deque(maxlen=limit)
-    async for record in reader.query(wanted):
-        newest.append(record)
-    for record in newest:
-        lines.print(record)
+    else:
+        kept, fault = await newest(found, limit)
+        for record in kept:
+            lines.print(record)
+        if fault is not None:
+            raise fault
+    if not lines.printed:
+        note("No event fits." if reader.head >= 0 else f"The log is empty: {EMPTY_HINT}.")
 
 
 async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
@@ -209,7 +259,7 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
         lines.print(record, depth)
 
 
-async def causes(reader: JsonlReader, record: Record) -> list[Record]:
+async def causes(reader: LogReader, record: Record) -> list[Record]:
     """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log.
 
     Most causes stand in the effect's own stream, so that is read as a whole, once for the links and once for
@@ -233,10 +283,3 @@ async def causes(reader: JsonlReader, record: Record) -> list[Record]:
             return chain[::-1]
         seen.add(elsewhere.event.id)
         chain.append(elsewhere)
-
-
-def _line(out: Output, text: str) -> None:
-    from sidecar.cli.output import one_line
-
-    indent = text[: len(text) - len(text.lstrip())]
-    out.text(indent + one_line(text) if "\n" in text else text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.cli.describe import Line, Tone, describe
-from sidecar.cli.output import Output, iso_time, local_time, one_line, printable
+from sidecar.cli.output import Output, fitted, iso_time, local_time, one_line, padded, printable
+from streams.event import StreamEvent
 from streams.store import Record
 
 STYLES: dict[Tone, str] = {
@@ -21,7 +22,13 @@ STYLES: dict[Tone, str] = {
 SHORT_ID = 6
 """Last characters of an event id that a terminal shows: enough to name it in `show` and `why`."""
 
-_ACTOR_WIDTH = 12
+ROOMY = 100
+"""Columns from which on the columns of a record are set apart by two spaces."""
+
+MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 3, "bad": 3}
+"""Lines that a terminal gives to what people and agents say, to questions and to faults; others get one."""
+
+_PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
 _LABEL_WIDTH = 9
 
 
@@ -35,41 +42,56 @@ class Lines:
     def __init__(self, out: Output, *, with_stream: bool = False) -> None:
         self._out, self._with_stream = out, with_stream
         self._day = ""
+        self._started: dict[tuple[str, str], int] = {}
+        self.printed = 0
 
-    def print(self, record: Record, depth: int = 0) -> None:
-        """One record; ``depth`` indents what child sessions did."""
+    def print(self, record: Record, depth: int = 0, place: str = "") -> None:
+        """One record; ``depth`` indents what child sessions did, ``place`` (``2.1``) tells them apart."""
+        self.printed += 1
         if self._out.json:
             self._out.object(record.as_json())
         elif self._out.terminal:
-            self._on_terminal(record, depth)
+            self._on_terminal(record, depth, place)
         else:
             event, line = record.event, describe(record.event)
             self._out.cells(
                 iso_time(event.ts), event.stream_id, str(record.offset), event.id, event.actor, event.type, str(line)
             )
 
-    def _on_terminal(self, record: Record, depth: int) -> None:
-        event, line = record.event, describe(record.event)
+    def _on_terminal(self, record: Record, depth: int, place: str) -> None:
+        event, line = record.event, describe(record.event, took_ms=self._took_ms(record.event))
         day = local_time(event.ts, "%A, %d %B %Y")
         if day != self._day:
             self._day = day
             self._out.text(day, "bold")
+        roomy = self._out.width >= ROOMY
+        gap = "  " if roomy else " "
         style = STYLES[line.tone]
         strong = style if style in ("dim", "bold cyan") else f"bold {style}".strip()
-        parts = [(f"{local_time(event.ts, '%H:%M:%S')}  {event.id[-SHORT_ID:]}  ", "dim")]
+        parts = [(f"{local_time(event.ts, '%H:%M:%S')}{gap}{event.id[-SHORT_ID:]}{gap}", "dim")]
         if self._with_stream:
-            parts.append((f"{event.stream_id[-10:]:10}  ", "dim"))
-        parts.append((_fitted(event.actor, _ACTOR_WIDTH) + "  ", "cyan" if event.actor == "user" else ""))
-        parts.append(("  " * depth, ""))
-        parts.append((f"{line.label:{_LABEL_WIDTH}}", strong))
+            parts.append((f"{event.stream_id[-10:]:10}{gap}", "dim"))
+        parts.append((fitted(event.actor, 12 if roomy else 8) + gap, "cyan" if event.actor == "user" else ""))
+        if place:
+            number = int(place.partition(".")[0]) - 1
+            parts.append((f"{place:{2 * depth - 1}} ", _PLACE_STYLES[number % len(_PLACE_STYLES)]))
+        else:
+            parts.append(("  " * depth, ""))
+        parts.append((padded(one_line(line.label), _LABEL_WIDTH), strong))
         if line.text:
-            parts.append((" " + line.text, style))
-        self._out.line(parts)
+            parts[-1] = (parts[-1][0] + " ", strong)
+        self._out.lines(parts, line.text, style, most=MOST_LINES.get(line.tone, 1))
 
-
-def _fitted(text: str, width: int) -> str:
-    text = one_line(text)
-    return f"{text:{width}}" if len(text) <= width else text[: width - 1] + "…"
+    def _took_ms(self, event: StreamEvent) -> int | None:
+        """How long a turn took that ends here, if its start was printed, too."""
+        if not event.type.startswith("turn."):
+            return None
+        turn = (str(event.payload.get("session")), str(event.payload.get("message")))
+        if event.type == "turn.started":
+            self._started[turn] = event.ts
+        elif event.type == "turn.ended" and turn in self._started:
+            return max(event.ts - self._started.pop(turn), 0)
+        return None
 
 
 def headline(record: Record) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
-from sidecar.cli.command import Failure
+from sidecar.cli.command import Ambiguous, Failure
+from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.lineage import Lineage
+from streams.log import LogReader
 from streams.query import Filter
 from streams.store import NOTHING, Record
-from streams.stores.jsonl_reader import JsonlReader
 
 _SHOWN = 5
 """Near matches that an error names."""
@@ -21,41 +23,67 @@ _SHOWN = 5
 LINEAGE = Filter(types=("lifecycle.session.*", "lineage.linked"))
 
 
-def open_reader(store: Path) -> JsonlReader:
+def open_reader(store: Path) -> LogReader:
     """The log beside a running sidecar, or of a stopped one; one that does not exist yet reads as empty."""
-    return JsonlReader(store)
+    return LogReader(store)
 
 
-async def find_stream(reader: JsonlReader, given: str) -> str:
+async def find_stream(reader: LogReader, given: str) -> str:
     """The stream that ``given`` names.
 
     Raises:
         Failure: there is none, or several; names some.
+        CorruptLog: there is none before the fault.
     """
-    known = await first(reader.read(given))
-    if known is not None:
-        return known.event.stream_id
+    stream, session = await find_session(reader, given)
+    if session is not None:
+        raise Failure(f"{given!r} is a session in the stream {stream}; name that stream")
+    return stream
+
+
+async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
+    """The stream that ``given`` names, or a child session and the stream that it is in.
+
+    A stream wins over a session. In a damaged log, what stands before the fault is looked through.
+
+    Raises:
+        Failure: there is none, or several; names some.
+        CorruptLog: there is none before the fault.
+    """
+    given = given.lstrip("…")  # as a narrow terminal shows a stream
     seen: dict[str, None] = {}
     lineage = Lineage()
-    async for record in reader.read_all():
-        seen[record.event.stream_id] = None
-        lineage.apply(record)
+    fault: CorruptLog | None = None
+    with suppress(CorruptLog):  # reading all of it comes to the same fault
+        known = await first(reader.read(given))
+        if known is not None:
+            return known.event.stream_id, None
+    try:
+        async for record in reader.read_all():
+            seen[record.event.stream_id] = None
+            lineage.apply(record)
+    except CorruptLog as error:
+        fault = error
+    sessions = {session.id: session.stream for session in lineage.sessions.values()}
+    if given in seen or given in sessions:
+        return (given, None) if given in seen else (sessions[given], given)
+    for names in (seen, sessions):
+        found = [name for name in names if name.startswith(given)] or [n for n in names if n.endswith(given)]
+        if len(found) == 1:
+            return (found[0], None) if names is seen else (sessions[found[0]], found[0])
+        if found:
+            what = "streams" if names is seen else "sessions"
+            raise Ambiguous(f"{given!r} fits {len(found)} {what}: {_some(found)}; give more of the id")
+    if fault is not None:
+        raise fault
     if not seen:
         raise Failure(f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
-    found = [stream for stream in seen if stream.startswith(given)] or [s for s in seen if s.endswith(given)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise Failure(f"{given!r} fits {len(found)} streams: {_some(found)}; give more of the id")
-    inner = lineage.sessions.get(given)
-    if inner is not None:
-        raise Failure(f"{given!r} is a session in the stream {inner.stream}; name that stream")
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
     raise Failure(f"there is no stream {given!r}; {hint}")
 
 
-async def find_event(reader: JsonlReader, given: str) -> Record:
+async def find_event(reader: LogReader, given: str) -> Record:
     """The record whose event id is ``given``, begins or ends with it; case does not matter.
 
     Raises:
@@ -97,11 +125,17 @@ async def first(records: AsyncIterator[Record]) -> Record | None:
 
 
 class Family:
-    """The streams that belong to one root session, joined by ``lineage.linked``; grows as records are applied."""
+    """The streams that belong to one root session, joined by ``lineage.linked``; grows as records are applied.
 
-    def __init__(self, stream: str, lineage: Lineage | None = None, *, only: bool = False) -> None:
-        self.stream, self.lineage, self._only = stream, lineage or Lineage(), only
+    With ``session`` only the records of that session, and of those below it, are in it.
+    """
+
+    def __init__(
+        self, stream: str, lineage: Lineage | None = None, *, only: bool = False, session: str | None = None
+    ) -> None:
+        self.stream, self.lineage, self._only, self._session = stream, lineage or Lineage(), only, session
         self.streams: set[str] = set()
+        self._numbers: dict[str, int] | None = None
         self._refresh()
 
     def apply(self, record: Record) -> set[str]:
@@ -113,6 +147,7 @@ class Family:
         return self.streams - before
 
     def _refresh(self) -> None:
+        self._numbers = None
         session = next((s for s in self.lineage.sessions.values() if s.stream == self.stream), None)
         if session is None or self._only:
             self.streams = {self.stream}
@@ -120,29 +155,48 @@ class Family:
             self.streams = {self.stream, *self.lineage.streams_of(session.id)}
 
     def __contains__(self, record: Record) -> bool:
-        return record.event.stream_id in self.streams
+        if record.event.stream_id not in self.streams:
+            return False
+        return self._session is None or self._session in self._above(record)
+
+    def place(self, record: Record) -> str:
+        """Which child session of which a record belongs to: ``2.1`` is the first child of the second; empty for a root.
+
+        Children are numbered in the order in which they first appeared.
+        """
+        if self._numbers is None:
+            self._numbers, counts = {}, dict[str, int]()
+            for session in self.lineage.sessions.values():
+                if session.parent is not None:
+                    counts[session.parent] = counts.get(session.parent, 0) + 1
+                    self._numbers[session.id] = counts[session.parent]
+        return ".".join(str(self._numbers[session]) for session in reversed(self._above(record)[:-1]))
 
     def depth(self, record: Record) -> int:
         """How many sessions stand above the record's; 0 for a root and for what belongs to no session."""
+        return max(len(self._above(record)) - 1, 0)
+
+    def _above(self, record: Record) -> list[str]:
+        """The record's session and those it descends from, the root last; empty for what belongs to none."""
+        found: list[str] = []
         session = record.event.payload.get("session")
-        depth, seen = 0, set[str]()
-        while isinstance(session, str) and session in self.lineage.sessions and session not in seen:
-            seen.add(session)
+        while isinstance(session, str) and session in self.lineage.sessions and session not in found:
+            found.append(session)
             session = self.lineage.sessions[session].parent
-            depth += isinstance(session, str) and session in self.lineage.sessions
-        return depth
+        return found
 
 
-async def family_of(reader: JsonlReader, stream: str, *, only: bool = False) -> Family:
-    """The family of ``stream``; ``only`` leaves the joined streams out."""
+async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
+    """The family of ``stream``; ``only`` leaves the joined streams out. Of a damaged log, as far as it is sound."""
     lineage = Lineage()
-    async for record in reader.query(LINEAGE):
-        lineage.apply(record)
-    return Family(stream, lineage, only=only)
+    with suppress(CorruptLog):  # whoever reads the family's records comes to the fault, and tells it
+        async for record in reader.query(LINEAGE):
+            lineage.apply(record)
+    return Family(stream, lineage, only=only, session=session)
 
 
 async def records_of(
-    reader: JsonlReader, family: Family, *, after: int = NOTHING, up_to: int | None = None
+    reader: LogReader, family: Family, *, after: int = NOTHING, up_to: int | None = None
 ) -> AsyncIterator[Record]:
     """The family's records in position order, above ``after``, not above ``up_to``."""
     if len(family.streams) == 1 and after == NOTHING:
@@ -154,6 +208,17 @@ async def records_of(
             return
         if record in family:
             yield record
+
+
+async def newest(records: AsyncIterator[Record], count: int) -> tuple[list[Record], CorruptLog | None]:
+    """The last ``count`` of ``records``, and the fault that ended them early, if one did."""
+    kept: deque[Record] = deque(maxlen=count)
+    try:
+        async for record in records:
+            kept.append(record)
+    except CorruptLog as error:
+        return list(kept), error
+    return list(kept), None
 
 
 EMPTY_HINT = "install the plugin with `durable-stream install` and work in OpenCode, or look at `durable-stream status`"

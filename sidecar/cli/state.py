@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.checks import SidecarSilent, ask_sidecar, counted, quick_checks, spool_size, torn_files
+from sidecar.checks import (
+    NotAsked,
+    SidecarSilent,
+    ask_sidecar,
+    counted,
+    quick_checks,
+    refused_plugin,
+    spool_size,
+    torn_files,
+)
 from sidecar.cli.output import Output, bytes_text, local_time
 from sidecar.cli.overview import Overview
 from sidecar.home import Home
 from streams.errors import StreamError
+from streams.log import LogReader
 from streams.query import describe_span
 from streams.store import NOTHING
-from streams.stores.jsonl_reader import JsonlReader
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
@@ -27,8 +36,13 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if info is not None:
         try:
             found = await ask_sidecar(home, "status")
+        except NotAsked as error:
+            if all(check.level != "problem" for check in quick_checks(home)):
+                problems.append(str(error))
         except SidecarSilent as error:
             problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
+    if found is not None and (refused := refused_plugin(found)) is not None:
+        problems.append("; ".join(refused))
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems)
@@ -53,7 +67,7 @@ async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
     head = NOTHING
     last_ts = None
     try:
-        reader = JsonlReader(home.store_path)
+        reader = LogReader(home.store_path)
         head = reader.head
         async for record in reader.read_all():
             overview.apply(record)
@@ -71,7 +85,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if problems:
         out.text("Something is wrong:", "bold red")
     else:
-        out.text("All is well." if not notes else "All is well, with a note:", "bold green")
+        out.text("All is well." if not notes else "Nothing is wrong, but:", "bold green")
     for problem in problems:
         out.prose("  ! ", problem, "red")
     for note in notes:

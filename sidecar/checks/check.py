@@ -1,0 +1,123 @@
+"""What a check is: a small function that looks at the scene and returns findings as data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sidecar.config import Config
+from sidecar.home import Home
+from sidecar.installer import Installed, Target, read_plugin
+from sidecar.npm import Places
+
+Level = Literal["ok", "note", "problem"]
+
+Action = Literal["install", "prepare", "close", "unlock", "renew token", "take spools"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What ``doctor --fix`` does about a finding, to which path."""
+
+    action: Action
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: what was found, and what to do about it if anything.
+
+    ``problem``: something is not recorded, or soon will not be. ``note``: it is, and this should be known.
+    """
+
+    name: str
+    level: Level
+    text: str
+    hint: str = ""
+    fix: Fix | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as JSON values; ``fix`` is the action alone, or null."""
+        return asdict(self) | {"fix": self.fix.action if self.fix is not None else None}
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the log tells: ``fault`` when it cannot be read; times are in ms since 1970, directories the sessions'."""
+
+    head: int = -1
+    newest: int = 0
+    last_ts: int | None = None
+    gaps: int = 0
+    directories: tuple[str, ...] = ()
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A plugin file of ours that OpenCode loads in the current directory, and what it names."""
+
+    target: Target
+    names: Installed
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the checks look at: gathered once, so that each of them stays a small function.
+
+    ``command`` starts this program. ``config`` is ``None`` when it cannot be read, and ``config_fault`` says why.
+    ``answer`` is what the running sidecar says of itself; ``silence`` why it says nothing.
+    """
+
+    home: Home
+    command: tuple[str, ...]
+    cwd: Path
+    environ: Mapping[str, str]
+    places: Places
+    plugins: tuple[Plugin, ...]
+    config: Config | None = None
+    config_fault: str = ""
+    answer: Mapping[str, Any] | None = None
+    silence: str = ""
+    survey: Survey = field(default_factory=Survey)
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether a plugin is loaded in every project."""
+        return any(plugin.target.config == self.places.user for plugin in self.plugins)
+
+
+def scene_of(
+    home: Home, command: tuple[str, ...] = (), cwd: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Scene:
+    """The part of the scene that costs nothing to look at."""
+    from sidecar.config import ConfigError, load_config
+
+    cwd = cwd or Path.cwd()
+    places = Places.of(cwd, environ)
+    found = []
+    for directory in places.all:
+        target = Target("global" if directory == places.user else "project", directory)
+        names = read_plugin(target.plugin)
+        if names is not None:
+            found.append(Plugin(target, names))
+    config, fault = None, ""
+    try:
+        config = load_config(home.config_path)
+    except ConfigError as error:
+        fault = str(error)
+    return Scene(home, command, cwd, environ, places, tuple(found), config, fault)
+
+
+def again(target: Target) -> str:
+    """The command that writes a target's plugin file once more."""
+    where = f" --project {target.config.parent}" if target.scope == "project" else ""
+    return f"run `durable-stream install{where}` again"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,134 @@
+"""The home's files, the configuration, the port, the clock, the disk, and what waits there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from sidecar.checks.asking import spool_size
+from sidecar.checks.check import Check, Fix, Scene, counted
+from sidecar.home import Home, HomeError
+from streams.identity import system_identity
+from streams.query import describe_span
+
+LOW_SPACE_BYTES = 200 * 1024 * 1024
+BACKLOG_BYTES = 64 * 1024 * 1024
+
+AHEAD_MS = 60_000
+"""How far a time may lie in the future before the clock is doubted."""
+
+
+def check_home(scene: Scene) -> list[Check]:
+    """The home's owner and modes."""
+    home = scene.home
+    if not home.path.is_dir():
+        return [Check("home", "note", f"{home.path} does not exist yet", "the first start of the sidecar makes it")]
+    found = home.path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        return [Check("home", "problem", f"{home.path} belongs to another user", "choose another --home")]
+    if mode & 0o077:
+        text = f"{home.path} is open to others (mode {mode:o})"
+        return [Check("home", "problem", text, f"run: chmod 700 {home.path}", Fix("close", home.path))]
+    for path in (home.path, home.store_path, home.spool_path):
+        if path.exists() and not os.access(path, os.W_OK | os.X_OK):
+            text, hint = f"{path} cannot be written, so nothing is recorded", f"run: chmod -R u+rwX {home.path}"
+            return [Check("home", "problem", text, hint, Fix("unlock", path))]
+    return [Check("home", "ok", f"{home.path}, closed to others")]
+
+
+def check_token(scene: Scene) -> list[Check]:
+    """The token: a plain file, ours, closed to others."""
+    home = scene.home
+    if not home.path.is_dir():
+        return []
+    if not os.path.lexists(home.token_path):
+        return [Check("token", "note", "none yet", "the first start of the sidecar writes it")]
+    try:
+        home.read_token()
+    except HomeError as error:
+        return [Check("token", "problem", f"{error.path}: {error.problem}", error.hint, Fix("renew token", error.path))]
+    return [Check("token", "ok", "there, and closed to others")]
+
+
+def check_config(scene: Scene) -> list[Check]:
+    """Whether the configuration can be read."""
+    path = scene.home.config_path
+    if scene.config is None:
+        return [Check("config", "problem", scene.config_fault, f"correct it; {path} may also be left out")]
+    return [Check("config", "ok", str(path) if path.is_file() else "none: the defaults hold")]
+
+
+def check_port(scene: Scene) -> list[Check]:
+    """Whether a configured port can be had."""
+    port = scene.config.link.port if scene.config is not None else 0
+    if not port:
+        return []
+    info = scene.home.running()
+    if info is not None:
+        if info.port == port:
+            return [Check("port", "ok", f"{port}, as configured")]
+        text = f"the running sidecar listens on {info.port}, and {port} is configured"
+        return [Check("port", "note", text, "run `durable-stream stop`: the next one takes it")]
+    with socket.socket() as probe:
+        # As the sidecar itself binds: connections that just ended do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            reason = "another program has it" if error.errno == errno.EADDRINUSE else error.strerror
+            text = f"the configured port {port} cannot be had ({reason}): no sidecar can start"
+            hint = f"set another [link] port in {scene.home.config_path}, or 0 for any that is free"
+            return [Check("port", "problem", text, hint)]
+    return [Check("port", "ok", f"{port} is free")]
+
+
+def check_clock(scene: Scene) -> list[Check]:
+    """Whether events or files are dated in the future."""
+    now = system_identity().now_ms()
+    hint = "check the clock of this machine; the order of records does not depend on it"
+    ahead = (scene.survey.last_ts or 0) - now
+    if ahead > AHEAD_MS:
+        text = f"the newest event is {describe_span(ahead)} ahead of the clock"
+        return [Check("clock", "note", text, hint)]
+    for path, changed in _times(scene.home):
+        if changed - now > AHEAD_MS:
+            text = f"{path} was written {describe_span(changed - now)} ahead of the clock"
+            return [Check("clock", "note", text, hint)]
+    return [Check("clock", "ok", "nothing is dated in the future")]
+
+
+def _times(home: Home) -> Iterator[tuple[Path, int]]:
+    for path in (home.token_path, home.info_path, home.log_path, home.store_path / "head"):
+        if path.is_file():
+            yield path, path.stat().st_mtime_ns // 1_000_000
+
+
+def check_spool(scene: Scene) -> list[Check]:
+    """What waits for the sidecar."""
+    waiting = spool_size(scene.home)
+    text = f"{counted(waiting['files'], 'file')}, {waiting['bytes']} bytes"
+    if scene.home.running() is not None or not waiting["files"]:
+        return [Check("spool", "ok", "empty" if not waiting["files"] else text)]
+    fix = Fix("take spools", scene.home.spool_path)
+    if waiting["bytes"] > BACKLOG_BYTES:
+        hint = "run `durable-stream serve` to take them in"
+        return [Check("spool", "problem", f"{text} wait and no sidecar runs", hint, fix)]
+    return [Check("spool", "note", f"{text} wait", "the next start of the sidecar takes them in", fix)]
+
+
+def check_space(scene: Scene) -> list[Check]:
+    """Room on the home's disk."""
+    directory = scene.home.path
+    while not directory.exists():
+        directory = directory.parent
+    free = shutil.disk_usage(directory).free
+    text = f"{free // (1024 * 1024)} MiB free on the disk of {scene.home.path}"
+    if free < LOW_SPACE_BYTES:
+        return [Check("disk", "problem", text, "make room: a full disk stops the recording, not OpenCode")]
+    return [Check("disk", "ok", text)]

@@ -1,0 +1,226 @@
+"""Is the plugin there, whole, loaded, and of one version? And does OpenCode start without waiting for npm?"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from sidecar.checks.asking import refused_plugin
+from sidecar.checks.check import Check, Fix, Plugin, Scene, again
+from sidecar.exclusion import Exclusion
+from sidecar.npm import RC, Places, read_rc, starves, waits
+from sidecar.service_files import Service, ServiceError
+from sidecar.version import VERSION
+
+OLDEST_OPENCODE = (1, 18)
+"""The release that was measured, and the oldest that is supported. A newer one is noted, not refused."""
+
+ANSWER_SECONDS = 20.0
+"""How long a program may take to say its version; OpenCode takes seconds on a busy machine."""
+
+PROJECTS = 500
+"""Most projects known from the log that are looked at."""
+
+_NO = frozenset({"", "0", "false", "no", "off", "n"})
+
+
+def check_opencode(scene: Scene) -> list[Check]:
+    """OpenCode on the PATH, and its version."""
+    path = shutil.which("opencode", path=scene.environ.get("PATH"))
+    if path is None:
+        hint = "install it, or put its directory on the PATH; the plugin also works with an IDE's own copy"
+        return [Check("opencode", "note", "not on the PATH", hint)]
+    numbers = re.search(r"(\d+)\.(\d+)\.\d+", output_of([path, "--version"]) or "")
+    if numbers is None:
+        return [Check("opencode", "note", f"{path} does not say its version", "run: opencode --version")]
+    release, text = (int(numbers[1]), int(numbers[2])), f"{numbers[0]} at {path}"
+    oldest = ".".join(map(str, OLDEST_OPENCODE))
+    if release < OLDEST_OPENCODE:
+        hint = f"upgrade it: {oldest} is the oldest that the plugin is made for"
+        return [Check("opencode", "problem", f"{text} is too old", hint)]
+    if release > OLDEST_OPENCODE:
+        hint = f"made for {oldest}.x; what a newer one sends is kept, what it changes may be missed"
+        return [Check("opencode", "note", text, hint)]
+    return [Check("opencode", "ok", text)]
+
+
+def check_switches(scene: Scene) -> list[Check]:
+    """Variables of this shell that keep OpenCode from loading the plugin."""
+    environ, checks = scene.environ, []
+    if environ.get("DURABLE_STREAM", "").strip().lower() == "off":
+        text = "DURABLE_STREAM=off is set here: an OpenCode started from this shell is not recorded"
+        checks.append(Check("switches", "note", text, "run: unset DURABLE_STREAM"))
+    if _is_set(environ.get("OPENCODE_PURE")):
+        text = "OPENCODE_PURE is set here: an OpenCode started from this shell loads no plugin"
+        checks.append(Check("switches", "problem", text, "run: unset OPENCODE_PURE"))
+    if _is_set(environ.get("OPENCODE_DISABLE_PROJECT_CONFIG")) and scene.plugins and not scene.is_everywhere:
+        text = "OPENCODE_DISABLE_PROJECT_CONFIG is set here: OpenCode does not load the plugin of this project"
+        hint = "run: unset OPENCODE_DISABLE_PROJECT_CONFIG, or `durable-stream install` for every project"
+        checks.append(Check("switches", "problem", text, hint))
+    return checks or [Check("switches", "ok", "no variable of this shell keeps OpenCode from loading the plugin")]
+
+
+def _is_set(value: str | None) -> bool:
+    return value is not None and value.strip().lower() not in _NO
+
+
+def check_plugin(scene: Scene) -> list[Check]:
+    """The plugin files that count here, and whether what they name is there and runs."""
+    if not scene.plugins:
+        hint = "run `durable-stream install`, then restart OpenCode"
+        fix = Fix("install", scene.places.user)
+        return [Check("plugin", "problem", "not installed: OpenCode's sessions are not recorded", hint, fix)]
+    checks = [_check_plugin(scene, plugin) for plugin in scene.plugins]
+    if not any(plugin.names.command == scene.command for plugin in scene.plugins):
+        hint = "run `durable-stream install` with the copy that should serve"
+        text = f"it starts another copy than this one: {' '.join(scene.plugins[0].names.command[:1])}"
+        checks.append(Check("plugin", "note", text, hint))
+    return checks
+
+
+def _check_plugin(scene: Scene, plugin: Plugin) -> Check:
+    target, names = plugin.target, plugin.names
+    missing = missing_files(plugin)
+    if missing:
+        return missing[0]
+    if output_of([*names.command, "--version"]) is None:
+        text = f"{' '.join(names.command)} cannot be run"
+        return Check("plugin", "problem", text, again(target), Fix("install", target.config))
+    if names.home != str(scene.home.path):
+        hint = f"look there with: durable-stream --home {names.home} doctor"
+        return Check("plugin", "note", f"{target.plugin} records into another home, {names.home}", hint)
+    return Check("plugin", "ok", f"{target.plugin} ({target.scope})")
+
+
+def missing_files(plugin: Plugin) -> list[Check]:
+    """What a plugin file names and is not there; nothing is run."""
+    target, names = plugin.target, plugin.names
+    fix = Fix("install", target.config)
+    if not names.command:
+        return [Check("plugin", "problem", f"{target.plugin} was changed and cannot be read", again(target), fix)]
+    return [
+        Check("plugin", "problem", f"{target.plugin} names {path} ({what}), which is not there", again(target), fix)
+        for what, path in (("shim", names.shim), ("executable", names.command[0]))
+        if not Path(path).is_file()
+    ]
+
+
+def check_copies(scene: Scene) -> list[Check]:
+    """Whether more than one copy of the plugin is loaded here, with their versions."""
+    if len(scene.plugins) < 2:
+        return []
+    copies = " and ".join(f"{p.target.plugin} ({shim_version(p) or 'unknown version'})" for p in scene.plugins)
+    others = [plugin.target for plugin in scene.plugins if plugin.target.scope == "project"]
+    hint = "events are recorded once all the same, at twice the cost; to remove one: "
+    hint += f"durable-stream uninstall --project {others[0].config.parent}"
+    return [Check("copies", "note", f"{copies} are both loaded", hint)]
+
+
+def check_versions(scene: Scene) -> list[Check]:
+    """The versions of this program, of each plugin's shim and executable, and of the running sidecar."""
+    return [*_check_refused(scene), *_check_versions(scene)]
+
+
+def _check_refused(scene: Scene) -> list[Check]:
+    refused = refused_plugin(scene.answer or {})
+    return [] if refused is None else [Check("versions", "problem", *refused)]
+
+
+def _check_versions(scene: Scene) -> list[Check]:
+    found: dict[str, str] = {"this program": VERSION}
+    for plugin in scene.plugins:
+        if not missing_files(plugin):
+            found[f"the shim of {plugin.target.plugin}"] = shim_version(plugin) or "unknown"
+            said = re.search(r"\d+\.\d+\.\d+\S*", output_of([*plugin.names.command, "--version"]) or "")
+            found[plugin.names.command[0]] = said[0] if said else "unknown"
+    info = scene.home.running()
+    if info is not None:
+        found["the running sidecar"] = info.version
+    odd = {what: version for what, version in found.items() if version != VERSION}
+    if not odd:
+        return [Check("versions", "ok", f"{VERSION} everywhere")]
+    text = f"this program is {VERSION}, " + ", ".join(f"{what} is {version}" for what, version in odd.items())
+    if list(odd) == ["the running sidecar"]:
+        return [Check("versions", "note", text, "run `durable-stream stop`: the next one is this version")]
+    return [Check("versions", "note", text, "run `durable-stream install` again, then restart OpenCode")]
+
+
+def shim_version(plugin: Plugin) -> str | None:
+    """The version of the shim that a plugin file names; ``None`` when it does not say."""
+    try:
+        text = Path(plugin.names.shim).with_name("version.js").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    found = re.search(r'SHIM_VERSION = "([^"]+)"', text)
+    return found[1] if found else None
+
+
+def check_excluded(scene: Scene) -> list[Check]:
+    """Whether the configuration excludes the current directory."""
+    if scene.config is None or not Exclusion(scene.config.capture.exclude).covers(str(scene.cwd)):
+        return []
+    text = f"{scene.cwd} is not recorded: [capture] exclude in the configuration covers it"
+    return [Check("excluded", "note", text, f"to change that, edit {scene.home.config_path}")]
+
+
+def check_startup(scene: Scene) -> list[Check]:
+    """Whether OpenCode's start waits for npm, here and in the projects that the log knows."""
+    if not scene.plugins:
+        return []  # without a plugin OpenCode does not wait
+    directories = dict.fromkeys(scene.places.all)
+    if scene.is_everywhere:
+        linked = [str(link.get("directory") or "/") for link in (scene.answer or {}).get("links") or []]
+        for project in dict.fromkeys([*linked, *scene.survey.directories[-PROJECTS:]]):
+            directories |= dict.fromkeys(Places.of(Path(project), scene.environ).others)
+    checks = [check for directory in directories for check in _check_directory(scene, directory)]
+    return checks or [Check("start-up", "ok", "OpenCode's start does not wait for npm")]
+
+
+def _check_directory(scene: Scene, directory: Path) -> list[Check]:
+    hint = "run `durable-stream doctor --fix`"
+    if starves(directory):
+        text = f"{directory} holds what may need npm packages, and the empty node_modules of `install` keeps them away"
+        return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]
+    if not waits(directory, scene.environ):
+        return []
+    text = f"OpenCode waits for npm because of {directory}: over a minute at each start without a network"
+    if "fetch-retries" in read_rc(directory / RC) or (directory / RC).is_symlink():
+        # A setting of the user's own, which is not touched.
+        hint = f"to end that, set fetch-retries=0 in {directory / RC}"
+        return [Check("start-up", "note", text, hint)]
+    return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]
+
+
+def check_service(scene: Scene) -> list[Check]:
+    """Whether a service file is still what ``install --service`` would write."""
+    try:
+        service = Service.here(scene.environ)
+        if not service.is_ours():
+            return []
+        if service.path.read_bytes() == service.content(scene.command, scene.home.path):
+            return [Check("service", "ok", str(service.path))]
+    except ServiceError:
+        return []
+    text = f"{service.path} starts another program or home than this one"
+    return [Check("service", "note", text, f"run `durable-stream install --service` again, then: {service.enable}")]
+
+
+def output_of(command: Sequence[str]) -> str | None:
+    """What a program prints; ``None`` when it cannot be run, fails, or takes too long."""
+    try:
+        # From the root directory: the plugin starts it from any project, never from this checkout.
+        done = subprocess.run(  # noqa: S603 - the command is the one that was installed
+            command,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            check=True,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip()

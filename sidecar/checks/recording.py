@@ -1,0 +1,116 @@
+"""What was recorded and by whom: the sidecar, its links, the log, and what is missing in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+from sidecar.checks.asking import torn_files
+from sidecar.checks.check import Check, Scene, Survey, counted
+from sidecar.home import Home
+from streams.errors import StreamError
+from streams.log import LogReader
+from streams.query import Filter, describe_span
+from streams.store import NOTHING, Record
+
+TAIL_RECORDS = 2000
+
+_LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode (?!recording$)", re.MULTILINE)
+"""A line of ``sidecar.log``; what `play` sends is no OpenCode."""
+
+
+async def survey(home: Home) -> Survey:
+    """Read what the checks need of the log: its newest records whole, gaps, and where sessions were."""
+    newest, last_ts = 0, None
+    directories: dict[str, None] = {}
+    try:
+        reader = LogReader(home.store_path)
+        head = reader.head
+        async for record in reader.read_all(after=max(head - TAIL_RECORDS, NOTHING)):
+            newest += 1
+            last_ts = max(last_ts or 0, record.event.ts)
+        gaps = len([record async for record in reader.query(Filter(types=("capture.gap",)))])
+        async for record in _sessions(reader):
+            directory = record.event.payload.get("directory")
+            if isinstance(directory, str) and directory:
+                directories.pop(directory, None)
+                directories[directory] = None
+    except StreamError as error:
+        return Survey(fault=str(error))
+    except OSError as error:
+        return Survey(fault=f"cannot be read: {error.strerror} ({home.store_path})")
+    return Survey(head, newest, last_ts, gaps, tuple(directories))
+
+
+async def _sessions(reader: LogReader) -> AsyncIterator[Record]:
+    async for record in reader.query(Filter(types=("lifecycle.session.*",))):
+        yield record
+
+
+def check_sidecar(scene: Scene) -> list[Check]:
+    """Whether the sidecar runs and proves that it is ours."""
+    info = scene.home.running()
+    if info is None:
+        return [Check("sidecar", "ok", "not running; OpenCode starts it when it needs it")]
+    if scene.answer is None and not scene.silence:
+        text = f"pid {info.pid} runs; it was not asked, because this command cannot use the home as it is"
+        return [Check("sidecar", "note", text, "mend what is said above, then look again")]
+    if scene.answer is None:
+        hint = "run `durable-stream stop`; OpenCode starts a new one"
+        return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
+    up = describe_span((scene.answer.get("sidecar") or {}).get("uptime_ms") or 0)
+    return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} proved itself; up {up}")]
+
+
+def check_links(scene: Scene) -> list[Check]:
+    """Whether an OpenCode ever linked: a plugin file alone records nothing."""
+    links = (scene.answer or {}).get("links") or []
+    if links:
+        return [Check("links", "ok", counted(len(links), "OpenCode") + " linked now")]
+    last = _last_link(scene.home)
+    if last is not None:
+        return [Check("links", "ok", f"none now; the last one opened at {last}")]
+    if not scene.plugins:
+        return []
+    text = f"the plugin is installed, and {scene.home.log_path} knows of no OpenCode that ever linked"
+    hint = "restart OpenCode; it must run without --pure, OPENCODE_PURE and DURABLE_STREAM=off, and work in a project"
+    return [Check("links", "note", text, hint)]
+
+
+def _last_link(home: Home) -> str | None:
+    """When the newest link opened, as the sidecar's own log has it."""
+    for path in (home.log_path, *(home.log_path.with_name(f"{home.log_path.name}.{n}") for n in range(1, 101))):
+        try:
+            found = _LINKED.findall(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            return None
+        if found:
+            return str(found[-1])
+    return None
+
+
+def check_log(scene: Scene) -> list[Check]:
+    """The head and the newest records."""
+    log = scene.survey
+    if log.fault is not None:
+        return [Check("log", "problem", log.fault, "`durable-stream verify` shows every fault")]
+    if log.head == NOTHING:
+        return [Check("log", "note", "nothing recorded yet", "work in OpenCode, then look again")]
+    return [Check("log", "ok", f"{counted(log.head + 1, 'record')}; the newest {log.newest} are whole")]
+
+
+def check_torn(scene: Scene) -> list[Check]:
+    """Incomplete tails that were set aside."""
+    torn = torn_files(scene.home.store_path)
+    if not torn:
+        return []
+    hint = "they were never acknowledged; OpenCode has sent them again"
+    return [Check("torn tails", "note", f"{len(torn)} set aside in {torn[0].parent}", hint)]
+
+
+def check_gaps(scene: Scene) -> list[Check]:
+    """Gaps in what was recorded."""
+    if not scene.survey.gaps:
+        return []
+    hint = "see what was lost: durable-stream query --type capture.gap"
+    return [Check("gaps", "note", f"{counted(scene.survey.gaps, 'gap')} where hooks were lost", hint)]

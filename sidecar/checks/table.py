@@ -1,0 +1,77 @@
+"""The checks in their order, and who runs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from sidecar.checks import home as at_home
+from sidecar.checks import opencode, recording
+from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
+from sidecar.checks.check import Check, Scene, scene_of
+from sidecar.home import Home
+
+CheckFunction = Callable[[Scene], list[Check]]
+
+BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
+    opencode.check_opencode,
+    opencode.check_switches,
+    opencode.check_plugin,
+    opencode.check_copies,
+    opencode.check_versions,
+    opencode.check_excluded,
+    opencode.check_service,
+    at_home.check_home,
+    at_home.check_token,
+    at_home.check_config,
+    at_home.check_port,
+    at_home.check_space,
+    recording.check_sidecar,
+)
+
+WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
+    recording.check_log,
+    recording.check_torn,
+    recording.check_gaps,
+    at_home.check_clock,
+    at_home.check_spool,
+    recording.check_links,
+    opencode.check_startup,
+)
+"""These need what the log tells, or come after it; a long log takes a while to read."""
+
+
+async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
+    """Every check in turn, as soon as it is known. ``command`` is how this program is started."""
+    scene = await asyncio.to_thread(scene_of, home, tuple(command))
+    if home.running() is not None:
+        try:
+            scene = replace(scene, answer=await ask_sidecar(home, "status"))
+        except NotAsked:
+            scene = replace(scene, silence="")  # the token's own check says why
+        except SidecarSilent as error:
+            scene = replace(scene, silence=str(error))
+    for check in BEFORE_THE_LOG:
+        for found in await asyncio.to_thread(check, scene):
+            yield found
+    scene = replace(scene, survey=await recording.survey(home))
+    for check in WITH_THE_LOG:
+        for found in await asyncio.to_thread(check, scene):
+            yield found
+
+
+def quick_checks(home: Home) -> list[Check]:
+    """What could keep a session from being recorded and costs nothing to look at: for ``status``.
+
+    Nothing is run, and the log is not read.
+    """
+    scene = scene_of(home)
+    checks = [*at_home.check_home(scene), *at_home.check_token(scene), *at_home.check_config(scene)]
+    if not scene.plugins:
+        hint = "run `durable-stream install`, then restart OpenCode"
+        checks.append(Check("plugin", "problem", "no plugin is installed: OpenCode's sessions are not recorded", hint))
+    checks += [check for plugin in scene.plugins for check in opencode.missing_files(plugin)]
+    checks += [*opencode.check_switches(scene), *opencode.check_excluded(scene)]
+    return [*checks, *at_home.check_port(scene), *at_home.check_space(scene)]

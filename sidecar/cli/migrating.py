@@ -1,0 +1,160 @@
+"""``migrate``: move the log between jsonl and sqlite, with the sidecar running or stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from sidecar.cli.command import Failure, JsonFlag, home_of
+
+if TYPE_CHECKING:
+    from sidecar.cli.output import Output
+    from sidecar.home import Home
+
+LOOK_SECONDS = 0.2
+"""How often the progress of a running sidecar's move is asked for."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+async def migrate(
+    context: typer.Context,
+    to: Annotated[str | None, typer.Option("--to", metavar="sqlite|jsonl", help="Where the log shall lie.")] = None,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Back to where the last move came from, with what was written since.")
+    ] = False,
+    discard_old: Annotated[
+        bool, typer.Option("--discard-old", help="Delete the store that the last move left behind.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Move the log to another backend, while it records.
+
+    Every record is copied byte for byte and its hash chain computed anew; then
+    the new store takes over in an instant. A move that was cut off goes on when
+    it is started again. The old store stays until --discard-old.
+    """
+    from sidecar.cli.output import Output
+    from streams.stores.directory import FORMATS, read_manifest
+
+    if sum((to is not None, rollback, discard_old)) != 1:
+        raise typer.BadParameter("say one of --to sqlite, --to jsonl, --rollback and --discard-old")
+    if to is not None and to not in FORMATS:
+        raise typer.BadParameter(f"{to!r} is no backend: --to sqlite or --to jsonl")
+    out, home = Output(json), home_of(context)
+    home.check_owner()
+    manifest = read_manifest(home.store_path)
+    if manifest is None:
+        raise Failure(f"there is no log in {home.store_path} yet: nothing to move")
+    if discard_old:
+        return await _discard(out, home)
+    if rollback:
+        if manifest.kept is None:
+            raise Failure("no earlier store is kept, so there is nothing to go back to; --to moves the log anew")
+        to = manifest.kept.backend
+    if manifest.backend == to:
+        return _told(out, f"the log lies in {to} already", {"backend": to, "moved": False})
+    move = _by_sidecar if home.running() is not None else _by_ourselves
+    with _bar(out) as tell:
+        done = await move(home, cast(Literal["jsonl", "sqlite"], to), tell)
+    text = (
+        f"the log lies in {to} now: {done['copied']} records in {done['streams']} streams, the same hashes; "
+        f"recording paused for {done['held_ms']:.0f} ms\n"
+        f"the old store is kept: --rollback goes back, --discard-old deletes it"
+    )
+    return _told(out, text, {"backend": to, "moved": True, **done})
+
+
+async def _by_sidecar(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) -> dict[str, Any]:
+    import asyncio
+
+    from sidecar.client import ControlClient
+    from sidecar.version import VERSION
+    from streams.identity import system_identity
+
+    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        answer = await client.request("migrate", {"to": to})
+        while answer["running"]:
+            tell(answer["progress"])
+            await asyncio.sleep(LOOK_SECONDS)
+            answer = await client.request("migration")
+    if answer["failed"] or answer["backend"] != to:
+        raise Failure(answer["failed"] or f"the log was not moved: a move to {answer['progress']['to']} was under way")
+    return cast(dict[str, Any], answer["progress"])
+
+
+async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) -> dict[str, Any]:
+    """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    from dataclasses import asdict
+
+    from sidecar.config import load_config
+    from streams.identity import system_identity
+    from streams.log import Log
+    from streams.migrate import Migration
+
+    config = load_config(home.config_path)
+    with home.lock():
+        log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
+        try:
+            return asdict(await Migration(log, to, lambda progress: tell(asdict(progress))).run())
+        finally:
+            await log.close()
+
+
+async def _discard(out: Output, home: Home) -> int:
+    from sidecar.cli.output import bytes_text
+
+    if home.running() is not None:
+        from sidecar.client import ControlClient
+        from sidecar.version import VERSION
+        from streams.identity import system_identity
+
+        async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+            freed = (await client.request("discard_old"))["freed"]
+    else:
+        import asyncio
+
+        from streams.migrate import discard_kept
+
+        with home.lock():
+            freed = await asyncio.to_thread(discard_kept, home.store_path)
+    text = f"deleted the old store: {bytes_text(freed)} freed" if freed else "no old store is kept"
+    return _told(out, text, {"freed": freed})
+
+
+def _bar(out: Output) -> AbstractContextManager[Tell]:
+    """Shows progress on a terminal; elsewhere nothing is told until the end."""
+    if not out.terminal or out.json:
+        return nullcontext(lambda progress: None)
+    return _Bar(out)
+
+
+class _Bar(AbstractContextManager[Tell]):
+    def __init__(self, out: Output) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=out.console, transient=True)
+        self._task = self._progress.add_task("opening", total=None)
+
+    def __enter__(self) -> Tell:
+        self._progress.start()
+        return self._tell
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _tell(self, progress: dict[str, Any]) -> None:
+        done, total = progress["copied"], progress["head"] + 1
+        self._progress.update(self._task, description=progress["phase"], completed=done, total=total)
+
+
+def _told(out: Output, text: str, facts: dict[str, Any]) -> int:
+    if out.json:
+        out.object(facts)
+    else:
+        out.text(text)
+    return 0

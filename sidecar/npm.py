@@ -1,0 +1,269 @@
+"""Keeping OpenCode's start from waiting for npm, in each of its config directories.
+
+Once there is any plugin, OpenCode does not start before an npm install has
+ended in **every** config directory: without a network that takes over a minute
+each time. It installs nothing where ``node_modules`` exists and the lock file
+names what it looks for, and it gives up at once where npm is told not to retry.
+
+So a directory gets an empty ``node_modules`` and a lock file (*the stub*) where
+nobody needs packages, and one setting in its ``.npmrc`` where somebody does: a
+stub would keep those packages from being installed. What is made has a *kind*,
+and is undone only while it is still exactly what was made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+LOCK: Final = "package-lock.json"
+MODULES: Final = "node_modules"
+RC: Final = ".npmrc"
+RC_LINES: Final = ".npmrc lines"
+"""A kind: our lines in an ``.npmrc`` that was there before. ``RC`` is one that we made."""
+
+STUB: Final = (LOCK, MODULES)
+LOCK_TEXT: Final = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@opencode-ai/plugin":"*"}}}}\n'
+RC_TEXT: Final = (
+    b"; durable-stream: without a network OpenCode would wait over a minute for npm at each start\nfetch-retries=0\n"
+)
+
+_PACKAGE: Final = "@opencode-ai/plugin"
+_DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies")
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """OpenCode's config directories as seen from one directory.
+
+    ``user`` is the user's own and may not exist yet; ``others`` exist: a
+    ``.opencode`` in the directory or above it up to the repository's root, one
+    in the user's home, and ``OPENCODE_CONFIG_DIR``.
+    """
+
+    user: Path
+    others: tuple[Path, ...]
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """All of them, the user's first."""
+        return (self.user, *self.others)
+
+    @classmethod
+    def of(cls, directory: Path, environ: Mapping[str, str] = os.environ) -> Places:
+        """Where an OpenCode looks that is started in ``directory`` with this environment."""
+        home = Path(environ.get("HOME") or Path.home())
+        base = environ.get("XDG_CONFIG_HOME")
+        user = (Path(base) if base and Path(base).is_absolute() else home / ".config") / "opencode"
+        found = [*_upward(directory), home / ".opencode"]
+        if given := environ.get("OPENCODE_CONFIG_DIR"):
+            found.append(directory / given)
+        others = [path for path in dict.fromkeys(found) if path != user and path.is_dir()]
+        return cls(user, tuple(others))
+
+
+def _upward(directory: Path) -> Iterator[Path]:
+    for place in (directory, *directory.parents):
+        yield place / ".opencode"
+        if os.path.lexists(place / ".git"):
+            return
+
+
+# --- looking ---
+
+
+def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether OpenCode, once it has a plugin, waits for npm because of this directory when there is no network."""
+    if not _is_writable(directory):
+        return False  # OpenCode passes over such a directory
+    if os.path.lexists(directory / MODULES) and _needed(directory) <= _locked(directory):
+        return False
+    home = Path(environ.get("HOME") or Path.home())
+    return not any(_gives_up(read_rc(path)) for path in (directory / RC, home / RC))
+
+
+def starves(directory: Path) -> bool:
+    """Whether a stub keeps packages from being installed that a plugin, a tool or the user needs."""
+    return _is_stub(directory) and _is_used(directory)
+
+
+def needs_packages(directory: Path) -> bool:
+    """Whether somebody but us has packages in a config directory, or something that may import some."""
+    if _is_used(directory):
+        return True
+    return not _is_stub(directory) and any(os.path.lexists(directory / name) for name in STUB)
+
+
+def _is_used(directory: Path) -> bool:
+    """A ``package.json``, another plugin, a tool, or a configuration that names plugins."""
+    if os.path.lexists(directory / "package.json"):
+        return True
+    for folder in ("plugin", "plugins", "tool", "tools"):
+        for path in (directory / folder).glob("*.[jt]s"):
+            if path.name != "durable-stream.js":
+                return True
+    for name in ("opencode.json", "opencode.jsonc", "config.json"):
+        with suppress(OSError):
+            if re.search(rb'"plugin"\s*:\s*\[\s*[^\]\s]', (directory / name).read_bytes()):
+                return True
+    return False
+
+
+def _is_stub(directory: Path) -> bool:
+    modules = directory / MODULES
+    try:
+        return (directory / LOCK).read_bytes() == LOCK_TEXT.encode() and not any(modules.iterdir())
+    except OSError:
+        return False
+
+
+def _is_writable(directory: Path) -> bool:
+    return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
+
+
+def _needed(directory: Path) -> set[str]:
+    return _names(_json(directory / "package.json")) | {_PACKAGE}
+
+
+def _locked(directory: Path) -> set[str]:
+    packages = _json(directory / LOCK).get("packages")
+    root = packages.get("") if isinstance(packages, dict) else None
+    return _names(root) if isinstance(root, dict) else set()
+
+
+def _names(package: Mapping[str, Any]) -> set[str]:
+    groups = [package.get(group) for group in _DEPENDENCIES]
+    return {name for group in groups if isinstance(group, dict) for name in group}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}  # as OpenCode takes it
+    return found if isinstance(found, dict) else {}
+
+
+def read_rc(path: Path) -> dict[str, str]:
+    """The plain settings of an ``.npmrc``; none where it cannot be read."""
+    try:
+        lines = path.read_bytes().removeprefix(_BOM).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return {}
+    settings = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if equals and not line.lstrip().startswith((";", "#", "[")):
+            settings[name.strip()] = value.strip().strip("\"'")
+    return settings
+
+
+def _gives_up(settings: Mapping[str, str]) -> bool:
+    return settings.get("fetch-retries") == "0" or settings.get("offline") == "true"
+
+
+# --- making and undoing ---
+
+
+def wanted(directory: Path, made: Collection[str]) -> list[str]:
+    """The kinds that should be in ``directory``, where ``made`` were made before; nothing is changed."""
+    if not _is_writable(directory):
+        return list(made)
+    if needs_packages(directory):
+        if RC in made or RC_LINES in made:
+            return [kind for kind in made if kind not in STUB]
+        rc = directory / RC
+        if not os.path.lexists(rc):
+            return [RC]
+        return [] if rc.is_symlink() or not rc.is_file() or "fetch-retries" in read_rc(rc) else [RC_LINES]
+    kept = [kind for kind in made if kind in (RC, RC_LINES)]
+    if kept:
+        return kept
+    return list(made) if _is_stub(directory) else list(STUB)
+
+
+def make(directory: Path, kind: str) -> bool:
+    """Make one thing; false when it is there already.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = directory / kind.partition(" ")[0]
+    if kind == MODULES:
+        if os.path.lexists(path):
+            return False
+        path.mkdir()
+    elif kind == LOCK:
+        if os.path.lexists(path):
+            return False
+        write(path, LOCK_TEXT.encode())
+    else:
+        before = path.read_bytes() if path.is_file() else b""
+        if RC_TEXT in before:
+            return False
+        # At the front: a section at the end of the file would swallow the setting.
+        mark = _BOM if before.startswith(_BOM) else b""
+        write(path, mark + RC_TEXT + before.removeprefix(mark))
+    return True
+
+
+def undo(directory: Path, kind: str) -> bool:
+    """Take one thing away if it is still what was made; false when there was nothing to take.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    path = directory / kind.partition(" ")[0]
+    if path.is_symlink() or not os.path.lexists(path):
+        return False
+    if kind == MODULES:
+        try:
+            path.rmdir()
+        except OSError:
+            return False  # not empty: somebody uses it
+        return True
+    content = path.read_bytes() if path.is_file() else b""
+    if kind == LOCK:
+        if content != LOCK_TEXT.encode():
+            return False
+        path.unlink()
+        return True
+    if RC_TEXT not in content:
+        return False
+    rest = content.replace(RC_TEXT, b"", 1)
+    if kind == RC and not rest:
+        path.unlink()
+    else:
+        write(path, rest)
+    return True
+
+
+def write(path: Path, content: bytes) -> None:
+    """Create or replace a file; a reader sees the old or the new one, never half. An old file's mode is kept.
+
+    Raises:
+        OSError: it cannot be written; the old file is as it was.
+    """
+    # An .npmrc may hold a token: the draft is as closed as the file itself.
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if mode else 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            file.flush()
+            os.fsync(descriptor)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
