@@ -1,21 +1,53 @@
-"""``python -m benchmarks [seconds]``: measure, print, exit 1 when a floor is missed."""
+"""``python -m benchmarks [--seconds S] [--only WORD] [--json FILE]``: measure, print, exit 1 when a floor is missed."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 import platform
 import sys
+import tempfile
+from pathlib import Path
 
-from benchmarks.capture import measure
-from benchmarks.report import table
+import orjson
+
+from benchmarks import commands, link, opencode, shim, store
+from benchmarks.report import Row, table
+
+GROUPS = {
+    "store": store.measure,
+    "link": link.measure,
+    "shim": shim.measure,
+    "commands": commands.measure,
+    "opencode": opencode.measure,
+}
+
+
+def machine() -> str:
+    """The machine in one line: figures mean nothing without it."""
+    cores = os.cpu_count()
+    return f"{platform.system()} {platform.machine()}, {cores} cores, Python {platform.python_version()}"
 
 
 def main() -> int:
-    """Run everything; about a minute."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 3.0
-    print(f"{platform.platform()}, Python {platform.python_version()}, {seconds:g} s a row")
-    rows = asyncio.run(measure(seconds))
+    """Run everything; four to five minutes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0, help="time for each row (default 4)")
+    parser.add_argument("--only", choices=sorted(GROUPS), help="one group of rows")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    given = parser.parse_args()
+    print(f"{machine()}; {given.seconds:g} s a row; R = raw write and sync of 1 KiB, one by one")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=os.environ.get("BENCH_DIR")) as name:
+        for group, measure in GROUPS.items():
+            if given.only in (None, group):
+                rows += asyncio.run(measure(Path(name), given.seconds))
     print(table(rows))
+    if given.json is not None:
+        given.json.write_bytes(
+            orjson.dumps({"machine": machine(), "rows": [row.as_json() for row in rows]}, option=orjson.OPT_INDENT_2)
+        )
     return 1 if any(row.verdict == "BELOW FLOOR" for row in rows) else 0
 
 

@@ -3,35 +3,61 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A rate and the limit it is held against; ``floor`` 0 means that nothing is promised yet."""
+    """A figure and what it is held against.
+
+    ``unit`` "R" and the like: ``value`` and ``limit`` are rates, and their ratio
+    must not be under ``floor``. ``unit`` "µs" and "s": ``value`` is a time that must
+    not be over ``floor``; there is no limit. ``floor`` ``None``: nothing is promised.
+    """
 
     label: str
-    rate: float
-    limit: float
+    value: float
+    limit: float | None
     unit: str
-    floor: float
-    aim: float
+    floor: float | None = None
+    aim: float | None = None
 
     @property
-    def ratio(self) -> float:
-        return self.rate / self.limit
+    def figure(self) -> float:
+        """The ratio, or the time."""
+        return self.value / self.limit if self.limit else self.value
 
     @property
-    def verdict(self) -> str:
-        if not self.floor:
+    def verdict(self) -> Literal["", "aim met", "floor met", "BELOW FLOOR"]:
+        if self.floor is None or self.aim is None:
             return ""
-        return "aim met" if self.ratio >= self.aim else "floor met" if self.ratio >= self.floor else "BELOW FLOOR"
+        better = (lambda promise: self.figure >= promise) if self.limit else (lambda promise: self.figure <= promise)
+        return "aim met" if better(self.aim) else "floor met" if better(self.floor) else "BELOW FLOOR"
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as a plain object."""
+        return {
+            "path": self.label,
+            "value": self.value,
+            "limit": self.limit,
+            "unit": self.unit,
+            "figure": self.figure,
+            "floor": self.floor,
+            "aim": self.aim,
+            "verdict": self.verdict,
+        }
 
 
 def table(rows: list[Row]) -> str:
     """The rows as aligned text."""
-    lines = [f"{'path':38} {'rate':>10} {'limit':>10}  {'ratio':>6}  {'floor':>6} {'aim':>5}"]
+    lines = [f"{'path':42} {'measured':>12} {'limit':>10}  {'figure':>22}  {'floor':>7} {'aim':>6}"]
     for row in rows:
-        promise = f"{row.floor:>6g} {row.aim:>5g}" if row.floor else f"{'':6} {'':5}"
-        measured = f"{row.label:38} {row.rate:>8.0f}/s {row.limit:>8.0f}/s  {row.ratio:>6.2f}"
-        lines.append(f"{measured}  {promise}  × {row.unit:12} {row.verdict}".rstrip())
+        if row.limit:
+            digits = 0 if row.limit >= 100 else 2
+            measured, limit = f"{row.value:,.{digits}f}/s", f"{row.limit:,.{digits}f}/s"
+            figure = f"{row.figure:.2f} × {row.unit}"
+        else:
+            measured, limit, figure = f"{row.value:.3g} {row.unit}", "", ""
+        promise = f"{row.floor:>7g} {row.aim:>6g}" if row.floor is not None else f"{'':7} {'':6}"
+        lines.append(f"{row.label:42} {measured:>12} {limit:>10}  {figure:>22}  {promise}  {row.verdict}".rstrip())
     return "\n".join(lines)

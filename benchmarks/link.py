@@ -1,0 +1,93 @@
+"""The link: from a shim's socket to the durable ack, through a real sidecar in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from benchmarks.limits import beside, raw_rate
+from benchmarks.report import Row
+from bridge.opencode.frames import HookItem, ShimIdentity
+from sidecar.client import Address, ShimClient
+from sidecar.home import Home
+from streams.identity import system_identity
+
+IDENTITY = system_identity()
+START_SECONDS = 30.0
+
+
+def _bus(number: int, type_: str, properties: dict[str, object]) -> HookItem:
+    event = {"id": f"evt_{number}", "type": type_, "properties": {"sessionID": "ses_bench", **properties}}
+    return HookItem("event", 1_700_000_000_000 + number, {"event": event}, None)
+
+
+def first_hooks() -> list[HookItem]:
+    """A session and a turn for the parts to belong to."""
+    info = {"id": "ses_bench", "title": "bench", "directory": "/bench"}
+    message = {"id": "msg_a", "role": "assistant", "parentID": "msg_u", "agent": "build", "time": {"created": 1}}
+    return [_bus(-2, "session.created", {"info": info}), _bus(-1, "message.updated", {"info": message})]
+
+
+def a_hook(number: int) -> HookItem:
+    """A text part that ended: one hook, one event of about 1 KiB."""
+    part = {
+        "id": f"prt_{number}",
+        "messageID": "msg_a",
+        "sessionID": "ses_bench",
+        "type": "text",
+        "text": "x" * 500,
+        "time": {"start": 1, "end": 2},
+    }
+    return _bus(number, "message.part.updated", {"part": part})
+
+
+@asynccontextmanager
+async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A sidecar of its own home; ``settings`` are environment variables."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), "serve"],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, **settings},
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while home.running() is None:
+                await asyncio.sleep(0.01)
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        await asyncio.to_thread(process.wait)
+
+
+async def measure(directory: Path, seconds: float) -> list[Row]:
+    """Hook to durable ack at three windows."""
+    rows = []
+    for window, floor, aim in ((1, None, None), (64, 2.5, 5.0), (512, None, None)):
+        home = Home(directory / f"window-{window}")
+        async with sidecar(home, DURABLE_STREAM_LINK__WINDOW=str(window)):
+            identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
+            async with await ShimClient.connect(Address.of(home), identity=identity, nonce=IDENTITY.nonce) as client:
+                await client.send(first_hooks())
+                await client.drained()
+                sent = 0
+
+                async def work(s: float, client: ShimClient = client, size: int = min(window, 64)) -> float:
+                    nonlocal sent
+                    before, start = sent, time.perf_counter()
+                    while time.perf_counter() - start < s:
+                        await client.send([a_hook(sent + n) for n in range(size)])
+                        sent += size
+                    await client.drained()
+                    return (sent - before) / (time.perf_counter() - start)
+
+                rate, limit = await beside(lambda s: raw_rate(directory, s), work, seconds)
+        rows.append(Row(f"hook to durable ack, window {window}", rate, limit, "R", floor, aim))
+    return rows
