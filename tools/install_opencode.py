@@ -1,7 +1,8 @@
 """Install the OpenCode that the tests drive: one pinned npm platform package, in the repository's cache.
 
-    python tools/install_opencode.py          install if absent, verify, print the executable's path
-    python tools/install_opencode.py --path   print the path only (exit 1 when it is not installed)
+    python tools/install_opencode.py              install if absent, verify, print the executable's path
+    python tools/install_opencode.py --path       print the path only (exit 1 when it is not installed)
+    python tools/install_opencode.py --version V  the same for another version, beside the pinned one
 
 Only the standard library: it runs before anything is installed. Exit codes: 0 ok, 1 failed, 2 usage.
 """
@@ -57,32 +58,37 @@ def this_package() -> str:
     return package_name(platform.system(), platform.machine(), avx2=_has_avx2(), musl=_has_musl())
 
 
-def binary_path() -> Path:
+def cache(version: str = VERSION) -> Path:
+    """Where a version is installed: the pinned one in ``CACHE``, any other in a directory of its own beside it."""
+    return CACHE if version == VERSION else CACHE.with_name(f"{CACHE.name}-{version}")
+
+
+def binary_path(version: str = VERSION) -> Path:
     """Where the executable is, or will be after the installation."""
-    return CACHE / "node_modules" / this_package() / "bin" / "opencode"
+    return cache(version) / "node_modules" / this_package() / "bin" / "opencode"
 
 
-def install() -> Path:
-    """Install the pinned package unless it is there, check that it runs, return the executable.
+def install(version: str = VERSION) -> Path:
+    """Install the package unless it is there, check that it runs, return the executable.
 
     Raises:
         InstallError: npm is missing or failed, or the executable does not run.
     """
-    binary = binary_path()
-    if not (binary.exists() and _installed_version() == VERSION):
-        _npm_install(f"{this_package()}@{VERSION}")
+    binary, place = binary_path(version), cache(version)
+    if not (binary.exists() and _installed_version(binary) == version):
+        _npm_install(f"{this_package()}@{version}", place)
         if not binary.exists():
-            raise InstallError(f"npm reported success, but {binary} is missing. Remove {CACHE} and try again.")
-    _verify(binary)
+            raise InstallError(f"npm reported success, but {binary} is missing. Remove {place} and try again.")
+    _verify(binary, version, place)
     return binary
 
 
-def _npm_install(package: str) -> None:
+def _npm_install(package: str, place: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
         raise InstallError("npm was not found on PATH. Install Node.js (20 or newer, with npm) and try again.")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(CACHE), package]
+    place.mkdir(parents=True, exist_ok=True)
+    command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(place), package]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NPM_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -90,10 +96,10 @@ def _npm_install(package: str) -> None:
             f"npm did not finish within {NPM_LIMIT_S} s while it fetched {package}. Check the network, try again."
         ) from error
     if done.returncode:
-        raise InstallError(npm_failure(package, done.stderr or done.stdout))
+        raise InstallError(npm_failure(package, done.stderr or done.stdout, place))
 
 
-def npm_failure(package: str, output: str) -> str:
+def npm_failure(package: str, output: str, place: Path = CACHE) -> str:
     """What a failed ``npm install`` means and what to do about it."""
     tail = "\n".join(f"  {line}" for line in output.strip().splitlines()[-12:])
     if any(code in output for code in _NETWORK_CODES):
@@ -104,28 +110,28 @@ def npm_failure(package: str, output: str) -> str:
         todo = "Check `npm config get registry`: a mirror may lack it."
     else:
         what = f"npm could not install {package}."
-        todo = f"See npm's words below; removing {CACHE} and trying again may help."
+        todo = f"See npm's words below; removing {place} and trying again may help."
     return f"{what}\n{todo}\nnpm said:\n{tail}"
 
 
-def _installed_version() -> str | None:
+def _installed_version(binary: Path) -> str | None:
     """The version in the cache, None when there is none that can be read."""
     try:
-        return str(json.loads((binary_path().parents[1] / "package.json").read_text())["version"])
+        return str(json.loads((binary.parents[1] / "package.json").read_text())["version"])
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _verify(binary: Path) -> None:
+def _verify(binary: Path, version: str, place: Path) -> None:
     try:
         done = subprocess.run(
             [str(binary), "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InstallError(f"{binary} does not run: {error}. Remove {CACHE} and try again.") from error
-    if done.returncode or done.stdout.strip() != VERSION:
+        raise InstallError(f"{binary} does not run: {error}. Remove {place} and try again.") from error
+    if done.returncode or done.stdout.strip() != version:
         said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
-        raise InstallError(f"{binary} --version should say {VERSION}, but says: {said}\nRemove {CACHE} and try again.")
+        raise InstallError(f"{binary} --version should say {version}, but says: {said}\nRemove {place} and try again.")
 
 
 def _has_avx2() -> bool:
@@ -146,13 +152,14 @@ def _has_musl() -> bool:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Install the pinned OpenCode for the tests.")
     parser.add_argument("--path", action="store_true", help="print the executable's path, install nothing")
+    parser.add_argument("--version", default=VERSION, metavar="V", help="another version than the pinned %(default)s")
     options = parser.parse_args(arguments)
     try:
         if options.path:
-            binary = binary_path()
+            binary = binary_path(options.version)
             sys.stdout.write(f"{binary}\n")
             return 0 if binary.exists() else 1
-        sys.stdout.write(f"{install()}\n")
+        sys.stdout.write(f"{install(options.version)}\n")
     except InstallError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -1,4 +1,4 @@
-"""Memory and jsonl given the same random operations answer the same, record by record and hash by hash.
+"""Memory, jsonl and sqlite given the same random operations answer the same, record by record and hash by hash.
 
 Keys, streams, bodies and expectations come from a few values each, so that they collide. ``TORTURE_SEQUENCES``
 sets how many sequences are tried.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from streams.store import OnKnown, Record, StreamStore
 from streams.stores.jsonl import JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.memory import MemoryStore
+from streams.stores.sqlite import SqliteStore
+from streams.stores.sqlite_reader import SqliteReader
 from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
@@ -84,7 +86,7 @@ class Find:
 
 @dataclass(frozen=True)
 class Reopen:
-    """Of the jsonl store; memory just goes on."""
+    """Of the stores on disk; memory just goes on."""
 
 
 Operation = Append | Together | Read | ReadAll | Query | Find | Reopen
@@ -165,24 +167,32 @@ async def play(script: list[Operation], directory: Path) -> None:
     async def open_jsonl() -> JsonlStore:
         return await JsonlStore.open(directory, seeded_identity(1), disk=FastDisk(), segment_bytes=700)
 
-    memory, jsonl = MemoryStore(), await open_jsonl()
+    async def open_sqlite() -> SqliteStore:
+        return await SqliteStore.open(directory)
+
+    memory = MemoryStore()
+    opens: list[Callable[[], Awaitable[StreamStore]]] = [open_jsonl, open_sqlite]
+    stores = [await open_store() for open_store in opens]
     differences = 0
     try:
         for number, operation in enumerate(script):
             if isinstance(operation, Reopen):
-                differences += jsonl.differences
-                await jsonl.close()
-                jsonl = await open_jsonl()
+                differences = memory.differences
+                for store in stores:
+                    await store.close()
+                stores = [await open_store() for open_store in opens]
                 continue
             wanted = await perform(memory, operation, number)
-            assert await perform(jsonl, operation, number) == wanted, operation
-            assert jsonl.head == memory.head
-            assert jsonl.differences + differences == memory.differences
+            for store in stores:
+                assert await perform(store, operation, number) == wanted, (type(store).__name__, operation)
+                assert store.head == memory.head
+                assert store.differences + differences == memory.differences
         everything = await _plain(memory.read_all())
-        for reader in (jsonl, JsonlReader(directory)):
+        for reader in (*stores, JsonlReader(directory), SqliteReader(directory)):
             assert await _plain(reader.read_all()) == everything
     finally:
-        await jsonl.close()
+        for store in stores:
+            await store.close()
     assert [str(finding) async for finding in Verification(directory).run()] == []
 
 
@@ -194,6 +204,6 @@ async def play(script: list[Operation], directory: Path) -> None:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(st.lists(operations, min_size=3, max_size=10))
-def test_memory_and_jsonl_answer_the_same(script: list[Operation]) -> None:
+def test_the_stores_answer_the_same(script: list[Operation]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(play(script, Path(directory)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
+from ulid import ULID
 
 from streams.errors import InvalidEvent
 from streams.event import ULID_TEXT
@@ -120,3 +123,24 @@ class TestStamp:
 
     def test_times_are_not_read_where_they_are_given(self) -> None:
         assert counting([]).stamp({**FIELDS, "id": "01HF7YAT0072TECMQ49PKZ57H0", "ts": 9}).ts == 9
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_ids_are_as_the_library_writes_them(seed: int) -> None:
+    random = Random(seed)
+    ms, drawn = random.randrange(2**48), random.randbytes(10)
+    assert Identity(lambda: ms, lambda count: drawn[:count]).ulid() == str(ULID(ms.to_bytes(6, "big") + drawn))
+
+
+def test_a_forked_process_draws_other_randomness() -> None:
+    identity = system_identity()
+    identity.nonce()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, identity.nonce().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100).decode() != identity.nonce()
+    os.close(read)
+    os.close(write)

@@ -18,9 +18,9 @@ import pytest
 from streams.errors import ForeignStore, StoreLocked
 from streams.identity import seeded_identity
 from streams.query import Filter
+from streams.stores.directory import is_being_written
 from streams.stores.jsonl import JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
-from streams.verify import is_being_written
 from tests.streams.builders import event, events
 from tests.streams.disks import GatedDisk
 from tests.streams.other_process import start
@@ -192,7 +192,7 @@ class TestSingleWriter:
             waits.append(seconds)
             fcntl.flock(held, fcntl.LOCK_UN)
 
-        monkeypatch.setattr("streams.stores.jsonl.time.sleep", let_go)
+        monkeypatch.setattr("streams.stores.directory.time.sleep", let_go)
         await (await open_store(tmp_path)).close()
         assert len(waits) == 1
         os.close(held)

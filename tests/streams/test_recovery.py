@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 from streams.errors import CorruptLog
+from streams.query import Filter
 from streams.store import Record
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.recovery import recover
@@ -217,7 +218,7 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], bytes], int]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 async def test_damage_below_head_is_named_by_all(tmp_path: Path, small_log: Log, damage: str) -> None:
     make, line = DAMAGE[damage]
-    segment = small_log.put(tmp_path, make(small_log.lines))
+    segment = small_log.put(tmp_path, make(list(small_log.lines)))
     before = files(tmp_path)
     for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
         with pytest.raises(CorruptLog) as raised:
@@ -265,7 +266,7 @@ async def test_whole_batches_above_an_old_head_are_kept(tmp_path: Path, small_lo
 
 
 async def test_without_a_head_file_damage_before_whole_records_is_damage(tmp_path: Path, small_log: Log) -> None:
-    lines = small_log.lines
+    lines = list(small_log.lines)
     small_log.put(tmp_path, b"".join([lines[0], b"rubbish\n", *lines[1:]]), head=None)
     with pytest.raises(CorruptLog) as raised:
         await open_store(tmp_path)
@@ -328,7 +329,7 @@ async def test_a_line_that_cannot_follow_is_no_part_of_the_log(
     tmp_path: Path, small_log: Log, number: int, changes: dict[str, object], head: int
 ) -> None:
     """Below head it is damage; above head the whole batch is cut off, its first record too."""
-    lines = small_log.lines
+    lines = list(small_log.lines)
     lines[number] = forged(lines[number], **changes)
     segment = small_log.put(tmp_path, b"".join(lines), head=head)
     if head != 0:
@@ -341,3 +342,24 @@ async def test_a_line_that_cannot_follow_is_no_part_of_the_log(
     assert segment.read_bytes() == small_log.lines[0]
     assert (await log.append([event("next")]))[0].position == 1
     await log.close()
+
+
+async def test_damage_is_not_passed_over_by_a_reader_that_looks_for_something_else(
+    tmp_path: Path, small_log: Log
+) -> None:
+    """A record whose stream's name is damaged must not just be missing from that stream."""
+    for number, record in enumerate(small_log.records):
+        start = small_log.ends[number - 1] if number else 0
+        at = small_log.data.index(b'"stream_id":"', start) + len(b'"stream_id":"')
+        damaged = small_log.data[:at] + b"#" + small_log.data[at + 1 :]
+        store = tmp_path / str(number)
+        small_log.put(store, damaged)
+        reader = JsonlReader(store)
+        for reading in (
+            reader.read(record.event.stream_id),
+            reader.query(Filter(streams=[record.event.stream_id])),
+            reader.query(Filter(types=["never"])),
+        ):
+            with pytest.raises(CorruptLog, match="wrong checksum") as raised:
+                await collect(reading)
+            assert raised.value.position == number

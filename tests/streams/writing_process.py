@@ -8,13 +8,19 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
-from streams.stores.jsonl import JsonlStore
+from streams.log import Log
+from streams.migrate import Migration
+from streams.stores.directory import Backend
 from tests.streams.builders import event
 
 SEGMENT_BYTES = 12_000
+
+Mode = Literal["jsonl", "sqlite", "moving"]
+"""Which backend is written; ``moving`` goes from one to the other and back, without end."""
 
 
 @cache
@@ -34,15 +40,16 @@ def batch_of(run: int, lane: int, number: int) -> list[StreamEvent]:
     ]
 
 
-def run(store: Path, number: int, lanes: int, journal: Connection) -> None:
+def run(store: Path, mode: Mode, number: int, lanes: int, journal: Connection) -> None:
     """Append in ``lanes`` tasks at once until killed."""
-    asyncio.run(_run(store, number, lanes, journal))
+    asyncio.run(_run(store, mode, number, lanes, journal))
 
 
-async def _run(store: Path, number: int, lanes: int, journal: Connection) -> None:
+async def _run(store: Path, mode: Mode, number: int, lanes: int, journal: Connection) -> None:
     # One message is one write of less than PIPE_BUF: whole or not there, also when we are killed.
     journal.send_bytes(b"opening")
-    log = await JsonlStore.open(store, system_identity(), segment_bytes=SEGMENT_BYTES)
+    backend: Backend = "sqlite" if mode == "sqlite" else "jsonl"
+    log = await Log.open(store, system_identity(), backend=backend, segment_bytes=SEGMENT_BYTES)
 
     async def append(lane: int) -> None:
         batch = 0
@@ -51,4 +58,8 @@ async def _run(store: Path, number: int, lanes: int, journal: Connection) -> Non
             journal.send_bytes(json.dumps([lane, batch, [r.position for r in records], records[-1].hash]).encode())
             batch += 1
 
-    await asyncio.gather(*(append(lane) for lane in range(lanes)))
+    async def move() -> None:
+        while mode == "moving":
+            await Migration(log, "sqlite" if log.backend == "jsonl" else "jsonl").run()
+
+    await asyncio.gather(move(), *(append(lane) for lane in range(lanes)))

@@ -1,0 +1,46 @@
+"""Cursors and snapshots on disk: what is damaged or half written counts as lost, never as something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streams.store import NOTHING, Snapshot
+from streams.stores.hints import Hints
+
+
+def test_a_damaged_hint_is_no_hint(tmp_path: Path) -> None:
+    hints = Hints(tmp_path)
+    hints.put_snapshot("lineage", Snapshot(3, 17, b'{"sessions":{}}'))
+    hints.advance("mirror", 17)
+    for name in ("snapshot-lineage", "cursor-mirror"):
+        path = tmp_path / "hints" / name
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+                path.write_bytes(damaged)
+                assert hints.cursor("mirror") in (NOTHING, 17)
+                assert hints.snapshot("lineage", 3) in (None, Snapshot(3, 17, b'{"sessions":{}}'))
+                lost = hints.cursor("mirror") == NOTHING or hints.snapshot("lineage", 3) is None
+                assert lost, (name, at, damaged)
+        path.write_bytes(whole)
+
+
+def test_dropping(tmp_path: Path) -> None:
+    hints = Hints(tmp_path)
+    hints.forget_after(0)
+    hints.put_snapshot("a", Snapshot(1, 5, b"x"))
+    hints.put_snapshot("b", Snapshot(1, 9, b"x"))
+    hints.advance("c", 9)
+    hints.advance("d", 4)
+    hints.forget_after(5)
+    assert hints.snapshot("b", 1) is None and hints.cursor("c") == NOTHING
+    assert hints.snapshot("a", 1) is not None and hints.cursor("d") == 4
+    hints.forget_snapshots()
+    assert hints.snapshot("a", 1) is None and hints.cursor("d") == 4
+
+
+def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+    hints = Hints(tmp_path)
+    hints.advance("mirror", 1)
+    assert (tmp_path / "hints").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "hints" / "cursor-mirror").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,76 @@
+"""The log over its directory: the contract on either backend, and the same across a move in the middle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ForeignStore, StoreLocked
+from streams.identity import seeded_identity
+from streams.log import Log, LogReader
+from streams.migrate import Migration
+from streams.store import StreamStore
+from streams.stores.directory import Backend, read_manifest
+from tests.streams.builders import event, events
+from tests.streams.store_contract import StoreContract, collect
+
+
+class TestLogOnJsonl(StoreContract):
+    backend: Backend = "jsonl"
+
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path) -> None:
+        self.directory = tmp_path / "store"
+
+    async def open_store(self) -> StreamStore:
+        return await Log.open(self.directory, seeded_identity(1), backend=self.backend)
+
+
+class TestLogOnSqlite(TestLogOnJsonl):
+    backend: Backend = "sqlite"
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+class TestDirectory:
+    async def test_a_new_directory_gets_the_backend_asked_for_and_keeps_it(
+        self, tmp_path: Path, backend: Backend
+    ) -> None:
+        log = await Log.open(tmp_path / "store", seeded_identity(1), backend=backend)
+        await log.append(events(3))
+        await log.close()
+        manifest = read_manifest(tmp_path / "store")
+        assert manifest is not None and manifest.backend == backend and manifest.kept is None
+        again = await Log.open(tmp_path / "store", seeded_identity(2), backend="jsonl")
+        assert (again.backend, again.head) == (backend, 2)
+        await again.close()
+        assert LogReader(tmp_path / "store").head == 2
+
+    async def test_there_is_one_writer(self, tmp_path: Path, backend: Backend) -> None:
+        log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+        with pytest.raises(StoreLocked):
+            await Log.open(tmp_path, seeded_identity(1), backend=backend)
+        await log.close()
+        await (await Log.open(tmp_path, seeded_identity(1))).close()
+
+    async def test_records_without_a_manifest_are_refused(self, tmp_path: Path, backend: Backend) -> None:
+        log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+        await log.append([event("a")])
+        await log.close()
+        (tmp_path / "store.json").unlink()
+        with pytest.raises(ForeignStore, match=r"no store\.json: restore"):
+            await Log.open(tmp_path, seeded_identity(1), backend=backend)
+
+
+async def test_a_reader_follows_the_log_to_its_new_place(tmp_path: Path) -> None:
+    reader = LogReader(tmp_path)
+    assert reader.head == -1 and await collect(reader.read_all()) == []
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.append(events(5))
+    assert len(await collect(reader.read_all())) == 5
+    await Migration(log, "sqlite").run()
+    await log.append(events(2, prefix="later-"))
+    assert await collect(reader.read_all()) == await collect(log.read_all())
+    assert reader.head == 6
+    await log.close()
+    await reader.close()

@@ -1,0 +1,282 @@
+"""Moving a log between backends under way (FEATURES D9, F8, U32): nothing lost, nothing twice, wherever it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from streams.errors import CorruptLog, StoreUnavailable
+from streams.identity import seeded_identity
+from streams.log import Log, LogReader
+from streams.migrate import Migration, MigrationFailed, Progress, discard_kept
+from streams.store import Record
+from streams.stores.directory import Backend, read_manifest
+from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.sqlite_reader import SqliteReader
+from tests.streams.builders import event
+from tests.streams.store_contract import collect
+
+BOTH = pytest.mark.parametrize(("start", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
+HANG_S = 60.0
+
+
+async def open_log(store: Path, backend: Backend = "jsonl") -> Log:
+    return await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=4000)
+
+
+async def fill(log: Log, count: int, prefix: str = "k") -> list[Record]:
+    records = []
+    for number in range(count):
+        records += await log.append(
+            [event(f"{prefix}{number}-{n}", stream=f"ses_{(number + n) % 5}") for n in range(1 + number % 4)]
+        )
+    return records
+
+
+def plain(records: list[Record]) -> list[dict[str, object]]:
+    return [record.as_json() for record in records]
+
+
+async def stored(log: Log) -> list[object]:
+    """Every record with its bytes and its place in its batch."""
+    return [record async for records in log.source.copy_out(after=-1, most=7) for record in records]
+
+
+@BOTH
+async def test_every_record_moves_as_it_is(tmp_path: Path, start: Backend, to: Backend) -> None:
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 60)
+    before = await stored(log)
+    told: list[str] = []
+    done = await Migration(log, to, lambda progress: told.append(progress.phase)).run()
+    assert (done.phase, done.copied, done.streams, log.backend) == ("done", len(written), 5, to)
+    assert list(dict.fromkeys(told)) == ["opening", "switching", "done"] or "copying" in told
+    assert await stored(log) == before
+    assert plain(await collect(log.read_all())) == plain(written)
+    again = await log.append([event("k3-1", stream="ses_4")])
+    assert again[0].duplicate, "keys moved too"
+    new = await log.append([event("new", stream="ses_0")])
+    assert new[0].position == len(written)
+    await log.close()
+    reopened = await open_log(tmp_path)
+    assert reopened.backend == to and len(await collect(reopened.read_all())) == len(written) + 1
+    await reopened.close()
+
+
+@BOTH
+async def test_an_empty_log_moves(tmp_path: Path, start: Backend, to: Backend) -> None:
+    log = await open_log(tmp_path, start)
+    await Migration(log, to).run()
+    assert log.backend == to and log.head == -1
+    assert (await log.append([event("a")]))[0].position == 0
+    await log.close()
+
+
+@BOTH
+async def test_appends_go_on_meanwhile(tmp_path: Path, start: Backend, to: Backend) -> None:
+    """Writers, a subscriber and a reader notice nothing; what they wrote is there once, in their order."""
+    log = await open_log(tmp_path, start)
+    await fill(log, 700, "before-")
+    stop = asyncio.Event()
+    seen: list[Record] = []
+
+    async def write(name: str) -> list[Record]:
+        mine: list[Record] = []
+        while not stop.is_set():
+            mine += await log.append([event(f"{name}-{len(mine)}", stream=f"ses_{name}")])
+        return mine
+
+    async def subscribe(records: AsyncIterator[Record]) -> None:
+        seen.extend([record async for record in records])
+
+    watching = asyncio.create_task(subscribe(log.subscribe()))
+    writers = [asyncio.create_task(write(name)) for name in "abc"]
+    async with asyncio.timeout(HANG_S):
+        await Migration(log, to).run()
+        moved = log.head
+        while log.head < moved + 30:
+            await asyncio.sleep(0)
+    stop.set()
+    written = await asyncio.gather(*writers)
+    for mine in written:
+        assert [record.offset for record in mine] == list(range(len(mine)))
+        assert not any(record.duplicate for record in mine)
+    everything = await collect(log.read_all())
+    assert [record.position for record in everything] == list(range(log.head + 1))
+    assert plain(await collect(LogReader(tmp_path).read_all())) == plain(everything)
+    await log.close()
+    async with asyncio.timeout(HANG_S):
+        await watching
+    assert plain(seen) == plain(everything)
+
+
+@BOTH
+async def test_the_old_store_stays_until_it_is_discarded_and_takes_what_came_since_on_the_way_back(
+    tmp_path: Path, start: Backend, to: Backend
+) -> None:
+    log = await open_log(tmp_path, start)
+    first = await fill(log, 20)
+    await Migration(log, to).run()
+    old = SqliteReader(tmp_path) if start == "sqlite" else JsonlReader(tmp_path)
+    assert plain(await collect(old.read_all())) == plain(first)
+    since = await fill(log, 20, "since-")
+    copied: list[int] = []
+    await Migration(log, start, lambda progress: copied.append(progress.copied)).run()
+    assert log.backend == start
+    assert plain(await collect(log.read_all())) == plain(first + since)
+    assert min(n for n in copied if n) > len(first), "only what came since was copied"
+    assert await asyncio.to_thread(discard_kept, tmp_path) > 0
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None and manifest.kept is None
+    assert await asyncio.to_thread(discard_kept, tmp_path) == 0
+    await log.append([event("after")])
+    await log.close()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert ("log.db" in names) == (start == "sqlite") and ("log" in names) == (start == "jsonl")
+
+
+class Stopped(Exception):
+    """Cuts a migration off."""
+
+
+@BOTH
+@pytest.mark.parametrize("at", [2, 3, 5, "switching"])
+async def test_one_that_was_cut_off_is_continued(tmp_path: Path, start: Backend, to: Backend, at: int | str) -> None:
+    log = await open_log(tmp_path, start)
+    first = await fill(log, 900)
+    calls = 0
+
+    def stop(progress: Progress) -> None:
+        nonlocal calls
+        calls += 1
+        if at in (calls, progress.phase):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        await Migration(log, to, stop).run()
+    assert log.backend == start
+    more = await fill(log, 10, "meanwhile-")
+    await log.close()
+    log = await open_log(tmp_path)
+    assert log.backend == start
+    await Migration(log, to).run()
+    assert plain(await collect(log.read_all())) == plain(first + more)
+    await log.close()
+
+
+async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
+    log = await open_log(tmp_path)
+    await fill(log, 10)
+    await Migration(log, "sqlite").run()
+    await log.close()
+    (tmp_path / "store.json").write_bytes(b'{"backend":"jsonl","format":1,"log_id":"x"}')
+    for segment in (tmp_path / "log").iterdir():
+        segment.unlink()
+    (tmp_path / "head").unlink()
+    log = await open_log(tmp_path)
+    other = await fill(log, 12, "other-")
+    await Migration(log, "sqlite").run()
+    assert plain(await collect(log.read_all())) == plain(other)
+    await log.close()
+
+
+async def test_damage_is_not_moved(tmp_path: Path) -> None:
+    log = await open_log(tmp_path)
+    await fill(log, 30)
+    segment = sorted((tmp_path / "log").iterdir())[1]
+    data = bytearray(segment.read_bytes())
+    data[200] ^= 1
+    segment.write_bytes(bytes(data))
+    with pytest.raises(CorruptLog, match=r"wrong checksum"):
+        await Migration(log, "sqlite").run()
+    assert log.backend == "jsonl"
+    assert (await log.append([event("it goes on")]))[0].position == log.head
+    await log.close()
+
+
+async def test_a_copy_that_differs_is_not_switched_to(tmp_path: Path) -> None:
+    log = await open_log(tmp_path)
+    await fill(log, 30)
+    await Migration(log, "sqlite").run()
+    await Migration(log, "jsonl").run()
+    more = await fill(log, 5, "more-")
+    with sqlite3.connect(tmp_path / "log.db") as connection:
+        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 3")
+        connection.execute("UPDATE records SET offset = offset + 1000 WHERE position = 4")
+    connection.close()
+    with pytest.raises(MigrationFailed, match=r"was not moved.*verify"):
+        await Migration(log, "sqlite").run()
+    assert log.backend == "jsonl"
+    assert (await collect(log.read_all(after=more[0].position - 1)))[0].event == more[0].event
+    await log.append([event("it goes on")])
+    await log.close()
+
+
+async def test_a_full_disk_ends_the_migration_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = await open_log(tmp_path)
+    first = await fill(log, 30)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("streams.stores.sqlite.SqliteStore._copy", full)
+        with pytest.raises(StoreUnavailable, match=r"No space left.*goes on where it was"):
+            await Migration(log, "sqlite").run()
+    assert log.backend == "jsonl"
+    await Migration(log, "sqlite").run()
+    assert plain(await collect(log.read_all())) == plain(first)
+    await log.close()
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.migrate import Migration
+
+async def main(store, to, at):
+    calls = 0
+    def maybe_die(progress):
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+    log = await Log.open(Path(store), seeded_identity(1), segment_bytes=4000)
+    await Migration(log, to, maybe_die).run()
+    print("moved", flush=True)
+    await log.close()
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+@BOTH
+async def test_kill_at_every_step_and_run_again(tmp_path: Path, start: Backend, to: Backend) -> None:
+    log = await open_log(tmp_path, start)
+    first = await fill(log, 1300)
+    await log.close()
+    at, code = 1, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", KILLED, str(tmp_path), to, str(at), stdout=asyncio.subprocess.PIPE, env={**os.environ}
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), HANG_S)
+        code = process.returncode or 0
+        log = await open_log(tmp_path)
+        assert log.backend == to or (log.backend == start and b"moved" not in out)
+        assert plain(await collect(log.read_all())) == plain(first)
+        await log.close()
+        at += 1
+    assert code == 0 and at > 4
+    log = await open_log(tmp_path)
+    assert log.backend == to and plain(await collect(log.read_all())) == plain(first)
+    await log.close()

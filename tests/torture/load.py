@@ -1,0 +1,151 @@
+"""Load for a sidecar that is killed: recorded runs told again and again by several shims, and what must come of them.
+
+What must come of them is what an undisturbed translator makes of the same hooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+
+import orjson
+
+from bridge.opencode.frames import HookItem
+from bridge.opencode.redact import Redactor
+from bridge.opencode.translate import Origin, Token, Translator
+from sidecar.client import LinkClosed, LinkUnavailable, ShimClient
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.identity import seeded_identity, system_identity
+from tests.bridge.playing import names, recording
+from tests.torture.sidecars import HANG_S, RunningSidecar, shim
+
+_ID = re.compile(rb"\b(ses|msg|prt|evt|per|que|call|tool|toolu)_[0-9A-Za-z_]+")
+
+Content = tuple[str, str, str, bytes]
+"""Of an event: stream, type, key, canonical payload. Its id and time differ from run to run."""
+
+
+def content(event: StreamEvent) -> Content:
+    """What must be the same with and without kills.
+
+    A turn's title is not: it comes from an update that is acknowledged and not recorded, so a sidecar that is
+    killed between the update and the turn's end leaves the title that the log knew before.
+    """
+    payload = event.payload
+    if event.type == "turn.ended":
+        payload = {name: value for name, value in payload.items() if name != "title"}
+    return event.stream_id, event.type, event.idempotency_key, canonical(payload)
+
+
+def _undisturbed(items: Iterable[HookItem], origin: Origin, first_seq: int) -> tuple[list[list[Content]], bool]:
+    """What each hook adds to the log, and whether nothing had to wait for anything beyond the last hook."""
+    translator = Translator(seeded_identity(1), clean=Redactor().clean)
+    made: list[list[Content]] = []
+    done = asked = 0
+    for seq, item in enumerate(items, first_seq):
+        translator.feed(Token(origin, seq), item, 0.0)
+        drained = translator.drain()
+        made.append([content(event) for event in drained.events])
+        done += len(drained.done)
+        asked += len(drained.asks)
+    return made, done == len(made) and not asked and translator.next_deadline() is None
+
+
+@cache
+def stories() -> tuple[str, ...]:
+    """The recordings that need nobody to answer and nothing to time out."""
+    origin = Origin("0" * 32, "0" * 16)
+    return tuple(name for name in names() if _undisturbed([i for _, i in recording(name)], origin, 1)[1])
+
+
+@cache
+def _texts(name: str) -> tuple[bytes, ...]:
+    return tuple(
+        orjson.dumps({"hook": i.hook, "t": i.t, "input": i.input, "output": i.output}) for _, i in recording(name)
+    )
+
+
+def told_by(name: str, teller: str) -> list[HookItem]:
+    """A recording with all ids made the teller's own."""
+    items = []
+    for text in _texts(name):
+        fields = orjson.loads(_ID.sub(lambda match: match[0] + teller.encode(), text))
+        items.append(HookItem(fields["hook"], fields["t"], fields["input"], fields["output"]))
+    return items
+
+
+@dataclass
+class Lane:
+    """One shim: tells one story after the other, resends what was not acknowledged, journals what was."""
+
+    number: int
+    random: Random
+    acked: int = 0
+    resent: int = 0
+    links: int = 0
+    items: list[HookItem] = field(default_factory=list)
+    expected: list[list[Content]] = field(default_factory=list)
+    """What each item adds to the log, by seq - 1."""
+
+    ending: bool = False
+    _checked: int = 0
+
+    def missing(self, log: Counter[Content]) -> int:
+        """How much of what was acknowledged since the last call is not in the log."""
+        made, self._checked = self.expected[self._checked : self.acked], max(self._checked, self.acked)
+        return sum(1 for contents in made for one in contents if one not in log)
+
+    def _tell(self) -> None:
+        """Think of the next story."""
+        story = self.random.choice(stories())
+        items = told_by(story, f"L{self.number}n{len(self.items)}")
+        identity = shim(self.number)
+        made, _ = _undisturbed(items, Origin(identity.boot_id, identity.instance), len(self.items) + 1)
+        self.items += items
+        self.expected += made
+
+    async def run(self, one: RunningSidecar) -> None:
+        """Send until told to end, over as many sidecars as it takes; returns when everything is acknowledged."""
+        while not self.ending or self.acked < len(self.items):
+            try:
+                client = await ShimClient.connect(
+                    one.home, identity=shim(self.number), nonce=system_identity().nonce, open_seconds=HANG_S
+                )
+            except LinkUnavailable:
+                await asyncio.sleep(0.01)
+                continue
+            self.links += 1
+            try:
+                await self._send(client)
+            except LinkClosed:
+                continue
+            finally:
+                self.acked = max(self.acked, client.acked)
+                await client.close()
+
+    async def _send(self, client: ShimClient) -> None:
+        # A shim sends again what was not acknowledged; now and then more than that, which must do no harm.
+        back = self.random.choice((0, 0, 0, 1, 5, 60))
+        seq = max(1, self.acked + 1 - back, client.acked + 1)
+        self.resent += max(0, len(self.items) - seq + 1)
+        while True:
+            while seq <= len(self.items):
+                part = self.items[seq - 1 : seq - 1 + self.random.choice((1, 1, 3, 20))]
+                await client.send(part, first_seq=seq)
+                seq += len(part)
+                self.acked = max(self.acked, client.acked)
+            if self.ending:
+                await client.drained()
+                return
+            self._tell()
+
+
+def expected(lanes: Iterable[Lane]) -> Counter[Content]:
+    """All that must be in the log when everything the lanes told is acknowledged."""
+    return Counter(one for lane in lanes for made in lane.expected for one in made)

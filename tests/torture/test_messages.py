@@ -1,0 +1,350 @@
+"""Hostile messages against the pure parts (RELIABILITY 14): frames, both ends of the link, spool lines, translator.
+
+Nothing raises but what the functions promise, nothing takes long, nothing keeps memory.
+``TORTURE_MESSAGES``, ``TORTURE_HOOKS`` and ``TORTURE_EXAMPLES`` set how many are tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from random import Random
+from time import thread_time
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.opencode.frames import FrameError, HookItem, Hooks, ShimIdentity, decode, encode
+from bridge.opencode.link import ClientLink, HooksReceived, SidecarLink, State
+from bridge.opencode.redact import Redactor
+from bridge.opencode.spool import parse_header, parse_line
+from bridge.opencode.translate import Origin, Token, Translator
+from streams.identity import seeded_identity
+from streams.stores.memory import MemoryStore
+from tests.streams.sizes import is_set, size
+from tests.torture.figures import MAX_GROWTH_MIB, SEED, note, rss_mib, seeded
+from tests.torture.hostile import N64, hooks_corpus, hostile_message, mutate
+
+MESSAGES = size("MESSAGES", 3000)
+HOOKS = size("HOOKS", 1000)
+EXAMPLES = size("EXAMPLES", 50)
+BIG_BYTES = size("BIG_BYTES", 1024 * 1024)
+
+HANG_S = 1.0
+"""Most processor time one input may cost: the sidecar's loop serves nobody meanwhile."""
+
+LARGE_HANG_S = 3.0
+"""The same for a message of 16 MiB, which only a peer that proved itself may send."""
+
+TOKEN = "7e" * 32
+SHIM = ShimIdentity("0.1", "ab" * 16, "cd" * 8, 42, "prj", "/dir", "/tree", "1.18", 0)
+
+
+class Watch:
+    """Counts inputs, the slowest of them, and the memory that stays."""
+
+    def __init__(self, part: str, inputs: int) -> None:
+        self.part, self.expected = part, inputs
+        self.inputs = self.hangs = 0
+        self.slowest_s = 0.0
+        self.slowest = b""
+        self._start_mib = 0.0
+        self._began = 0.0
+
+    def begin(self) -> None:
+        if self.inputs == self.expected // 10:  # caches are filled and the heap has its size
+            self._start_mib = rss_mib()
+        self._began = thread_time()
+
+    def end(self, message: bytes, inputs: int = 1) -> None:
+        spent = thread_time() - self._began
+        self.inputs += inputs
+        self.hangs += spent > HANG_S
+        if spent > self.slowest_s:
+            self.slowest_s, self.slowest = spent, message
+
+    def close(self) -> None:
+        end_mib = rss_mib()
+        note(
+            self.part,
+            inputs=self.inputs,
+            hangs=self.hangs,
+            slowest_ms=self.slowest_s * 1000,
+            rss_start=self._start_mib,
+            rss_end=end_mib,
+        )
+        assert self.hangs == 0, f"{self.slowest_s:.1f} s for {self.slowest[:200]!r} ({len(self.slowest)} bytes)"
+        assert end_mib - self._start_mib < MAX_GROWTH_MIB
+
+
+def sidecar_link(state: State) -> SidecarLink:
+    link = SidecarLink(token=TOKEN, port=1, nonce=N64, boot="boot", version="1", window=64)
+    link.state = state
+    link.role = "control" if state is State.OPEN_CONTROL else "shim"
+    return link
+
+
+def client_link(state: State) -> ClientLink:
+    link = ClientLink(token=TOKEN, port=1, nonce=N64, version="1", pid=1, shim=SHIM)
+    link.state = state
+    return link
+
+
+SIDECAR_STATES = [State.OPEN_SHIM] * 4 + [State.AWAIT_HELLO, State.AWAIT_IDENTIFY, State.OPEN_CONTROL]
+CLIENT_STATES = [State.OPEN_SHIM] * 2 + [State.AWAIT_CHALLENGE, State.AWAIT_WELCOME, State.OPEN_CONTROL]
+
+
+class Ends:
+    """Both ends of a link, renewed when hostile input closed them."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._sidecar, self._client = sidecar_link(State.OPEN_SHIM), client_link(State.OPEN_SHIM)
+
+    def take(self, message: bytes) -> None:
+        if self._sidecar.state is State.CLOSED:
+            self._sidecar = sidecar_link(self._random.choice(SIDECAR_STATES))
+        if self._client.state is State.CLOSED:
+            self._client = client_link(self._random.choice(CLIENT_STATES))
+        for event in self._sidecar.receive(message):
+            if isinstance(event, HooksReceived):
+                self._sidecar.finish(range(event.first_seq, event.first_seq + len(event.items)))
+        self._client.receive(message)
+        for text in self._sidecar.data_to_send() + self._client.data_to_send():
+            decode(text)
+
+
+def read_everywhere(message: bytes) -> None:
+    """What is read can be written and read again; what is not says so with its own error."""
+    with suppress(FrameError):
+        text = encode(decode(message))
+        assert encode(decode(text)) == text
+    for parse in (parse_line, parse_header):
+        with suppress(FrameError):
+            parse(message)
+
+
+def test_mutated_messages_cost_a_link_at_most() -> None:
+    random, watch = seeded("messages"), Watch("messages", MESSAGES)
+    ends = Ends(random)
+    for _ in range(MESSAGES):
+        message = hostile_message(random)
+        watch.begin()
+        read_everywhere(message)
+        ends.take(message)
+        watch.end(message)
+    watch.close()
+
+
+# --- as far as the log ---
+
+
+class Capture:
+    """A translator and a log behind it; whatever is fed must be finished, once."""
+
+    def __init__(self, seed: int) -> None:
+        self._translator = Translator(seeded_identity(seed), clean=Redactor().clean)
+        self._store = MemoryStore()
+        self._now = 0.0
+        self._seq = 0
+        self._open: set[Token] = set()
+
+    def feed(self, items: list[HookItem]) -> None:
+        for item in items:
+            self._seq += 1
+            self._now += 0.001
+            token = Token(Origin(SHIM.boot_id, SHIM.instance), self._seq)
+            self._open.add(token)
+            self._translator.feed(token, item, self._now)
+            self._drain()
+
+    def close(self) -> None:
+        for _ in range(5):  # what waited for one thing may then wait for another, but not for ever
+            self._now += 10
+            self._translator.tick(self._now)
+            self._drain()
+        assert self._open == set(), "these items would never be acknowledged"
+
+    def _drain(self) -> None:
+        drained = self._translator.drain()
+        if drained.events:
+            asyncio.run(self._append(drained.events))
+        for token in drained.done:
+            self._open.remove(token)  # KeyError: finished twice
+
+    async def _append(self, events: list[Any]) -> None:
+        await self._store.append(events, on_known="keep_first")
+
+
+HOOKS_A_CAPTURE = 300
+
+
+def test_mutated_hooks_are_recorded_or_counted() -> None:
+    random, watch = seeded("hooks"), Watch("hooks", HOOKS)
+    corpus = hooks_corpus()
+    capture = Capture(0)
+    while watch.inputs < HOOKS:
+        if watch.inputs % HOOKS_A_CAPTURE == 0:
+            capture.close()
+            capture = Capture(watch.inputs)
+        # Neighbours in the corpus are neighbours in a recording, so sessions and turns come about.
+        message = corpus[watch.inputs % len(corpus)]
+        if random.random() < 0.8:
+            message = mutate(random, message, json_share=0.95)
+        watch.begin()
+        with suppress(FrameError):
+            frame = decode(message)
+            if isinstance(frame, Hooks):
+                capture.feed(frame.items)
+        watch.end(message)
+    capture.close()
+    watch.close()
+
+
+# --- by hypothesis ---
+
+texts = st.text(st.characters(exclude_categories=()), max_size=12)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=15,
+)
+FIELDS = [
+    "id",
+    "sessionID",
+    "messageID",
+    "callID",
+    "parentID",
+    "info",
+    "part",
+    "state",
+    "status",
+    "type",
+    "role",
+    "text",
+    "time",
+    "tool",
+    "tokens",
+    "error",
+    "title",
+    "metadata",
+    "output",
+    "input",
+    "args",
+    "parts",
+]
+BUS_EVENTS = [
+    "session.created",
+    "session.updated",
+    "session.idle",
+    "session.error",
+    "session.deleted",
+    "session.status",
+    "message.updated",
+    "message.part.updated",
+    "permission.asked",
+    "permission.replied",
+    "question.asked",
+    "question.replied",
+    "session.compacted",
+    "never.heard",
+]
+ids = st.sampled_from(["ses_a", "ses_b", "msg_a", "prt_a", "call_a"])
+wanted = st.dictionaries(
+    st.sampled_from(FIELDS),
+    st.deferred(lambda: values),
+    max_size=5,
+)
+values: st.SearchStrategy[Any] = ids | json_values | wanted | st.sampled_from(["tool", "text", "user", "assistant"])
+buses = st.builds(
+    lambda type_, id_, properties: {"event": {"id": id_, "type": type_, "properties": properties}},
+    st.sampled_from(BUS_EVENTS) | texts,
+    values,
+    values,
+)
+hook_items = st.builds(HookItem, st.just("event"), st.integers(0, 2**53 - 1), buses) | st.builds(
+    HookItem,
+    st.sampled_from(["chat.message", "tool.execute.after", "capture.gap", "dispose", "unheard"]),
+    st.integers(0, 2**53 - 1),
+    values,
+    values,
+)
+_examples = 0
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=not is_set("EXAMPLES"),
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.lists(hook_items, min_size=1, max_size=8), st.booleans())
+def any_hooks(items: list[HookItem], ascii_only: bool) -> None:
+    global _examples
+    fields = [{"hook": i.hook, "t": i.t, "input": i.input, "output": i.output} for i in items]
+    text = json.dumps({"type": "hooks", "first_seq": 1, "items": fields}, ensure_ascii=ascii_only)
+    capture = Capture(0)
+    _examples += len(items)
+    try:
+        frame = decode(text.encode("utf-8", "surrogatepass"))
+    except FrameError:
+        assert not ascii_only, "escaped, everything can be read"
+        return
+    assert isinstance(frame, Hooks)
+    capture.feed(frame.items)
+    capture.close()
+
+
+def test_any_hooks_are_recorded_or_counted() -> None:
+    hypothesis.seed(SEED)(any_hooks)() if is_set("EXAMPLES") else any_hooks()
+    note("hypothesis", inputs=_examples)
+
+
+# --- as large as the link lets through ---
+
+HEAD, TAIL = b'{"type":"hooks","first_seq":1,"items":[{"hook":"event","t":1,"input":', b"}]}"
+BIG: dict[str, tuple[bytes, bytes, bytes]] = {
+    "open lists": (b"", b"[", b""),
+    "open objects": (b"", b'{"a":', b""),
+    "an open string": (b"", b'"\\"', b""),
+    "escapes": (b'"', b"\\n", b'"'),
+    "lone surrogates": (b'"', b"\\ud800", b'"'),
+    "strings of a lone surrogate": (b"[", b'"\\ud800",', b"1]"),
+    "pairs and a lone surrogate": (b'["\\ud800","', b"\\ud83d\\ude00", b'"]'),
+    "strings and a lone surrogate": (b'["\\ud800",', b'"a",', b"1]"),
+    "objects and a lone surrogate": (b'["\\ud800",', b"{},", b"1]"),
+    "lists and a lone surrogate": (b'["\\ud800",', b"[],", b"1]"),
+    "numbers and a lone surrogate": (b'["\\ud800",', b"1.5,", b"1]"),
+    "not numbers": (b"[", b"NaN,", b"1]"),
+    "numbers too large": (b"[", b"1e999,", b"1]"),
+    "objects and a NaN": (b"[NaN,", b"{},", b"1]"),
+    "fractions and a NaN": (b"[NaN,", b"1.5,", b"1]"),
+    "integers and a NaN": (b"[NaN,", b"1,", b"1]"),
+    "keys and a NaN": (b'{"x":NaN', b',"k":{}', b"}"),
+    "one integer": (b"", b"9", b""),
+    "integers beyond 64 bits": (b"[", b"9" * 25 + b",", b"1]"),
+    "integers of thousands of digits": (b"[", b"9" * 4000 + b",", b"1]"),
+    "lists": (b"[", b"[],", b"1]"),
+    "deep lists beside strings": (b"[" * 2000, b'"a",', b"1" + b"]" * 2000),
+    "items": (b"1}", b',{"hook":"event","t":1}', b',{"hook":"event","t":1'),
+}
+
+
+@pytest.mark.parametrize("shape", BIG)
+def test_a_large_message_does_not_hold_the_loop(shape: str) -> None:
+    before, filling, after = BIG[shape]
+    room = BIG_BYTES - len(HEAD + before + after + TAIL)
+    message = HEAD + before + filling * (room // len(filling)) + after + TAIL
+    watch = Watch("large messages", 0)
+    watch.begin()
+    with suppress(FrameError):
+        decode(message)
+    watch.end(message)
+    hangs = watch.slowest_s > LARGE_HANG_S
+    note("large messages", inputs=1, hangs=hangs, slowest_large_ms=watch.slowest_s * 1000)
+    assert not hangs, f"{watch.slowest_s:.1f} s"

@@ -1,0 +1,218 @@
+"""``make torture``: the cruel tests at full size, in chunks; an interrupted run goes on where it was.
+
+Each chunk is one pytest run with its own seed and with sizes from the environment (``tests/streams/sizes.py``). What
+it counted goes into ``.cache/torture/state.json`` when it passed; a chunk that failed runs again next time, with the
+same seed. A change of the product, its tests or the plan makes what was reached void.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+STATE = ROOT / ".cache" / "torture" / "state.json"
+TORTURE = "tests/torture"
+STREAMS = "tests/streams"
+NOTHING_COLLECTED = 5
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row of the plan. ``sizes`` are for one chunk; ``{n}`` in ``tests`` is the chunk's number."""
+
+    name: str
+    what: str
+    tests: tuple[str, ...]
+    chunks: int = 1
+    sizes: dict[str, int] = field(default_factory=dict)
+    limit_s: float = 3600.0
+    """A chunk that takes longer hangs."""
+
+
+KILL_TEST = f"{STREAMS}/test_kill.py::test_nothing_acknowledged_is_lost_and_nothing_is_invented"
+
+PLAN = (
+    Part(
+        "fuzz", "hostile messages", (f"{TORTURE}/test_messages.py", "-k", "mutated_messages"), 10, {"MESSAGES": 64_000}
+    ),
+    Part(
+        "hooks",
+        "hostile hooks, to the log",
+        (f"{TORTURE}/test_messages.py", "-k", "mutated_hooks"),
+        10,
+        {"HOOKS": 25_000},
+    ),
+    Part("hypothesis", "invented hooks", (f"{TORTURE}/test_messages.py", "-k", "any_hooks"), 5, {"EXAMPLES": 1_000}),
+    Part("large", "messages of 16 MiB", (f"{TORTURE}/test_messages.py", "-k", "large"), 1, {"BIG_BYTES": 2**24 - 1}),
+    Part("sockets", "hostile bytes over sockets", (f"{TORTURE}/test_sockets.py",), 5, {"SOCKETS": 20_000}),
+    Part(
+        "crowds",
+        "idle, slow, deaf, restless peers",
+        (f"{TORTURE}/test_crowds.py",),
+        1,
+        {"IDLE": 1000, "LORIS": 500, "DEAF": 20, "DEAF_BYTES": 2**23, "RECONNECTS": 10_000, "NEIGHBOUR_HOOKS": 300},
+    ),
+    Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
+    Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[jsonl-{{n}}]",), 50, {"KILLS": 1000}),
+    Part("sqlite-kills", "the same on sqlite", (f"{KILL_TEST}[sqlite-{{n}}]",), 50, {"KILLS": 1000}),
+    Part("moving-kills", "the same while it moves", (f"{KILL_TEST}[moving-{{n}}]",), 50, {"KILLS": 1000}),
+    Part("log-differential", "memory, jsonl, sqlite", (f"{STREAMS}/test_differential.py",), 1, {"SEQUENCES": 10_000}),
+    Part(
+        "log-damage",
+        "every cut and every bit",
+        (f"{STREAMS}/test_recovery.py", f"{STREAMS}/test_vectors.py"),
+        1,
+        {"OPENINGS": 1_000_000, "READ_EVERY": 1, "EXAMPLES": 10_000},
+    ),
+    Part("marked", "tests that run here only", ("tests", "-m", "torture")),
+)
+
+
+class State:
+    """What was reached, on disk after every chunk."""
+
+    def __init__(self, fingerprint: str, seed: int, *, fresh: bool) -> None:
+        found = json.loads(STATE.read_text()) if STATE.exists() else {}
+        keep = not fresh and (found.get("fingerprint"), found.get("seed")) == (fingerprint, seed)
+        if found.get("done") and not keep:
+            print("starting anew: " + ("as asked" if fresh else "the code, the plan or the seed is another one"))
+        self._fields: dict[str, Any] = {
+            "fingerprint": fingerprint,
+            "seed": seed,
+            "done": found.get("done", {}) if keep else {},
+        }
+        self._lock = Lock()
+        self._write()
+
+    @property
+    def done(self) -> dict[str, dict[str, Any]]:
+        """Finished chunks: seconds and figures by name."""
+        done: dict[str, dict[str, Any]] = self._fields["done"]
+        return done
+
+    def add(self, chunk: str, seconds: float, figures: list[dict[str, Any]]) -> None:
+        """Remember a chunk that passed."""
+        with self._lock:
+            self.done[chunk] = {"seconds": round(seconds, 1), "figures": figures}
+            self._write()
+
+    def _write(self) -> None:
+        STATE.parent.mkdir(parents=True, exist_ok=True)
+        draft = STATE.with_suffix(".new")
+        draft.write_text(json.dumps(self._fields, indent=1) + "\n")
+        draft.replace(STATE)
+
+
+def fingerprint() -> str:
+    """Of all that a figure depends on."""
+    digest = hashlib.sha256(repr(PLAN).encode())
+    for folder in ("streams", "bridge", "sidecar", "tests/torture", "tests/streams"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def run(part: Part, number: int, seed: int, state: State) -> bool:
+    """One chunk; false when it failed."""
+    name = f"{part.name}:{number}"
+    figures, log = STATE.parent / f"{part.name}-{number}.figures", STATE.parent / f"{part.name}-{number}.log"
+    figures.unlink(missing_ok=True)
+    sizes = {f"TORTURE_{key}": str(value) for key, value in part.sizes.items()}
+    environment = {**os.environ, **sizes, "TORTURE_SEED": str(seed + number), "TORTURE_FIGURES": str(figures)}
+    tests = [argument.replace("{n}", str(number)) for argument in part.tests]
+    began = time.monotonic()
+    with log.open("w") as output:
+        try:
+            code: int | None = subprocess.run(
+                [sys.executable, "-m", "pytest", *tests],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                timeout=part.limit_s,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    seconds = time.monotonic() - began
+    if code == 0 or (code == NOTHING_COLLECTED and part.name == "marked"):
+        lines = figures.read_text().splitlines() if figures.exists() else []
+        state.add(name, seconds, [json.loads(line) for line in lines])
+        print(f"{name:22} seed {seed + number:<8} {seconds:7.1f} s", flush=True)
+        return True
+    reason = "HANGS" if code is None else "FAILED"
+    print(f"{name:22} seed {seed + number:<8} {seconds:7.1f} s  {reason}, see {log.relative_to(ROOT)}", flush=True)
+    return False
+
+
+SUMMED = ("inputs", "kills", "events", "resent", "hangs", "lost", "doubled", "connections_closed")
+
+
+def rows(state: State) -> Iterator[str]:
+    """The figures of all finished chunks: sums of what is counted, the worst of what is measured."""
+    by_part: dict[str, list[dict[str, Any]]] = {}
+    for chunk in state.done.values():
+        for figure in chunk["figures"]:
+            by_part.setdefault(figure["part"], []).append(figure)
+    for part, figures in by_part.items():
+        told: dict[str, float] = {}
+        for figure in figures:
+            for key, value in figure.items():
+                if key in SUMMED:
+                    told[key] = told.get(key, 0) + value
+                elif key not in ("part", "rss_start", "rss_end", "rss_crowded"):
+                    told[key] = max(told.get(key, 0), value)
+        grown = [figure for figure in figures if "rss_start" in figure]
+        if grown:
+            worst = max(grown, key=lambda figure: figure["rss_end"] - figure["rss_start"])
+            told["rss_start_mib"], told["rss_end_mib"] = worst["rss_start"], worst["rss_end"]
+        yield f"{part:24}" + "  ".join(f"{key} {value:,.10g}" for key, value in told.items())
+
+
+def main() -> int:
+    """0 when every wanted chunk is done and passed."""
+    parser = argparse.ArgumentParser(prog="make torture", description=__doc__)
+    parser.add_argument("only", nargs="*", choices=[[], *(part.name for part in PLAN)], help="parts to run; all")
+    parser.add_argument("--seed", type=int, default=1, help="of everything random; chunk n takes seed + n")
+    parser.add_argument("--jobs", type=int, default=1, help="chunks at a time")
+    parser.add_argument("--fresh", action="store_true", help="forget what was reached")
+    options = parser.parse_args()
+    state = State(fingerprint(), options.seed, fresh=options.fresh)
+    wanted = [part for part in PLAN if not options.only or part.name in options.only]
+    chunks: list[tuple[Part, int]] = []
+    for part in wanted:
+        missing = [n for n in range(part.chunks) if f"{part.name}:{n}" not in state.done]
+        print(f"{part.name}: {part.what}; {part.chunks - len(missing)} of {part.chunks} chunks done", flush=True)
+        chunks += [(part, number) for number in missing]
+    chunks.sort(key=lambda chunk: chunk[1])  # a run that is interrupted has tried a little of everything
+    pool = ThreadPoolExecutor(options.jobs)
+    runs = [pool.submit(run, *chunk, options.seed, state) for chunk in chunks]
+    try:
+        failed = sum(not one.result() for one in runs)
+    except KeyboardInterrupt:
+        pool.shutdown(cancel_futures=True)
+        print("interrupted; run it again to go on from here")
+        return 130
+    total = sum(part.chunks for part in wanted)
+    done = sum(f"{part.name}:{n}" in state.done for part in wanted for n in range(part.chunks))
+    print(f"\n{done} of {total} chunks passed, seed {options.seed}; the worst chunk's memory, times and percentiles:")
+    print("\n".join(rows(state)))
+    if failed:
+        print(f"{failed} chunks violated what is promised")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
