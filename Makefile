@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SHIM := plugin-shim
+# Many tests wait for processes of their own, so that one worker more than there are cores is kept busy.
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1 )))
 
-.PHONY: demo test test-python test-shim lint format docs bench opencode clean help
+.PHONY: demo test test-python test-shim torture lint format docs bench opencode clean help
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -16,10 +18,13 @@ demo: $(VENV)/installed ## Play a recorded session, kill the sidecar in the midd
 test: test-shim test-python ## All tests, the real OpenCode included
 
 test-python: $(VENV)/installed opencode
-	$(BIN)/python -m pytest --durations=10
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --durations=10
 
 test-shim: $(SHIM)/node_modules/installed
 	cd $(SHIM) && npm test && npm pack --dry-run --silent >/dev/null
+
+torture: $(VENV)/installed opencode ## The cruel tests at full size, resumable (ONLY=fuzz, JOBS=2, FRESH=1)
+	$(BIN)/python tools/torture.py $(ONLY) $(if $(JOBS),--jobs $(JOBS)) $(if $(FRESH),--fresh)
 
 lint: $(VENV)/installed $(SHIM)/node_modules/installed ## Style, types, generated files
 	$(BIN)/ruff check .
@@ -27,6 +32,7 @@ lint: $(VENV)/installed $(SHIM)/node_modules/installed ## Style, types, generate
 	$(BIN)/mypy
 	$(BIN)/python tools/generate_schema.py --check
 	$(BIN)/python tools/generate_events.py --check
+	$(BIN)/python tools/generate_performance.py --check
 	cd $(SHIM) && npm run --silent check
 
 format: $(VENV)/installed ## Format the Python files
@@ -36,8 +42,9 @@ format: $(VENV)/installed ## Format the Python files
 docs: $(VENV)/installed ## Write the generated pages anew
 	$(BIN)/python tools/generate_schema.py
 	$(BIN)/python tools/generate_events.py
+	$(BIN)/python tools/generate_performance.py
 
-bench: $(VENV)/installed ## Measure the log and the link against limits of the same run
+bench: $(VENV)/installed opencode ## Measure the log and the link against limits of the same run
 	$(BIN)/python -m benchmarks
 
 opencode: $(VENV)/installed ## Install the pinned OpenCode for the tests

@@ -181,6 +181,35 @@ def test_what_javascript_may_write_loses_no_frame() -> None:
     assert decode(encode(frame)) == Hooks(1, frame.items)
 
 
+def test_a_broken_message_with_a_huge_integer_is_a_frame_error() -> None:
+    with pytest.raises(FrameError):
+        decode('{"type":"ack","seq":' + "9" * 5000 + ',"x":}')
+
+
+ESCAPES = [
+    r"\ud800",
+    r"\udc00\ud800",
+    r"\ud83d\ude00",
+    r"\ud800\ud83d\ude00\udc00",
+    r"\\ud800",
+    r"\\\ud800\n\ud800",
+    r"\\ud83d\ude00",
+    r"\ud83d\\ude00",
+    r"\uD800\uDFFFx\uDBFF",
+]
+
+
+@pytest.mark.parametrize("escapes", [*ESCAPES, "".join(ESCAPES)])
+def test_a_large_message_is_repaired_as_a_small_one(escapes: str) -> None:
+    small = hooks(f'["{escapes}"]')
+    large = hooks(f'["{escapes}","{"x" * 2**20}"]')
+    assert large.items[0].input[0] == small.items[0].input[0]
+    assert bool(large.repaired) == bool(small.repaired)
+    deep = hooks(f'["{escapes}",{"[" * 1500}{"]" * 1500},"{"x" * 2**20}"]')
+    assert deep.items[0].input[0] == small.items[0].input[0]
+    assert deep.repaired == large.repaired + 1
+
+
 def test_a_cut_does_not_touch_brackets_in_strings() -> None:
     text = '"]]}}[[{{\\"\\\\"'
     frame = hooks("[" * 1500 + text + "]" * 1500 + "")

@@ -22,6 +22,7 @@ from bridge.opencode.link import (
     Identified,
     LocalProtocolError,
     LossyReceived,
+    Refused,
     RequestReceived,
     ResultReceived,
     SeqWentBack,
@@ -153,11 +154,53 @@ def test_a_shim_must_name_itself() -> None:
     assert closed.reason == "protocol"
 
 
-def test_another_protocol_is_told_to_upgrade() -> None:
+@pytest.mark.parametrize(("protocol", "remedy"), [(0, "durable-stream install"), (2, "makes room")])
+def test_another_protocol_is_refused_in_words_by_a_proved_sidecar_to_a_proved_shim(protocol: int, remedy: str) -> None:
     link = SidecarLink(token=TOKEN, port=1, nonce="b" * 64, boot="boot", version="1")
-    (closed,) = link.receive(encode(Hello(role="shim", protocol=2, nonce="a" * 64)))
-    assert isinstance(closed, Closed)
-    assert closed.reason == "upgrade"
+    assert link.receive(encode(Hello(role="shim", protocol=protocol, nonce="a" * 64))) == []
+    (challenge,) = link.data_to_send()
+    assert json.loads(challenge)["protocol"] == 1
+    right = proof(TOKEN, "shim", 1, "a" * 64, "b" * 64)
+    said = {"type": "identify", "proof": right, "pid": 7, "shim_version": "0.0.9", "of_another_protocol": True}
+    refused, closed = link.receive(json.dumps(said))
+    assert refused == Refused("shim", "0.0.9", 7, protocol)
+    assert isinstance(closed, Closed) and closed.reason == "unsupported" and remedy in closed.detail
+    (bye,) = link.data_to_send()
+    assert json.loads(bye) == {"type": "bye", "reason": "unsupported", "detail": closed.detail}
+
+
+def test_another_protocol_without_the_token_is_a_wrong_proof_and_nothing_else() -> None:
+    link = SidecarLink(token=TOKEN, port=1, nonce="b" * 64, boot="boot", version="1")
+    link.receive(encode(Hello(role="shim", protocol=2, nonce="a" * 64)))
+    (closed,) = link.receive(json.dumps({"type": "identify", "proof": "c" * 64, "pid": 7, "shim_version": "9.0.0"}))
+    assert isinstance(closed, Closed) and closed.reason == "auth"
+
+
+def test_a_client_tells_that_the_sidecar_speaks_another_protocol() -> None:
+    client = ClientLink(token=TOKEN, port=4000, nonce="a" * 64, version="1", pid=1)
+    right = proof(TOKEN, "sidecar", 4000, "a" * 64, "b" * 64)
+    challenge = {"type": "challenge", "protocol": 2, "nonce": "b" * 64, "proof": right, "sidecar_version": "2.0.0"}
+    (closed,) = client.receive(json.dumps(challenge))
+    assert isinstance(closed, Closed) and closed.reason == "unsupported" and "(2.0.0)" in closed.detail
+
+
+def test_hooks_on_their_way_are_taken_after_the_sidecars_bye_but_not_acked() -> None:
+    pair = Pair()
+    pair.exchange()
+    pair.client.send_hooks(1, items(2))
+    pair.sidecar.leave("draining")
+    (hooks,) = [event for text in pair.client.data_to_send() for event in pair.sidecar.receive(text)]
+    assert isinstance(hooks, HooksReceived) and len(hooks.items) == 2
+    assert pair.sidecar.finish([1, 2])
+    assert [json.loads(text)["type"] for text in pair.sidecar.data_to_send()] == ["bye"]
+    pair.sidecar.bye("draining")
+    assert pair.sidecar.state is State.CLOSED and pair.sidecar.data_to_send() == []
+
+
+def test_leaving_a_link_that_is_not_open_closes_it() -> None:
+    link = SidecarLink(token=TOKEN, port=1, nonce="b" * 64, boot="boot", version="1")
+    link.leave("upgrade")
+    assert link.state is State.CLOSED
 
 
 # --- open ---

@@ -380,3 +380,16 @@ def _is_created(item: HookItem) -> bool:
 def _info(item: HookItem) -> dict[str, Any]:
     info: dict[str, Any] = item.input["event"]["properties"]["info"]
     return info
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_is_sent_again_from_anywhere_after_a_crash_adds_nothing(name: str) -> None:
+    """Everything was durable but its acks were lost, also those of hooks that make no event but were remembered."""
+    player, items = play(name), recording(name)
+    before = list(player.log.events)
+    step = 1 if name in CUT_EVERYWHERE | {"fork"} else 1 + len(items) // 12
+    for start in range(0, len(items), step):
+        player.crash()
+        player.feed(items[start:])
+        player.wait()
+        assert list(player.log.events) == before, start

@@ -44,10 +44,15 @@ class DurableStream:
     ) -> None:
         self.stop()
 
-    def plugin(self, before: str = "") -> str:
-        """The text of the plugin file, as ``durable-stream install`` writes it; ``before`` runs first."""
-        options = json.dumps({"command": [str(EXECUTABLE)], "home": str(self.home)})
-        return f"import {{ create }} from {json.dumps(str(SHIM))};\n{before}\nexport default create({options});\n"
+    def plugin(self, before: str = "", around: str = "", command: Path = EXECUTABLE) -> str:
+        """The text of the plugin file, as ``durable-stream install`` writes it.
+
+        ``before`` runs first; ``around`` is a JavaScript function from the plugin to the one that
+        OpenCode gets; ``command`` starts a sidecar.
+        """
+        options = json.dumps({"command": [str(command)], "home": str(self.home)})
+        made = f"({around})(create({options}))" if around else f"create({options})"
+        return f"import {{ create }} from {json.dumps(str(SHIM))};\n{before}\nexport default {made};\n"
 
     # The command line
 
@@ -62,10 +67,12 @@ class DurableStream:
             raise RuntimeError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
-    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
         command = [str(EXECUTABLE), "--home", str(self.home), *arguments]
-        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False)
+        return subprocess.run(
+            command, env=own, cwd=cwd, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False
+        )
 
     def lines(self, *arguments: str) -> list[Json]:
         """What a command prints with ``--json``."""
@@ -87,6 +94,11 @@ class DurableStream:
 
     def status(self) -> Json:
         return dict(self.lines("status")[0])
+
+    def doctor(self, directory: Path, *arguments: str) -> dict[str, Json]:
+        """What ``doctor`` finds in a directory, by the check's name; also when it finds problems."""
+        done = self._run("doctor", "--json", *arguments, cwd=directory)
+        return {check["name"]: check for check in map(json.loads, done.stdout.splitlines())}
 
     def stop(self) -> None:
         """Stop the sidecar and wait until its process is gone."""

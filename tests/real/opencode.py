@@ -148,7 +148,7 @@ class RealOpenCode(OpenCodeApi):
 
     def _spawn(self) -> None:
         self._starts += 1
-        self.port = _free_port()
+        self.port = free_port()
         command = ["serve", "--port", str(self.port), "--hostname", "127.0.0.1", "--print-logs"]
         with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
             self.process = subprocess.Popen(
@@ -266,8 +266,8 @@ class RealOpenCode(OpenCodeApi):
         # In the user's configuration and not the project's, so that it holds in every directory (worktrees).
         config = _merged(self._base_config(), self._config)
         (self.config_directory / "opencode.json").write_text(json.dumps(config))
-        _stub_install(self.config_directory)
-        _stub_install(scope)
+        stub_install(self.config_directory)
+        stub_install(scope)
         for name, text in self._plugins.items():
             (scope / "plugin").mkdir(exist_ok=True)
             (scope / "plugin" / name).write_text(text)
@@ -351,12 +351,14 @@ def _merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def _stub_install(directory: Path) -> None:
+def stub_install(directory: Path) -> None:
+    """Make OpenCode take a config directory for installed, so that it asks no registry."""
     (directory / "node_modules").mkdir(parents=True, exist_ok=True)
     (directory / "package-lock.json").write_text(json.dumps(_STUB_LOCK))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

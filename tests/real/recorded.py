@@ -70,6 +70,8 @@ class Family:
     """How many other OpenCode processes went on with a session."""
     created: bool = True
     """False when the root was made while nothing was recorded."""
+    agent: str = "opencode"
+    """Who made the root: the TUI names its agent at once, the API does not."""
 
     @property
     def root(self) -> str:
@@ -162,7 +164,7 @@ def _expect_session(
     lineage = {"lineage": "child" if parent else "root", "parent": parent}
     first: list[list[Name]] = []
     if told.created or parent:
-        agent = _task_agent(told, sid) if parent else "opencode"
+        agent = _task_agent(told, sid) if parent else told.agent
         made = {"directory": info["directory"], "project": info["projectID"], "title": info["title"]}
         created = plan.add((CREATED, sid, sid), agent, None, next(iter(tasks[sid]), None), made | lineage)
         first = [[created]]

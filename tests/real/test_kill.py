@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -20,17 +21,25 @@ from tests.real.recorded import Family, expected, family
 
 pytestmark = pytest.mark.real_opencode
 
-# A shim starts at most one sidecar in 5 s. Twenty kills would take 100 s: here it is one in half a second.
-IMPATIENT = """
-const spawned = { real: -Infinity };
-Object.defineProperty(spawned, "atMs", { get: () => spawned.real - 4500, set: (ms) => { spawned.real = ms; } });
-globalThis[Symbol.for("durable-stream.spawn")] = spawned;
-"""
+# OpenCode kills itself as soon as the plugin has taken the fifth hook of the kind that the test sends.
+SUICIDAL = """(plugin) => async (given) => {
+  const hooks = await plugin(given);
+  const inner = hooks.event;
+  let taken = 0;
+  hooks.event = (input) => {
+    const done = inner(input);
+    const { type, properties } = input.event;
+    if (type === "session.created" && properties.info.title === "counted") taken += 1;
+    if (taken === 5) process.kill(process.pid, "SIGKILL");
+    return done;
+  };
+  return hooks;
+}"""
 
 
 @pytest.fixture(scope="module")
 def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    plugins = {PLUGIN: durable.plugin(IMPATIENT)}
+    plugins = {PLUGIN: durable.plugin()}
     with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
         yield client
         durable.end_with(client)
@@ -167,6 +176,37 @@ def test_opencode_killed_in_a_tool(durable: DurableStream, opencode: RealOpenCod
     durable.assert_recorded(expected(told))
     assert durable.running() == sidecar
     durable.assert_whole()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_opencode_killed_after_five_hooks(
+    opencode_binary: Path, model: ModelServer, tmp_path: Path, linked: bool
+) -> None:
+    with DurableStream(tmp_path / "home") as durable:
+        plugins = {PLUGIN: durable.plugin(around=SUICIDAL)}
+        with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
+            if linked:
+                client.create_session()
+                durable.wait_linked()
+            with pytest.raises((OSError, http.client.HTTPException)):
+                for _ in range(6):
+                    client.create_session("counted")
+            client.kill9()  # it is dead; this takes note of it
+            client.start()
+            told = [session["id"] for session in client.sessions() if session["title"] == "counted"]
+            assert len(told) == 5
+
+            def recorded() -> bool:
+                created = durable.lines("query", "--type", "lifecycle.session.created")
+                return sorted(told) == sorted(
+                    record["event"]["payload"]["session"]
+                    for record in created
+                    if record["event"]["payload"]["title"] == "counted"
+                )
+
+            wait_until(recorded, "all five in the log")
+            durable.assert_whole()
+            durable.end_with(client)
 
 
 def kill_in_a_tool(opencode: RealOpenCode, session: str) -> Family:

@@ -10,7 +10,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from bridge.opencode.frames import HookItem
-from bridge.opencode.link import proof
+from bridge.opencode.link import Refused, proof
 from sidecar.server import LinkServer, RequestError, ShimConnection
 
 TOKEN = "7e" * 32
@@ -31,6 +31,7 @@ class Recorder:
         self.batches: asyncio.Queue[tuple[ShimConnection, int, list[HookItem]]] = asyncio.Queue()
         self.lossy_items: asyncio.Queue[list[HookItem]] = asyncio.Queue()
         self.ended: asyncio.Queue[ShimConnection] = asyncio.Queue()
+        self.refusals: list[Refused] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.on_open: Callable[[ShimConnection], Awaitable[None]] | None = None
@@ -51,6 +52,9 @@ class Recorder:
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         self.lossy_items.put_nowait(items)
+
+    def refused(self, peer: Refused) -> None:
+        self.refusals.append(peer)
 
     async def closed(self, link: ShimConnection) -> None:
         self.ended.put_nowait(link)

@@ -150,7 +150,7 @@ class TestControl:
         async with await ControlClient.connect(home, version="test", nonce=nonce) as client:
             status = await client.request("status")
             assert status["sidecar"]["pid"] == home.running().pid  # type: ignore[union-attr]
-            assert status["log"] == {"head": -1, "torn": None} and status["links"] == []
+            assert status["log"] == {"head": -1, "backend": "jsonl", "torn": None} and status["links"] == []
             json.dumps(status)
             assert (await client.request("stop"))["stopping"] is True
         wait_for(lambda: home.running() is None, "the sidecar stops")
@@ -205,6 +205,20 @@ class TestPlay:
         with pytest.raises(LinkUnavailable, match="without taking anything"):
             await play(home, RECORDINGS / "chat.jsonl")
         assert tries == MAX_FAILURES + 1
+
+    async def test_a_recording_that_another_process_plays_is_left_to_it(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def up(*_: object) -> None:
+            """A sidecar runs."""
+
+        async def replaced(*_: object, **__: object) -> None:
+            raise LinkClosed("replaced")
+
+        monkeypatch.setattr("sidecar.play.ensure_running", up)
+        monkeypatch.setattr("sidecar.play.ShimClient.connect", replaced)
+        with pytest.raises(LinkUnavailable, match="another process is playing"):
+            await play(home, RECORDINGS / "chat.jsonl")
 
     async def test_a_parent_that_never_appears_ends_in_good_time(self, home: Home, tmp_path: Path) -> None:
         lines = (RECORDINGS / "task_child.jsonl").read_text().splitlines()

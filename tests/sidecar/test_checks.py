@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sidecar import checks
 from sidecar.checks import Check, diagnose
+from sidecar.checks import home as at_home
+from sidecar.checks.check import scene_of
+from sidecar.checks.mending import mend
+from sidecar.checks.opencode import check_versions
 from sidecar.cli.state import gather_status
 from sidecar.home import Home, SidecarInfo
-from sidecar.installer import Target, install
-from streams.identity import seeded_identity
-from tests.sidecar.cli.helpers import append
+from sidecar.installer import Target, install, shim_path, uninstall
+from sidecar.service_files import Service
+from streams.identity import seeded_identity, system_identity
+from tests.real.durable import wait_until
+from tests.sidecar.cli.helpers import append, run
 from tests.streams.builders import event, events
 
+LINKED = "2026-11-22 01:53:48,183 INFO sidecar: link opened: pid 7, instance 12ab, OpenCode 1.18.33\n"
 PROGRAM = "#!/bin/sh\necho {}\n"
 
 
@@ -28,23 +38,24 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     for name, says in (("opencode", "1.18.33"), ("durable-stream", "durable-stream 0.1.0")):
         (programs / name).write_text(PROGRAM.format(says))
         (programs / name).chmod(0o755)
-    (tmp_path / "shim").mkdir()
-    (tmp_path / "shim" / "plugin.js").write_text("")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (tmp_path / "project").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for name in ("OPENCODE_CONFIG_DIR", "OPENCODE_PURE", "OPENCODE_DISABLE_PROJECT_CONFIG", "DURABLE_STREAM"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "project" / ".git").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
     made = Home(tmp_path / "home")
     made.create()
     made.ensure_token(seeded_identity(1).nonce)
+    made.log_path.write_text(LINKED)
     asyncio.run(append(made.store_path, [events(3), events(2, prefix="x", stream="ses_b")]))
     set_up(made, Target.everywhere(), programs)
     return made
 
 
 def set_up(home: Home, target: Target, programs: Path) -> None:
-    shim = programs.parent / "shim" / "plugin.js"
-    install(target, shim=shim, command=[str(programs / "durable-stream")], home=home.path)
+    install(target, shim=shim_path(), command=[str(programs / "durable-stream")], home=home.path)
 
 
 def programs(home: Home) -> Path:
@@ -59,6 +70,16 @@ def look(home: Home) -> dict[str, Check]:
     return asyncio.run(collect())
 
 
+def doctor(home: Home, *arguments: str) -> list[dict[str, Any]]:
+    """What the command prints as JSON."""
+    return run(home.path, "doctor", "--json", *arguments).objects()
+
+
+def levels(home: Home) -> dict[str, str]:
+    """The findings that are not well."""
+    return {name: check.level for name, check in look(home).items() if check.level != "ok"}
+
+
 def status(home: Home) -> dict[str, object]:
     return asyncio.run(gather_status(home))
 
@@ -66,7 +87,10 @@ def status(home: Home) -> dict[str, object]:
 def test_all_is_well(home: Home) -> None:
     found = look(home)
     assert {check.level for check in found.values()} == {"ok"}
-    assert set(found) == {"opencode", "plugin", "home", "token", "config", "sidecar", "log", "spool", "disk"}
+    assert set(found) == {
+        *("opencode", "switches", "plugin", "versions", "start-up", "home", "token", "config", "disk"),
+        *("sidecar", "links", "log", "clock", "spool"),
+    }  # fmt: skip
     assert "5 records" in found["log"].text
 
 
@@ -77,10 +101,19 @@ def test_another_opencode_and_none(home: Home, monkeypatch: pytest.MonkeyPatch) 
     assert look(home)["opencode"].level == "note"
 
 
+@pytest.mark.parametrize("version", ["1.17.99", "0.9.0"])
+def test_an_opencode_that_is_too_old(home: Home, version: str) -> None:
+    (programs(home) / "opencode").write_text(PROGRAM.format(version))
+    found = look(home)["opencode"]
+    assert found.level == "problem" and "1.18 is the oldest" in found.hint
+
+
 def test_plugin_missing_twice_broken_or_of_another_home(home: Home) -> None:
     everywhere, project = Target.everywhere(), Target.project(Path.cwd())
     set_up(home, project, programs(home))
-    assert "both" in look(home)["plugin"].text and look(home)["plugin"].level == "note"
+    found = look(home)["copies"]
+    assert found.level == "note" and found.text.count("(0.1.0)") == 2
+    assert found.hint.endswith(f"durable-stream uninstall --project {Path.cwd()}")
     project.plugin.unlink()
 
     set_up(Home(home.path / "other"), everywhere, programs(home))
@@ -101,6 +134,200 @@ def test_modes(home: Home) -> None:
     assert look(home)["token"].level == "problem"
     home.path.chmod(0o755)
     assert f"chmod 700 {home.path}" in look(home)["home"].hint
+
+
+def test_a_token_that_is_a_link(home: Home) -> None:
+    home.token_path.rename(home.path / "elsewhere")
+    home.token_path.symlink_to(home.path / "elsewhere")
+    assert look(home)["token"].level == "problem" and "symbolic link" in look(home)["token"].text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "level"),
+    [
+        ("DURABLE_STREAM", "off", "note"),
+        ("OPENCODE_PURE", "1", "problem"),
+        ("OPENCODE_PURE", "0", "ok"),
+        ("OPENCODE_DISABLE_PROJECT_CONFIG", "true", "ok"),  # the plugin for every project is loaded all the same
+    ],
+)
+def test_switches(home: Home, monkeypatch: pytest.MonkeyPatch, name: str, value: str, level: str) -> None:
+    monkeypatch.setenv(name, value)
+    found = look(home)["switches"]
+    assert found.level == level and (name in found.text) == (level != "ok")
+    assert ("is set here" in str(status(home))) == (level != "ok")
+
+
+def test_a_project_alone_that_opencode_is_told_to_pass_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    uninstall(Target.everywhere())
+    set_up(home, Target.project(Path.cwd()), programs(home))
+    assert look(home)["switches"].level == "ok"
+    monkeypatch.setenv("OPENCODE_DISABLE_PROJECT_CONFIG", "true")
+    assert look(home)["switches"].level == "problem"
+
+
+def test_versions(home: Home) -> None:
+    (programs(home) / "durable-stream").write_text(PROGRAM.format("durable-stream 0.0.9"))
+    found = look(home)["versions"]
+    assert found.level == "note" and f"{programs(home) / 'durable-stream'} is 0.0.9" in found.text
+    (programs(home) / "durable-stream").write_text(PROGRAM.format("durable-stream 0.1.0"))
+    with home.lock():
+        home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.0.8", 1, 0))
+        found = look(home)["versions"]
+    assert "the running sidecar is 0.0.8" in found.text and "durable-stream stop" in found.hint
+
+
+def test_a_plugin_that_the_sidecar_sent_away(home: Home) -> None:
+    scene = scene_of(home, (str(programs(home) / "durable-stream"),))
+    refused = {"shim_version": "0.0.7", "pid": 77, "protocol": 0}
+    told = check_versions(replace(scene, answer={"refused_plugin": refused, "door": {"refused_protocol": 3}}))
+    assert [check.level for check in told] == ["problem", "ok"]
+    assert "the plugin (0.0.7) in OpenCode (pid 77) speaks link protocol 0" in told[0].text
+
+
+def test_no_opencode_ever_linked(home: Home) -> None:
+    home.log_path.unlink()
+    found = look(home)["links"]
+    assert found.level == "note" and "ever linked" in found.text and "--pure" in found.hint
+    home.log_path.write_text(LINKED.replace("1.18.33", "recording"))
+    assert look(home)["links"].level == "note"
+    home.log_path.with_name("sidecar.log.1").write_text(LINKED)
+    found = look(home)["links"]
+    assert found.level == "ok" and "2026-11-22 01:53:48" in found.text
+
+
+def test_a_start_that_waits_for_npm(home: Home, tmp_path: Path) -> None:
+    """Here, above, in the user's home, and in a project that only the log knows."""
+    known = tmp_path / "known" / "below"
+    known.mkdir(parents=True)
+    (tmp_path / "known" / ".git").mkdir()
+    session = event(type_="lifecycle.session.created", stream="ses_k", payload={"directory": str(known)})
+    gone = event(type_="lifecycle.session.created", stream="ses_g", payload={"directory": "/no/such/project"})
+    asyncio.run(append(home.store_path, [[session], [gone]]))
+    assert look(home)["start-up"].level == "ok"
+    directories = [tmp_path / name / ".opencode" for name in ("project", "user", "known")]
+    for directory in directories:
+        directory.mkdir(parents=True)
+
+    def waiting(*arguments: str) -> list[dict[str, Any]]:
+        return [check for check in doctor(home, *arguments) if check["name"] == "start-up" and check["level"] != "ok"]
+
+    assert [directory for check in waiting() for directory in directories if str(directory) in check["text"]] == [
+        *directories
+    ]
+    assert {check["level"] for check in waiting()} == {"problem"}
+    assert all(check["mended"] and check["failed"] is None for check in waiting("--fix"))
+    assert waiting() == []
+    uninstall(Target.everywhere())
+    assert [list(directory.iterdir()) for directory in directories] == [[], [], []]
+
+
+def test_a_stub_that_keeps_a_tools_packages_away_and_a_setting_of_the_users(home: Home) -> None:
+    config = Target.everywhere().config
+    (config / "tool").mkdir()
+    (config / "tool" / "mine.ts").write_text("")
+    assert "keeps them away" in look(home)["start-up"].text and look(home)["start-up"].level == "problem"
+    assert run(home.path, "doctor", "--fix").out.count("mended: ") == 1
+    assert look(home)["start-up"].level == "ok"
+    (config / ".npmrc").write_text("fetch-retries=7\n")
+    found = look(home)["start-up"]
+    assert found.level == "note" and found.fix is None and "set fetch-retries=0" in found.hint
+
+
+def test_without_a_plugin_opencode_waits_for_nothing(home: Home) -> None:
+    uninstall(Target.everywhere())
+    assert "start-up" not in look(home)
+
+
+def test_an_excluded_project(home: Home) -> None:
+    assert "excluded" not in look(home)
+    home.config_path.write_text(f'[capture]\nexclude = ["{Path.cwd().parent}"]\n')
+    found = look(home)["excluded"]
+    assert found.level == "note" and str(Path.cwd()) in found.text and str(home.config_path) in found.hint
+    assert "is not recorded" in str(status(home)["notes"])
+
+
+def test_a_configured_port(home: Home) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        home.config_path.write_text(f"[link]\nport = {port}\n")
+        found = look(home)["port"]
+        assert found.level == "problem" and "another program has it" in found.text
+        with home.lock():
+            home.write_info(SidecarInfo(os.getpid(), port, "b" * 32, "0.1.0", 1, 0))
+            assert at_home.check_port(scene_of(home))[0].level == "ok"
+            home.write_info(SidecarInfo(os.getpid(), port - 1, "b" * 32, "0.1.0", 1, 0))
+            assert at_home.check_port(scene_of(home))[0].level == "note"
+    home.remove_info()
+    assert look(home)["port"].text == f"{port} is free"
+
+
+def test_the_clock(home: Home) -> None:
+    later = system_identity().now_ms() + 3 * 3_600_000
+    os.utime(home.token_path, (later / 1000, later / 1000))
+    found = look(home)["clock"]
+    assert found.level == "note" and str(home.token_path) in found.text
+    ahead = event(key="ahead").model_copy(update={"ts": later})
+    asyncio.run(append(home.store_path, [[ahead]]))
+    assert "the newest event is 2h 59m ahead" in look(home)["clock"].text
+
+
+def test_a_service_file_of_another_home(home: Home, tmp_path: Path) -> None:
+    service = Service.here()
+    service.install([str(programs(home) / "durable-stream")], home.path)
+    assert look(home)["service"].level == "ok"
+    service.install([str(programs(home) / "durable-stream")], tmp_path / "other")
+    assert look(home)["service"].level == "note"
+
+
+def test_fixing(home: Home) -> None:
+    """What can be mended is, and nothing is left to say; the plugin's executable becomes the one that mends."""
+    (programs(home) / "durable-stream").unlink()
+    home.path.chmod(0o755)
+    home.token_path.chmod(0o644)
+    assert {"plugin": "problem", "home": "problem", "token": "problem"}.items() <= levels(home).items()
+    mended = {check["name"]: check["fix"] for check in doctor(home, "--fix") if check["mended"]}
+    assert mended == {"plugin": "install", "home": "close", "token": "renew token"}
+    assert home.path.stat().st_mode & 0o777 == 0o700
+    assert not home.token_path.exists()
+    assert {check["name"] for check in doctor(home) if check["level"] == "problem"} == set()
+    uninstall(Target.everywhere())
+    assert run(home.path, "doctor").code == 1
+    done = run(home.path, "doctor", "--fix")
+    assert done.code == 0 and done.out.endswith("\n1 finding mended, no problem left\n") and "mended: wrote" in done.out
+    assert Target.everywhere().plugin.is_file()
+
+
+def test_what_cannot_be_mended_stays_a_problem(home: Home) -> None:
+    home.token_path.chmod(0o644)
+    with home.lock():
+        home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.1.0", 1, 0))
+        done = run(home.path, "doctor", "--fix")
+    assert done.code == 1 and "not mended:" in done.out and "1 problem found" in done.out and home.token_path.exists()
+
+
+def test_a_store_that_cannot_be_written(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.store_path.chmod(0o500)
+    with monkeypatch.context() as asked:
+        # Root writes everywhere, so the answer is given for it.
+        asked.setattr("os.access", lambda path, mode: path.stat().st_mode & 0o200 != 0)
+        found = at_home.check_home(scene_of(home))[0]
+    assert found.level == "problem" and f"{home.store_path} cannot be written" in found.text and found.fix
+    asyncio.run(mend(home, [], found.fix))
+    assert home.store_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_backlog_is_taken_in(home: Home) -> None:
+    (home.spool_path / f"{'a' * 32}-{'1' * 16}.jsonl").write_text('{"spool": 1, "pid": 2147483646}\n')
+    told = {check["name"]: check for check in doctor(home, "--fix")}
+    try:
+        assert "started a sidecar" in told["spool"]["mended"]
+        assert "proved itself" in look(home)["sidecar"].text
+        wait_until(lambda: not list(home.spool_path.iterdir()), "an empty spool")
+    finally:
+        run(home.path, "stop")
 
 
 def test_config(home: Home) -> None:
@@ -132,21 +359,18 @@ def test_spool_backlog(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     (home.spool_path / "a-b.jsonl").write_text("{}\n" * 100)
     assert look(home)["spool"].level == "note"
     assert status(home)["spool"] == {"files": 1, "bytes": 300}
-    monkeypatch.setattr(checks, "BACKLOG_BYTES", 200)
+    monkeypatch.setattr(at_home, "BACKLOG_BYTES", 200)
     assert look(home)["spool"].level == "problem"
 
 
 def test_a_full_disk(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LOW_SPACE_BYTES", 2**70)
+    monkeypatch.setattr(at_home, "LOW_SPACE_BYTES", 2**70)
     assert look(home)["disk"].level == "problem"
 
 
 def test_a_sidecar_that_does_not_answer_is_a_problem(home: Home) -> None:
     # It holds the lock and says where it is, but nothing listens there.
     with home.lock():
-        import os
-        import socket
-
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             port = unused.getsockname()[1]
@@ -167,5 +391,5 @@ def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     found = asyncio.run(collect())
     assert found["home"].level == found["log"].level == "note"
-    assert status(home)["problems"] == []
+    assert [problem[:22] for problem in status(home)["problems"]] == ["no plugin is installed"]
     assert not home.path.exists()

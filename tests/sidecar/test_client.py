@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from bridge.opencode.frames import HookItem, ShimIdentity
-from bridge.opencode.link import CallError, LocalProtocolError
+from bridge.opencode.link import CallError, LocalProtocolError, Refused
 from sidecar.client import Address, ControlClient, ImpostorError, LinkClosed, LinkUnavailable, RequestError, ShimClient
 from sidecar.home import Home, SidecarInfo
 from sidecar.server import LinkServer, ShimConnection
@@ -53,6 +53,9 @@ class Keeper:
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         self.lossy_items.put_nowait(items)
+
+    def refused(self, peer: Refused) -> None:
+        raise AssertionError(peer)
 
     async def closed(self, link: ShimConnection) -> None:
         return

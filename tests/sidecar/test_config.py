@@ -72,6 +72,9 @@ def test_lists_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("[link]\nport =\n", "line 2"),
         ("[link]\nport = 1\nport = 2\n", "line 3"),
         ('[redact.patterns]\nbad = "("\n', "bad is not a regular expression"),
+        ('[redact]\nallow = ["("]\n', "is not a regular expression"),
+        ('[redact]\ndisable = ["jwt", "jvt"]\n', "no rule is named jvt; the rules are"),
+        ('[redact.literals]\na = ""\n', "redact.literals.a"),
         ('[capture]\nexclude = ["a/b"]\n', "must be absolute"),
     ],
 )
@@ -81,6 +84,40 @@ def test_a_mistake_names_the_file_and_the_place(tmp_path: Path, text: str, said:
         load_config(path)
     assert str(path) in str(told.value)
     assert said in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[store]\nsegment_bytes = "many"', "store.segment_bytes: must be a whole number, not 'many'"),
+        ("[store]\nsegment_bytes = 5", "store.segment_bytes: must be at least 4096, not 5"),
+        ("[link]\nport = 70000", "link.port: must be at most 65535, not 70000"),
+        ("[link]\nport = 1.5", "link.port: must be a whole number, not 1.5"),
+        ("[link]\nport = [1]", "link.port: must be a whole number"),
+        ("[link]\nidle_exit_seconds = 0", "link.idle_exit_seconds: must be above 0, not 0"),
+        ('[link]\nhold_seconds = "x"', "link.hold_seconds: must be a number, not 'x'"),
+        ("[link]\nprot = 1", "unknown key link.prot; did you mean link.port?"),
+        ("[store]\nzzz = 1", "unknown key store.zzz; there are backend, migrate_at_bytes, segment_bytes"),
+        ("lnk = 1", "unknown key lnk; did you mean link?"),
+        ("link = 1", "link: must be a section of keys and values, not 1"),
+        ('[redact]\nenabled = "perhaps"', "redact.enabled: must be true or false, not 'perhaps'"),
+        ('[redact]\npatterns = ["a"]', 'redact.patterns: must be a table, such as { name = "value" }'),
+        ("[redact]\nkeys = [1]", "redact.keys.0: must be a text, not 1"),
+        ('[capture]\nexclude = "x"', 'capture.exclude: must be a list, such as ["a", "b"], not \'x\''),
+        ("[capture]\nexclude = [1]", "capture.exclude.0: must be a path as a text, not 1"),
+    ],
+)
+def test_a_mistake_is_told_in_plain_words(tmp_path: Path, text: str, said: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as told:
+        load_config(path)
+    assert str(told.value) == f"{path}: {said}"
+
+
+def test_a_variable_that_has_to_be_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_STREAM_REDACT__KEYS", "pin")
+    with pytest.raises(ConfigError, match=r"environment DURABLE_STREAM_REDACT__KEYS: .* as JSON"):
+        load_config(None)
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:

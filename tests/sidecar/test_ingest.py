@@ -113,6 +113,15 @@ async def test_an_excluded_project_is_not_recorded(store: GatedStore, ingest: In
     assert await types(store) == [] and ingest.excluded == len(hooks)
 
 
+async def test_an_excluded_project_is_known_through_a_link_as_well(tmp_path: Path, store: GatedStore) -> None:
+    (tmp_path / "secret" / "below").mkdir(parents=True)
+    (tmp_path / "way").symlink_to(tmp_path / "secret")
+    for excluded, given in (("secret", "way/below"), ("way", "secret"), ("way", "way")):
+        ingest = Ingest(store, Translator(seeded_identity(1)), exclude=[tmp_path / excluded])
+        assert ingest.excludes(str(tmp_path / given)) and not ingest.excludes(str(tmp_path / "secretly"))
+        await ingest.close()
+
+
 async def test_opencode_is_asked_who_an_unknown_session_is(store: GatedStore, ingest: Ingest) -> None:
     link = FakeLink()
     link.answers["session.get"] = lambda args: {"id": args["path"]["id"], "title": "asked"}

@@ -9,10 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
+from sidecar import npm
 from sidecar.installer import (
     FIRST_LINE,
-    LOCK_STUB,
+    LEDGER_NAME,
     Installed,
     InstallError,
     Outcome,
@@ -29,9 +31,21 @@ from sidecar.installer import (
 COMMAND = ["/opt/bin/durable-stream"]
 
 
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, in a world with a home and a configuration of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("OPENCODE_CONFIG_DIR", raising=False)
+    for name in ("user", "work/.git"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
 @pytest.fixture
-def target(tmp_path: Path) -> Target:
-    return Target.everywhere({"XDG_CONFIG_HOME": str(tmp_path / "config")})
+def target() -> Target:
+    return Target.everywhere()
 
 
 def do(target: Target, home: str = "/home/dev/home") -> Outcome:
@@ -108,9 +122,10 @@ def test_a_symbolic_link_is_not_ours(target: Target, tmp_path: Path) -> None:
 
 
 def test_uninstalling_leaves_what_was_there_before(tmp_path: Path, target: Target) -> None:
+    before = tree(tmp_path)
     do(target)
     assert uninstall(target).changed
-    assert tree(tmp_path) == {"config"}  # made with parents: whose it is cannot be told
+    assert tree(tmp_path) == before | {"config"}  # made with parents: whose it is cannot be told
     assert not uninstall(target).changed
 
     target.config.mkdir()
@@ -122,37 +137,56 @@ def test_uninstalling_leaves_what_was_there_before(tmp_path: Path, target: Targe
     assert tree(tmp_path) == before
 
 
-def test_npm_is_kept_from_running_where_nothing_of_it_is(target: Target) -> None:
-    do(target)
-    assert (target.config / "package-lock.json").read_text() == LOCK_STUB
-    assert list((target.config / "node_modules").iterdir()) == []
-    assert json.loads(LOCK_STUB)["packages"][""]["dependencies"] == {"@opencode-ai/plugin": "*"}
-
-
-@pytest.mark.parametrize("name", ["package.json", "package-lock.json", "node_modules"])
-def test_npm_files_of_the_user_are_left_alone(target: Target, name: str) -> None:
-    target.config.mkdir(parents=True)
-    (target.config / name).mkdir() if name == "node_modules" else (target.config / name).write_text("{}")
-    do(target)
-    assert tree(target.config) == {name, "plugin", "plugin/durable-stream.js", ".durable-stream-installed.json"}
-    uninstall(target)
-    assert tree(target.config) == {name}
-
-
-def test_what_others_put_into_the_stub_stays(target: Target) -> None:
-    do(target)
-    (target.config / "node_modules" / "thing").mkdir()
-    (target.config / "package-lock.json").write_text('{"lockfileVersion":3}')
-    uninstall(target)
-    assert tree(target.config) == {"node_modules", "node_modules/thing", "package-lock.json"}
-
-
-def test_a_marker_of_somebody_else_removes_nothing_outside(target: Target, tmp_path: Path) -> None:
+def test_a_ledger_of_somebody_else_removes_nothing_outside(target: Target, tmp_path: Path) -> None:
     do(target)
     (tmp_path / "empty").mkdir()
-    target.marker.write_text('{"made": ["../../empty", 7]}')
+    ledger = target.config / LEDGER_NAME
+    ledger.write_text(json.dumps({"plugins": [], "made": {str(tmp_path): ["empty", "../empty", 7, "."], "x": ["."]}}))
     uninstall(target)
     assert (tmp_path / "empty").is_dir()
+
+
+def test_an_install_that_was_interrupted_is_undone(target: Target, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    before = tree(tmp_path)
+
+    def stop(directory: Path, kind: str) -> bool:
+        if kind == "node_modules":
+            raise OSError("no space left")
+        return real(directory, kind)
+
+    real = npm.make
+    monkeypatch.setattr(npm, "make", stop)
+    with pytest.raises(OSError):
+        do(target)
+    assert (target.config / "package-lock.json").is_file()
+    uninstall(target)
+    assert tree(tmp_path) == before | {"config"}
+
+
+def test_the_users_directories_stay_prepared_while_one_of_two_plugins_needs_them(work: Path, target: Target) -> None:
+    (work / ".opencode").mkdir()
+    (work / ".opencode" / "agent.md").write_text("")
+    project = Target.project(work)
+    do(target)
+    do(project)
+    uninstall(project)
+    assert tree(work / ".opencode") == {"agent.md", "node_modules", "package-lock.json"}
+    do(project)
+    uninstall(target)
+    assert (target.config / "node_modules").is_dir() and not (target.config / "plugin").exists()
+    assert (work / ".opencode" / "node_modules").is_dir()
+    uninstall(project)
+    assert tree(work / ".opencode") == {"agent.md"}
+    assert not target.config.exists()
+
+
+def test_a_project_directory_made_for_the_plugin_goes_with_it(work: Path, target: Target) -> None:
+    do(target)
+    do(Target.project(work))
+    uninstall(Target.project(work))
+    assert tree(work) == {".git"}
+    uninstall(target)
+    assert not target.config.exists()
 
 
 def test_the_executable_is_the_script_or_this_python(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def command(home: Path, *arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DURABLE_", "XDG_"))}
+    # A size in the environment would win over the terminal's own.
+    ours = ("DURABLE_", "XDG_", "COLUMNS", "LINES")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**kept, "PYTHONPATH": str(ROOT), "TZ": "UTC", **more}
 
 

@@ -62,6 +62,10 @@ class TestStreams:
         home = make_home(tmp_path / "home", "sigterm_while_busy")
         assert run(home, "streams", "--json").objects()[0]["status"] == "active"
 
+    def test_limit_keeps_the_newest(self, home: Path) -> None:
+        assert run(home, "streams", "--limit", "2", "--json").objects() == run(home, "streams", "--json").objects()[:2]
+        assert run(home, "tree", "--limit", "2", "--json").objects() == run(home, "tree", "--json").objects()[-2:]
+
 
 class TestTree:
     def test_json_nests_the_child_below_the_turn_that_started_it(self, home: Path) -> None:
@@ -118,11 +122,41 @@ class TestLog:
     def test_ambiguous_stream_is_refused(self, home: Path) -> None:
         done = run(home, "log", "ses_dff")
         assert done.code == 1 and re.search(r"fits \d+ streams: ses_dff", done.err)
+        assert run(home, "log", "ses_", "--follow").code == 1, "and is not waited for"
 
-    def test_a_child_session_is_told_where_it_is(self, home: Path) -> None:
+    @pytest.mark.parametrize("cut", [slice(None), slice(0, 20), slice(-6, None)], ids=["whole", "prefix", "suffix"])
+    def test_of_a_child_session_only_what_it_did(self, home: Path, cut: slice) -> None:
+        child = find(home, "--type", "agent.spawned")["payload"]["child"]
+        records = run(home, "log", child[cut], "--json").objects()
+        assert {r["event"]["payload"]["session"] for r in records} == {child}
+        stream = records[0]["event"]["stream_id"]
+        whole = run(home, "log", stream, "--json").objects()
+        assert records == [r for r in whole if r["event"]["payload"]["session"] == child]
+        assert run(home, "tree", child[cut], "--json").objects()[0]["session"] == child
+
+    def test_where_a_stream_is_asked_for_a_child_session_is_told_where_it_is(self, home: Path) -> None:
         spawned = find(home, "--type", "agent.spawned")
-        done = run(home, "log", spawned["payload"]["child"])
-        assert done.code == 1 and spawned["stream_id"] in done.err
+        for verb in (["export", spawned["payload"]["child"]], ["query", "--stream", spawned["payload"]["child"]]):
+            done = run(home, *verb)
+            assert done.code == 1 and spawned["stream_id"] in done.err
+
+    def test_last_keeps_the_newest(self, home: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        everything = run(home, "log", stream, "--json").objects()
+        assert run(home, "log", stream, "--last", "3", "--json").objects() == everything[-3:]
+        assert (
+            run(home, "log", stream, "-n", "3", "--from", str(len(everything) - 2), "--json").objects()
+            == (everything[-2:])
+        )
+        assert run(home, "log", stream, "--last", "0").out == ""
+
+    def test_nothing_from_there_on_is_said_on_stderr(self, home: Path) -> None:
+        done = run(home, "log", stream_with(home, "agent.spawned"), "--from", "5000")
+        assert (done.code, done.out) == (0, "") and "no record at or after offset 5000" in done.err
+
+    def test_an_id_as_a_narrow_terminal_shows_it(self, home: Path) -> None:
+        stream = stream_with(home, "agent.spawned")
+        assert run(home, "log", f"…{stream[-10:]}", "--json").objects()[0]["event"]["stream_id"] == stream
 
     def test_reader_that_goes_away_ends_it_quietly(self, home: Path) -> None:
         stream = stream_with(home, "agent.spawned")
@@ -270,7 +304,9 @@ class TestQuery:
 
     def test_nothing_found_is_no_error(self, home: Path) -> None:
         done = run(home, "query", "--type", "no.such")
-        assert (done.code, done.out, done.err) == (0, "", "")
+        assert (done.code, done.out, done.err) == (0, "", "No event fits.\n")
+        done = run(home, "query", "--type", "no.such", "--limit", "3", "--json")
+        assert (done.code, done.out, done.err) == (0, "", "No event fits.\n")
 
     def test_bad_moment_is_a_usage_error(self, home: Path) -> None:
         done = run(home, "query", "--since", "yesterday-ish")
@@ -302,8 +338,13 @@ class TestExport:
 class TestBadLogs:
     @pytest.mark.parametrize("arguments", READERS, ids=lambda a: a[0])
     def test_an_empty_home_is_no_error_and_stays_untouched(self, empty: Path, arguments: list[str]) -> None:
-        done = run(empty, *arguments)
-        assert (done.code, done.err) == (0, "")
+        for more in ([], ["--json"]):
+            done = run(empty, *arguments, *more)
+            assert done.code == 0
+            if arguments[0] in ("status", "verify"):
+                assert done.out and not done.err
+            else:
+                assert done.out == "" and done.err.count("\n") == 1 and "durable-stream install" in done.err
         assert not empty.exists()
 
     def test_asking_an_empty_log_for_a_stream_says_how_to_begin(self, empty: Path) -> None:
@@ -320,6 +361,27 @@ class TestBadLogs:
         said = done.out if arguments[0] in ("status", "verify") else done.err
         assert f"{segment}:2" in said and "checksum" in said
         assert done.err.count("\n") <= 1
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [["log", "ses_"], ["log", "ses_", "--last", "9"], ["tree"], ["tree", "ses_"], ["streams"], ["query"]],
+        ids=" ".join,
+    )
+    def test_what_stands_before_a_fault_is_printed(self, tmp_path: Path, arguments: list[str]) -> None:
+        home = make_home(tmp_path / "home", "chat")
+        sound = run(home, *arguments).out.splitlines()
+        segment = next((home / "store" / "log").iterdir())
+        lines = segment.read_bytes().splitlines(keepends=True)
+        lines[5] = lines[5].replace(b'"schema_version":1', b'"schema_version":2')
+        segment.write_bytes(b"".join(lines))
+        done = run(home, *arguments)
+        assert done.code == 1 and f"{segment}:6" in done.err and done.err.count("\n") == 1
+        said = done.out.splitlines()
+        if arguments[0] in ("log", "query"):
+            assert len(said) == 5 < len(sound) and said == (sound[-9:] if "--last" in arguments else sound)[:5]
+        else:
+            assert len(said) == len(sound) and said != sound
+        assert run(home, *arguments, "--json").out.startswith("{")
 
     def test_a_foreign_store_is_one_line(self, tmp_path: Path) -> None:
         (tmp_path / "store").mkdir()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sidecar.cli import command
@@ -34,6 +38,20 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     done = CliRunner().invoke(app, [name, "--help"], prog_name="durable-stream")
     assert done.exit_code == 0
     assert f"Example:\n    durable-stream {name}" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_example_of_the_help_can_be_parsed(name: str) -> None:
+    out = CliRunner().invoke(app, [*filter(None, [name]), "--help"], prog_name="durable-stream").stdout
+    examples = re.findall(r"^    durable-stream (.*?)(?:  .*)?$", out.partition("Example:")[2], re.M)
+    assert examples
+    group = get_command(app)
+    for example in examples:
+        root = group.make_context("durable-stream", shlex.split(example))
+        assert isinstance(group, TyperGroup)
+        verb, command, rest = group.resolve_command(root, [*root._protected_args, *root.args])
+        assert command is not None and verb == (name or verb)
+        command.make_context(verb, rest, parent=root)  # a wrong option or a missing argument raises
 
 
 def test_help_lists_every_command_and_an_example() -> None:
@@ -79,7 +97,7 @@ def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.Mo
     def fail(path: Path) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("sidecar.cli.select.JsonlReader", fail)
+    monkeypatch.setattr("sidecar.cli.select.LogReader", fail)
     done = run(empty, "streams")
     assert done.code == 1 and done.err.count("\n") == 1
     assert "unexpected RuntimeError: first line second line" in done.err
@@ -121,7 +139,7 @@ class TestInstall:
         assert done.code == 0 and not plugin.exists() and str(home) in done.out
 
     def test_two_copies_are_warned_of(self, tmp_path: Path) -> None:
-        place = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+        place = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}
         (tmp_path / "project").mkdir()
         run(tmp_path / "home", "install", **place)
         done = run(tmp_path / "home", "install", "--project", str(tmp_path / "project"), **place)
@@ -131,7 +149,7 @@ class TestInstall:
         plugin = tmp_path / "config" / "opencode" / "plugin" / "durable-stream.js"
         plugin.parent.mkdir(parents=True)
         plugin.write_text("// mine")
-        done = run(tmp_path / "home", "install", XDG_CONFIG_HOME=str(tmp_path / "config"))
+        done = run(tmp_path / "home", "install", XDG_CONFIG_HOME=str(tmp_path / "config"), HOME=str(tmp_path))
         assert done.code == 1 and "was not written by durable-stream" in done.err
         assert plugin.read_text() == "// mine"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import pty
@@ -10,10 +11,14 @@ import struct
 import subprocess
 import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, command, environment, run
+from streams.event import StreamEvent
+from streams.identity import Identity, seeded_identity
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, append, command, environment, run
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -51,7 +56,7 @@ def test_child_sessions_are_indented_and_ids_can_be_used(home: Path) -> None:
     stream = run(home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
     said = ANSI.sub("", on_terminal(home, "log", stream, width=120))
     assert re.search(r"^\S+  \S{6}  build         spawns", said, re.M)
-    child = re.search(r"^\S+  (\S{6})  general         bash", said, re.M)
+    child = re.search(r"^\S+  (\S{6})  general       1 bash", said, re.M)
     assert child is not None
     assert run(home, "show", child[1], "--json").objects()[0]["event"]["payload"]["tool"] == "bash"
 
@@ -79,3 +84,44 @@ def test_a_long_verify_shows_a_bar_and_then_the_verdict(home: Path, monkeypatch:
     with checking._progress(out, check):
         assert check.progress is not None
         check.progress(10)
+
+
+def worked(identity: Identity, session: str, type_: str, ts: int, actor: str = "build", **payload: Any) -> StreamEvent:
+    """An event of a session in the stream ``ses_root``."""
+    source = {"agent": actor, "adapter": "test"}
+    fields = {"type": type_, "stream_id": "ses_root", "actor": actor, "source": source, "ts": ts}
+    return identity.stamp({**fields, "payload": {"session": session, **payload}})
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_wide_and_harmful_characters_are_aligned_and_harmless(tmp_path: Path, width: int) -> None:
+    identity = seeded_identity(8)
+    wide = "修复登录测试 👩‍💻 \x1b[31mred\x1b]0;title\x07 \u202eright\r\n\x9b2J " * 20
+    texts = (wide, "plain", "\x1b[2J" * 3 + "after")
+    made = [worked(identity, "ses_root", "lifecycle.session.created", 1, lineage="root", title=wide)]
+    for actor, text in zip(("建築者的代理人", "build", "\x1b[1mx"), texts, strict=True):
+        made.append(worked(identity, "ses_root", "execution.output", 2, actor, kind="text", text=text))
+        made.append(worked(identity, "ses_root", "execution.step", 3, actor, kind="tool", tool="工具", title=text))
+    asyncio.run(append(tmp_path / "store", [made]))
+    for verb in (["log", "ses_root"], ["query"], ["tree"], ["streams"]):
+        said = on_terminal(tmp_path, *verb, width=width, NO_COLOR="1")
+        bare = re.sub(r"\x1b\[[0-9;]*m", "", said)  # the styles are ours
+        assert not [c for c in bare if not c.isprintable() and c != "\n"]
+        assert max(map(cell_len, bare.splitlines())) <= width
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(tmp_path, "log", "ses_root", width=width)).splitlines()
+    starts = {cell_len(row[: row.index(word)]) for row in lines for word in ("says", "工具") if word in row[:45]}
+    assert len(starts) == 1
+
+
+def test_a_turn_tells_how_long_it_took_and_a_child_of_a_child_where_it_stands(tmp_path: Path) -> None:
+    identity = seeded_identity(9)
+    made = [worked(identity, "ses_root", "lifecycle.session.created", 1, lineage="root")]
+    for name, parent in (("ses_a", "ses_root"), ("ses_b", "ses_root"), ("ses_c", "ses_b")):
+        made.append(worked(identity, name, "lifecycle.session.created", 2, parent=parent))
+    made.append(worked(identity, "ses_c", "turn.started", 1000, message="m"))
+    made.append(worked(identity, "ses_c", "turn.ended", 66_000, message="m", outcome="completed", steps=2))
+    asyncio.run(append(tmp_path / "store", [made]))
+    said = ANSI.sub("", on_terminal(tmp_path, "log", "ses_root", width=100))
+    assert re.search(r"build         2 session   ses_b$", said, re.M)
+    assert re.search(r"build         2\.1 turn end  completed · 2 steps · 1m 05s$", said, re.M)
+    assert "1m 05s" not in run(tmp_path, "log", "ses_root").out

@@ -1,14 +1,20 @@
-"""Who may connect, and how a peer that has not proved itself is bounded."""
+"""The door: who may connect, what is said before the proof, and how a peer without one is bounded."""
 
 import asyncio
+import base64
 from contextlib import suppress
+from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from bridge.opencode.frames import HookItem, ShimIdentity
+from bridge.opencode.link import proof
 from sidecar import server as server_module
+from sidecar.client import Address, ControlClient, ShimClient
 from sidecar.server import LinkServer
-from tests.sidecar.peers import Recorder, nonce, peer, serving, works
+from tests.sidecar.peers import TOKEN, Recorder, nonce, peer, serving, works
 
 
 async def test_a_right_proof_is_welcomed_and_known_to_the_handler() -> None:
@@ -177,4 +183,102 @@ async def test_an_oversized_frame_closes_its_link_only() -> None:
         assert await good.hear() == {"type": "ack", "seq": 1}
 
 
-# --- hooks and acks ---
+# --- only from this machine ---
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
+async def test_it_listens_on_one_loopback_address_only(address: str) -> None:
+    """A server on all addresses would answer here too."""
+    async with serving() as server:
+        with pytest.raises(OSError):
+            await asyncio.open_connection(address, server.port)
+        await works(server)
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "GET", "POST", "PUT"])
+async def test_no_answer_lets_a_web_page_in(method: str) -> None:
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        page = "Origin: http://evil.example\r\nAccess-Control-Request-Method: GET\r\n"
+        writer.write(f"{method} / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{page}\r\n".encode())
+        answer = (await reader.read()).lower()
+        writer.close()
+        await writer.wait_closed()
+        assert b"access-control-" not in answer
+        assert b" 101 " not in answer and b" 200 " not in answer
+
+
+# --- the token ---
+
+
+async def test_the_token_is_proved_and_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str | bytes] = []
+    recv, send = ServerConnection.recv, ServerConnection.send
+
+    async def heard(self: ServerConnection, *given: Any, **named: Any) -> Any:
+        said.append(await recv(self, *given, **named))
+        request = self.request
+        assert request is not None
+        said.append(f"{request.path} {request.headers}")
+        return said[-2]
+
+    async def spoke(self: ServerConnection, message: Any, *given: Any, **named: Any) -> None:
+        said.append(message)
+        await send(self, message, *given, **named)
+
+    monkeypatch.setattr(ServerConnection, "recv", heard)
+    monkeypatch.setattr(ServerConnection, "send", spoke)
+    async with serving() as server:
+        shim = ShimIdentity("0.1", "ab" * 16, "cd" * 8, 7, "p", "/d", "/", "1.18", 0)
+        async with await ShimClient.connect(Address(server.port, TOKEN), identity=shim, nonce=nonce) as client:
+            await client.send([HookItem("event", 1, "x", None)])
+            await client.drained()
+        async with await ControlClient.connect(Address(server.port, TOKEN), version="0.1", nonce=nonce) as control:
+            assert await control.request("echo", {"a": 1}) == {"a": 1}
+    raw = bytes.fromhex(TOKEN)
+    forms = [TOKEN.encode(), TOKEN.upper().encode(), raw, base64.b64encode(raw), base64.urlsafe_b64encode(raw)]
+    wire = b"\n".join(part.encode() if isinstance(part, str) else part for part in said)
+    assert b'"hello"' in wire and b'"identify"' in wire and b'"hooks"' in wire and b'"result"' in wire
+    assert not [form for form in forms if form in wire]
+    assert TOKEN not in repr(server) + repr(Address(1, TOKEN))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"type": "hooks", "first_seq": 1, "items": [{"hook": "event", "t": 1, "input": {}, "output": None}]},
+        {"type": "lossy", "items": [{"hook": "event", "t": 1, "input": {}, "output": None}]},
+        {"type": "request", "id": 1, "method": "stop", "args": {}},
+        {"type": "result", "id": 1, "value": {}},
+        {"type": "identify", "proof": "0" * 64, "pid": 1},
+    ],
+    ids=lambda frame: frame["type"],
+)
+@pytest.mark.parametrize("after_hello", [False, True])
+async def test_nothing_is_taken_before_the_proof(frame: dict[str, Any], after_hello: bool) -> None:
+    handler = Recorder()
+    async with serving(handler) as server:
+        async with peer(server) as shim:
+            if after_hello:
+                await shim.say(type="hello", role="shim", protocol=1, nonce=nonce())
+                assert (await shim.hear())["type"] == "challenge"
+            await shim.say(**frame)
+            assert await shim.code() in (1002, 1008)
+        assert handler.links.empty() and handler.batches.empty() and handler.lossy_items.empty()
+        assert server.links == () and server.connections == 0
+        await works(server)
+
+
+async def test_a_proof_overheard_is_worth_nothing() -> None:
+    """Another connection has another nonce, so the same frames do not open it."""
+    async with serving() as server:
+        mine = nonce()
+        async with peer(server) as first:
+            await first.say(type="hello", role="control", protocol=1, nonce=mine)
+            challenge = await first.hear()
+            right = proof(TOKEN, "control", server.port, mine, challenge["nonce"])
+        async with peer(server) as second:
+            await second.say(type="hello", role="control", protocol=1, nonce=mine)
+            await second.hear()
+            await second.say(type="identify", proof=right, pid=7, client_version="1")
+            assert await second.hear() == {"type": "bye", "reason": "auth"}

@@ -6,13 +6,20 @@ import base64
 import json
 import re
 from hashlib import sha256
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridge.opencode.redact import KEPT_OF_LONG, MAX_STRING, Redactor
+from bridge.opencode.redact.rules import built_in
 from streams.hashing import MAX_DEPTH
+from tests.security.drawn import drawn
+
+ROOT = Path(__file__).parents[2]
 
 _ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -251,6 +258,11 @@ ORDINARY = {
     "certificate": "-----BEGIN CERTIFICATE-----\n" + PEM_BODY + "\n-----END CERTIFICATE-----",
     "public key": "-----BEGIN PUBLIC KEY-----\n" + PEM_BODY + "\n-----END PUBLIC KEY-----",
     "lockfile": '"integrity": "sha512-' + base64.b64encode(bytes(Random(1).randbytes(64))).decode() + '"',
+    "lockfile hashes": "pytest==9.0 --hash=sha256:" + made_up(64, HEX) + " # sha1-" + made_up(28) + "=",
+    "etag": 'etag: W/"' + made_up(40, HEX) + '" x-request-id: 550e8400-e29b-41d4-a716-446655440000',
+    "minified": "!function(e,t){var n=e.token,r=t.key;n=r.secret||i.password;return n?o(n):u(r)}(this,function(){});",
+    "environment": "PWD=/home/user1/project2\nOLDPWD=/tmp/x1\nSSH_AUTH_SOCK=/tmp/ssh-x1/agent.1\nTERM=xterm-256color",
+    "stack": "at /usr/lib/node_modules/x1/token.js:123:45 in getToken (secret.ts:9)",
     "redacted": "[redacted:openai-key] [redacted:value]",
     "unicode": "naïve 中文 😀 \ud800",
 }
@@ -305,6 +317,102 @@ class TestOptions:
         assert redactor.clean(value) is value
         assert redactor.clean("x" * (MAX_STRING + 1))["bytes"] == MAX_STRING + 1
         assert (redactor.redactions, redactor.shortened) == (0, 1)
+
+    def test_a_pattern_that_matches_its_own_placeholder_comes_to_an_end(self) -> None:
+        assert clean("a secret", extra={"x": "redacted|secret"}) == "a [redacted:x]"
+
+    def test_a_text_named_in_the_configuration_is_found_in_any_case_of_escaping(self) -> None:
+        secret = 'pa"ss\\wo\nrd é'
+        value = {"a": f"see {secret}.", "b": json.dumps({"c": secret}, ensure_ascii=False), secret: 1}
+        redactor = Redactor(literals={"mine": secret})
+        assert redactor.clean(value) == {
+            "a": "see [redacted:mine].",
+            "b": '{"c": "[redacted:mine]"}',
+            "[redacted:mine]": 1,
+        }
+        assert Redactor(literals={"mine": secret}).clean({"a": "see passwo"}) == {"a": "see passwo"}
+
+    def test_a_rule_can_be_left_out(self) -> None:
+        name, secret = KEYS["github"]
+        assert clean(f"x {secret}", disable=[name]) == f"x {secret}"
+        assert clean(KEYS["npm"][1], disable=[name]) == "[redacted:npm-token]"
+        with pytest.raises(ValueError, match="no rule is named nothing"):
+            Redactor(disable=["nothing"])
+
+    def test_what_is_allowed_stays_if_it_is_allowed_as_a_whole(self) -> None:
+        secret = KEYS["github"][1]
+        assert clean(f"x {secret}", allow=[re.escape(secret)]) == f"x {secret}"
+        assert clean(f"x {secret}", allow=[re.escape(secret[:-1])]) == "x [redacted:github-token]"
+        assert clean("password=example99", allow=["example[0-9]*"]) == "password=example99"
+
+    def test_own_keys_cost_no_closer_look_at_others(self) -> None:
+        given = {"a": [{"b": "text"}], "pin_code": "x"}
+        assert clean(given, keys=["pin"]) is given
+        assert clean({"a": [{"P-I-N_": "x"}]}, keys=["pin"]) == {"a": [{"P-I-N_": "[redacted:value]"}]}
+
+
+class TestNames:
+    def test_a_secret_that_is_a_name_is_taken_out_and_its_value_stays(self) -> None:
+        (_, one), (_, two) = KEYS["github"], KEYS["github oauth"]
+        value = {one: 1, "plain": {two: [2], one: 3, "[redacted:github-token]": 4}}
+        label = "[redacted:github-token]"
+        cleaned = clean(value)
+        assert cleaned == {label: 1, "plain": {f"{label}'": [2], f"{label}''": 3, label: 4}}
+        assert clean(cleaned) is cleaned
+
+    @pytest.mark.parametrize("key", ["token", "SESSION_TOKEN", "sessionToken"])
+    def test_a_value_drawn_at_random_under_a_telling_name_goes(self, key: str) -> None:
+        assert clean({"a": {key: made_up(32)}}) == {"a": {key: "[redacted:token]"}}
+        assert clean({key: "a name of a token"}) == {key: "a name of a token"}
+
+
+class TestPlaceholders:
+    @pytest.mark.parametrize("key", KEYS)
+    def test_a_secret_dressed_up_as_a_placeholder_is_found(self, key: str) -> None:
+        name, secret = KEYS[key]
+        assert clean([f"[redacted:{secret}]"]) == [f"[redacted:[redacted:{name}]]"]
+        assert clean({"password": f"[redacted:{secret}]"}) == {"password": "[redacted:value]"}
+        assert clean({"password": "[redacted:value]"}) == {"password": "[redacted:value]"}
+
+
+class TestInToolOutput:
+    """What a tool prints is JSON in a string, often more than once."""
+
+    @pytest.mark.parametrize("depth", [1, 2, 3])
+    @pytest.mark.parametrize("key", ["password", "api_key", "clientSecret", "DB_PASSWORD"])
+    def test_a_named_secret_is_found_in_json_in_json(self, key: str, depth: int) -> None:
+        for secret in ("letmein", "hunter2hunter2", made_up(24)):
+            text = json.dumps({"user": "ada", key: secret, "n": 1}, indent=1)
+            for _ in range(depth - 1):
+                text = json.dumps({"stdout": text})
+            cleaned = clean({"output": text})["output"]
+            assert secret not in cleaned and "ada" in cleaned
+            for _ in range(depth - 1):
+                cleaned = json.loads(cleaned)["stdout"]
+            assert json.loads(cleaned) == {"user": "ada", key: "[redacted:secret]", "n": 1}
+
+    def test_the_same_input_gives_the_same_output(self) -> None:
+        value = {"texts": [place.format(secret) for place in PLACES.values() for _, secret in KEYS.values()]}
+        first = json.dumps(Redactor().clean(value))
+        assert first == json.dumps(Redactor().clean(json.loads(json.dumps(value)))) == json.dumps(clean(value))
+
+
+class TestWhatIsShipped:
+    def test_the_demo_and_the_recordings_hold_no_secret(self) -> None:
+        """Real sessions: what would be taken out of them is taken by mistake."""
+        paths = [*(ROOT / "tests" / "recordings").glob("*.jsonl"), ROOT / "sidecar" / "recordings" / "demo.jsonl"]
+        assert len(paths) > 60
+        redactor = Redactor()
+        for path in paths:
+            for line in path.read_text().splitlines():
+                item = json.loads(line)
+                assert redactor.clean(item) is item, path.name
+
+    def test_ordinary_code_is_left_alone(self) -> None:
+        for path in [p for package in ("streams", "bridge", "sidecar", "docs") for p in (ROOT / package).rglob("*.*")]:
+            if path.suffix in (".py", ".md", ".json") and "redact" not in path.parts:
+                text = path.read_text()
+                assert clean(text) == text, path
 
 
 class TestSize:
@@ -410,3 +518,36 @@ def test_a_secret_assigned_to_a_telling_name_in_text_is_redacted(form: str, valu
 )
 def test_code_about_secrets_is_not_redacted(text: str) -> None:
     assert Redactor().clean({"text": text}) == {"text": text}
+
+
+# --- for any text made of pieces of secrets and of what stands around them ---
+
+_FRAGMENTS = [drawn(form, seed) for rule in built_in() for form in rule.examples for seed in (1, 2)]
+_AROUND = [
+    *("\n", "\t", " ", '"', "'", "\\", "\\n", '\\"', ":", "=", ": ", "{", "}", ",", "[redacted:jwt]", "[redacted:"),
+    *("é", "\U0001f600", "\x1b[0m", "%20", "password", "token", "key", "secret", "api_key", "Bearer ", "a", "7", "-"),
+]
+TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from(_AROUND),
+        st.sampled_from(_FRAGMENTS),
+        st.builds(lambda text, end: text[:end], st.sampled_from(_FRAGMENTS), st.integers(0, 60)),
+    ),
+    max_size=8,
+).map("".join)
+VALUES = st.one_of(TEXTS, st.lists(TEXTS, max_size=3), st.dictionaries(TEXTS, TEXTS, max_size=3), TEXTS.map(json.dumps))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(VALUES)
+def test_the_quick_look_at_the_whole_misses_nothing(value: Any) -> None:
+    one, other = Redactor(), Redactor()
+    assert one.clean({"v": value}) == {"v": other._clean(value, 0)}
+    assert one.redactions == other.redactions
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(VALUES)
+def test_a_second_redaction_changes_nothing(value: Any) -> None:
+    first = clean({"v": value})
+    assert clean(first) == first

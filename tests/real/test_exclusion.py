@@ -1,0 +1,72 @@
+"""What is switched off or excluded leaves nothing, with the real OpenCode and a real sidecar.
+
+``DURABLE_STREAM=off`` is in ``test_several.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+
+pytestmark = pytest.mark.real_opencode
+
+SECRET = "a word that must never be written"
+
+
+def leaks(home: Path) -> list[Path]:
+    """The files of a home that hold the secret word."""
+    return [path for path in home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
+def exclude(home: Path, project: Path) -> None:
+    home.mkdir(mode=0o700, exist_ok=True)
+    (home / "config.toml").write_text(f'[capture]\nexclude = ["{project}"]\n')
+
+
+def test_an_excluded_project_leaves_nothing_and_is_recorded_again_when_it_is_not(
+    durable: DurableStream, opencode_binary: Path, model: ModelServer, tmp_path: Path
+) -> None:
+    # Excluded under another name than the one OpenCode reports.
+    root, way = tmp_path / "opencode", tmp_path / "way"
+    way.symlink_to(root / "project")
+    exclude(durable.home, way)
+    with RealOpenCode(opencode_binary, model.port, plugins={PLUGIN: durable.plugin()}, root=root) as client:
+        session = client.create_session()
+        client.prompt(session, f"SAY:{SECRET}")
+        durable.wait_linked()
+        # Everything handed over is acknowledged, so nothing of it can come later.
+        wait_until(lambda: durable.status()["counts"]["excluded"] > 0, "excluded hooks")
+        wait_until(lambda: not list((durable.home / "spool").iterdir()), "an empty spool")
+        assert durable.status()["log"]["head"] == -1
+        told = durable.doctor(client.project)
+        assert "is not recorded" in told["excluded"]["text"] and told["excluded"]["level"] == "note"
+        assert leaks(durable.home) == []
+
+        exclude(durable.home, tmp_path / "another")
+        durable.stop()
+        client.prompt(session, "SAY:something else")
+        wait_until(lambda: "something else" in str(durable.whole_log()), "the next turn in the log")
+        assert leaks(durable.home) == []
+        assert "excluded" not in durable.doctor(client.project)
+        durable.end_with(client)
+
+
+def test_what_an_excluded_project_spooled_is_deleted(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with DurableStream(home) as durable:
+        # No sidecar can start, so the plugin spools; then OpenCode is gone.
+        broken = durable.plugin().replace('durable-stream"]', 'durable-stream-is-not-here"]')
+        with RealOpenCode(opencode_binary, model.port, plugins={PLUGIN: broken}, serve=False) as client:
+            client.run(f"SAY:{SECRET}", "--title", "a title")
+            exclude(home, client.project)
+            assert [path.parent.name for path in leaks(home)] == ["spool"]
+            told = durable.doctor(client.project)
+            assert told["spool"]["level"] == "note"
+            assert "started a sidecar" in durable.doctor(client.project, "--fix")["spool"]["mended"]
+            wait_until(lambda: not list((home / "spool").iterdir()), "an empty spool")
+        assert leaks(home) == [] and durable.status()["log"]["head"] == -1

@@ -1,0 +1,117 @@
+"""Every way to use OpenCode is recorded: windows, an IDE and what attaches to it, the command line.
+
+All of them work in one project on one home. A server of the same user with the plugin switched off tells
+afterwards what OpenCode itself knows of their sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.real.api import OpenCodeApi
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode, free_port
+from tests.real.recorded import Json, expected, family
+from tests.real.terminal import READY, Terminal
+
+pytestmark = pytest.mark.real_opencode
+
+# Without an agent for titles a session keeps the one it was made with, which is the one that is recorded.
+CONFIG = {"snapshot": False, "agent": {"title": {"disable": True}}}
+
+
+@pytest.fixture(scope="module")
+def opencode(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealOpenCode]:
+    """The witness. What the tests run comes from its root, with its environment and the plugin switched on."""
+    how = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "root": tmp_path_factory.mktemp("ways")}
+    with RealOpenCode(opencode_binary, model.port, environment={"DURABLE_STREAM": "off"}, **how) as client:  # type: ignore[arg-type]
+        yield client
+        durable.end_with(client)
+        wait_until(lambda: client.leftovers() == [], "the end of all processes")
+
+
+def window(opencode: RealOpenCode, *arguments: str) -> Terminal:
+    environment = opencode.environment()
+    del environment["DURABLE_STREAM"]
+    return Terminal([str(opencode.binary), *arguments], opencode.project, environment)
+
+
+@pytest.fixture
+def command_line(
+    opencode: RealOpenCode, opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> Iterator[RealOpenCode]:
+    """``opencode run`` in the same project."""
+    how = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "root": opencode.root}
+    with RealOpenCode(opencode_binary, model.port, serve=False, **how) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def session_of(opencode: RealOpenCode, text: str) -> str:
+    """The session in which somebody said this."""
+    found = [s["id"] for s in opencode.sessions() if any(p.get("text") == text for p in opencode.parts(s["id"]))]
+    assert len(found) == 1, f"{text!r} was said in {found}"
+    return str(found[0])
+
+
+def links(durable: DurableStream) -> list[Json]:
+    return list(durable.status()["links"])
+
+
+def test_two_windows_on_one_project(opencode: RealOpenCode, durable: DurableStream) -> None:
+    with ExitStack() as stack, ThreadPoolExecutor(2) as both:
+        windows = [stack.enter_context(window(opencode)) for _ in range(2)]
+        list(both.map(lambda terminal: terminal.wait_for(READY), windows))
+        list(both.map(Terminal.prompt, windows, ["SAY:one", "SAY:other"], ["one", "other"]))
+        assert {link["pid"] for link in links(durable)} == {terminal.process.pid for terminal in windows}
+        assert {link["directory"] for link in links(durable)} == {str(opencode.project)}
+        windows[0].prompt("SAY:more", "more")
+        for text in ("SAY:one", "SAY:other"):
+            durable.assert_recorded(expected(family(opencode, session_of(opencode, text), agent="build")))
+        assert [terminal.quit() for terminal in windows] == [0, 0]
+    durable.assert_whole()
+
+
+def test_an_ide_and_an_attached_terminal(opencode: RealOpenCode, durable: DurableStream) -> None:
+    ide = OpenCodeApi(opencode.project)
+    ide.port = free_port()
+    with window(opencode, "--port", str(ide.port), "--hostname", "127.0.0.1") as editor:
+        editor.wait_for(READY)
+        session = ide.create_session()
+        ide.prompt(session, "SAY:for the editor")
+        # OpenCode makes two instances of the plugin here, and gives hooks to the second alone.
+        wait_until(lambda: sorted(link["delivers"] for link in links(durable)) == [False, True], "both links")
+        first, second = links(durable)
+        assert first["pid"] == second["pid"] == editor.process.pid
+        assert first["instance"] != second["instance"]
+        with window(opencode, "attach", f"http://127.0.0.1:{ide.port}") as attached:
+            attached.wait_for(READY)
+            attached.prompt("SAY:attached", "attached")
+            durable.assert_recorded(expected(family(ide, session_of(ide, "SAY:attached"), agent="build")))
+            assert len(links(durable)) == 2, "what attaches has no plugin of its own"
+        # The same process goes on with new instances: nothing is resumed, and nothing is told twice.
+        ide.dispose()
+        ide.prompt(session, "SAY:after the disposal")
+        wait_until(lambda: not {first["instance"], second["instance"]} & instances(durable), "the end of both links")
+        durable.assert_recorded(expected(family(ide, session)))
+        assert editor.quit() == 0
+    durable.assert_whole()
+
+
+def instances(durable: DurableStream) -> set[str]:
+    return {link["instance"] for link in links(durable)}
+
+
+def test_run_and_continue(opencode: RealOpenCode, command_line: RealOpenCode, durable: DurableStream) -> None:
+    assert "from the line" in command_line.run("SAY:from the line").stdout
+    assert "again" in command_line.run("SAY:again", "--continue").stdout
+    [session] = {session_of(opencode, text) for text in ('"SAY:from the line"', "SAY:again")}
+    durable.assert_recorded(expected(family(opencode, session, resumed={session: 1})))
+    durable.assert_whole()

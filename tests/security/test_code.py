@@ -1,0 +1,124 @@
+"""The code itself: nothing that runs data, no shell, no built SQL, and secrets compared in constant time.
+
+The rules are flake8-bandit's, through ruff: ``make lint`` holds the packages to them. Here is checked that they
+are on, that each exception is one that somebody looked at, and that they catch what they are there for.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("streams", "bridge", "sidecar")
+
+LOOKED_AT = {
+    ("sidecar/launch.py", "S603"): "starts the sidecar: our own command as a list, no shell",
+    ("sidecar/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
+    ("streams/stores/sqlite_rows.py", "S608"): "the text holds column names and question marks; values are bound",
+    ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",
+}
+
+
+def findings(*arguments: str, stdin: str | None = None) -> list[dict[str, object]]:
+    options = ["--isolated", "--select", "S", "--ignore", "S101", "--ignore-noqa", "--output-format", "json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", *options, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    found: list[dict[str, object]] = json.loads(done.stdout)
+    return found
+
+
+def test_the_rules_are_on_for_all_packages() -> None:
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    assert "S" in lint["select"]
+    assert {rule for rule in lint["ignore"] if rule.startswith("S")} <= {"S101"}
+    off = [path for path, rules in lint["per-file-ignores"].items() if any(rule.startswith("S") for rule in rules)]
+    assert not [path for path in off if path.startswith(PACKAGES)]
+
+
+def test_each_exception_was_looked_at() -> None:
+    found = {
+        (str(Path(str(finding["filename"])).relative_to(ROOT)), str(finding["code"])) for finding in findings(*PACKAGES)
+    }
+    assert found == set(LOOKED_AT)
+
+
+@pytest.mark.parametrize(
+    ("code", "rule"),
+    [
+        ("import pickle\npickle.loads(x)", "S301"),
+        ("import marshal\nmarshal.loads(x)", "S302"),
+        ("eval(x)", "S307"),
+        ("exec(x)", "S102"),
+        ("import subprocess\nsubprocess.run(x, shell=True)", "S602"),
+        ("import os\nos.system(x)", "S605"),
+        ("import yaml\nyaml.load(x)", "S506"),
+        ('db.execute(f"SELECT a FROM t WHERE b = {x}")', "S608"),
+        ("db.execute(\"SELECT a FROM t WHERE b = '%s'\" % x)", "S608"),
+        ("import tempfile\ntempfile.mktemp()", "S306"),
+        ("import os\nos.chmod('/x', 0o777)", "S103"),
+        ("import ssl\nssl._create_unverified_context()", "S323"),
+        ("import hashlib\nhashlib.md5(x)", "S324"),
+        ("s.bind(('0.0.0.0', 1))", "S104"),
+    ],
+)
+def test_a_breach_is_caught(code: str, rule: str) -> None:
+    assert rule in {finding["code"] for finding in findings("-", stdin=code + "\n")}
+
+
+# --- what ruff does not know ---
+
+BANNED = frozenset({"shelve", "dill", "cloudpickle", "jsonpickle", "joblib", "telnetlib", "ftplib", "xmlrpc"})
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def faults_of(path: str, tree: ast.Module) -> list[str]:
+    faults = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            faults += [f"{path}:{node.lineno}: imports {name}" for name in names if name.split(".")[0] in BANNED]
+        if isinstance(node, ast.Compare) and any(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops):
+            for side in (node.left, *node.comparators):
+                name = side.attr if isinstance(side, ast.Attribute) else side.id if isinstance(side, ast.Name) else ""
+                if re.search(r"token|proof|hmac", name) and name != "token_path":
+                    faults.append(f"{path}:{node.lineno}: {name} is compared with ==, which tells how much of it fits")
+    return faults
+
+
+def test_secrets_are_compared_in_constant_time_and_nothing_unpickles() -> None:
+    # A ``token`` there names one item of one origin, which is no secret.
+    items = {"sidecar/ingest.py", "bridge/opencode/translate.py"}
+    assert [fault for path, tree in trees() if path not in items for fault in faults_of(path, tree)] == []
+    link = (ROOT / "bridge/opencode/link.py").read_text()
+    assert link.count("hmac.compare_digest(") == 2, "each side checks the other's proof"
+
+
+@pytest.mark.parametrize("code", ["import shelve", "from dill import loads", "a.proof == b", "x = token != given"])
+def test_such_a_breach_is_caught_too(code: str) -> None:
+    assert faults_of("a.py", ast.parse(code))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "plugin-shim" / "src").glob("*.js")), ids=lambda path: path.name)
+def test_the_shim_runs_no_data_and_no_shell(path: Path) -> None:
+    code = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.S)
+    assert not re.findall(r"\beval\s*\(|\bnew\s+Function\b|\bexec(?:Sync|File)?\s*\(|shell\s*:\s*true|node:vm", code)

@@ -1,0 +1,171 @@
+"""Each rule of ``rules.toml``: what it finds, what it leaves, at any depth of escaping and in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import pkgutil
+import re
+from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
+
+import pytest
+from detect_secrets import plugins
+from detect_secrets.plugins.base import RegexBasedDetector
+
+from bridge.opencode.redact import Redactor
+from bridge.opencode.redact.rules import MAX_BEFORE, Rule, built_in, compiled, entropy
+from tests.security.drawn import drawn, matching
+
+RULES = {rule.id: rule for rule in built_in()}
+HANG_SECONDS = 60.0
+
+EXAMPLES = [(rule.id, form) for rule in RULES.values() for form in rule.examples]
+ORDINARY = [(rule.id, form) for rule in RULES.values() for form in rule.ordinary]
+
+
+def only(rule: str) -> Redactor:
+    """A redactor with one rule."""
+    return Redactor(disable=set(RULES) - {rule})
+
+
+def nested(text: str, depth: int) -> str:
+    """``text`` in JSON in JSON ... in text."""
+    for _ in range(depth):
+        text = json.dumps({"output": f"before\n{text}\tafter"})
+    return text
+
+
+def test_each_rule_says_what_it_is_and_has_examples_of_both_kinds() -> None:
+    assert len(RULES) == len(built_in()) > 60
+    for rule in RULES.values():
+        assert rule.description and rule.examples and rule.ordinary, rule.id
+        assert bool(rule.keywords) != bool(rule.shape), rule.id
+        assert re.fullmatch(r"[a-z0-9-]+", rule.id)
+
+
+@pytest.mark.parametrize(("rule", "form"), EXAMPLES)
+def test_an_example_is_found_at_any_depth_of_escaping(rule: str, form: str) -> None:
+    for seed in range(5):
+        text = drawn(form, seed)
+        for depth in range(4):
+            redactor = only(rule)
+            # One payload as a whole, and one string by itself: they are looked at in different ways.
+            cleaned = redactor.clean({"text": nested(text, depth)})["text"]
+            assert f"[redacted:{rule}]" in cleaned, (depth, text)
+            assert cleaned == only(rule).clean(nested(text, depth))
+            assert redactor.redactions == 1, (depth, cleaned)
+            for secret in set(re.findall(r"[\w+/-]{12,}", text)) - set(re.findall(r"[\w+/-]{12,}", form)):
+                assert secret not in cleaned, depth
+            if depth:
+                json.loads(cleaned)  # the text around it is what it was
+
+
+@pytest.mark.parametrize(("rule", "form"), ORDINARY)
+def test_what_only_looks_alike_stays(rule: str, form: str) -> None:
+    for seed in range(5):
+        text = drawn(form, seed)
+        for depth in range(3):
+            assert only(rule).clean({"text": nested(text, depth)}) == {"text": nested(text, depth)}, text
+
+
+def _detectors() -> list[tuple[str, int, re.Pattern[str]]]:
+    found = []
+    for name in (f"detect_secrets.plugins.{module.name}" for module in pkgutil.iter_modules(plugins.__path__)):
+        for kind in vars(importlib.import_module(name)).values():
+            own = isinstance(kind, type) and issubclass(kind, RegexBasedDetector) and kind is not RegexBasedDetector
+            if own and kind.__module__ == name and kind.secret_type != "Public IP (ipv4)":  # an address is no secret
+                found += [(kind.__name__, number, pattern) for number, pattern in enumerate(kind.denylist)]
+    return found
+
+
+DETECTORS = _detectors()
+
+
+def test_the_detectors_are_all_here() -> None:
+    assert len({name for name, _, _ in DETECTORS}) >= 23
+
+
+@pytest.mark.parametrize(("name", "number", "pattern"), DETECTORS, ids=[f"{name}-{n}" for name, n, _ in DETECTORS])
+def test_what_detect_secrets_finds_by_pattern_is_found(name: str, number: int, pattern: re.Pattern[str]) -> None:
+    """Their upkeep is ours: a release of theirs that knows more fails here."""
+    for seed in range(30):
+        text = _jwt(seed) if name == "JwtTokenDetector" else matching(pattern, seed)
+        match = pattern.search(text)
+        assert match is not None
+        groups = [group for group in match.groups() if group and len(group) > 8]
+        for secret in groups or [match[0].strip("\"'=: ")]:
+            cleaned = Redactor().clean({"text": text})["text"]
+            assert secret not in cleaned and "[redacted:" in cleaned, (text, cleaned)
+
+
+def _jwt(seed: int) -> str:
+    import base64
+
+    parts: list[Any] = [{"alg": "HS256", "typ": "JWT"}, {"sub": str(seed), "n": "Nobody"}]
+    return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."
+
+
+# --- bounded time ---
+
+
+def _unbounded(items: Any, last: bool = True) -> list[str]:
+    """Repeats without limit that something follows which may fail: these are what goes wild."""
+    wrong = []
+    for place, (kind, value) in enumerate(items):
+        ends = last and place == len(items) - 1
+        if kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            if value[1] is _constants.MAXREPEAT and not ends and not _cannot_fail(items[place + 1 :]):
+                wrong.append(str(value[2])[:60])
+            wrong += _unbounded(value[2], False)
+        elif kind is _constants.BRANCH:
+            wrong += [fault for branch in value[1] for fault in _unbounded(branch, ends)]
+        elif kind is _constants.SUBPATTERN:
+            wrong += _unbounded(value[3], ends)
+        elif kind in (_constants.ASSERT, _constants.ASSERT_NOT):
+            wrong += _unbounded(value[1], False)
+    return wrong
+
+
+def _cannot_fail(items: Any) -> bool:
+    return all(kind is _constants.MAX_REPEAT and value[0] == 0 for kind, value in items)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_no_pattern_can_go_wild(rule: Rule) -> None:
+    parsed = _parser.parse(rule.pattern.pattern, rule.pattern.flags)
+    trailing = r"(?![A-Za-z0-9+/=_(-])"
+    if rule.regex.endswith(trailing):  # then each repeat before it is tried once a keyword, and a word begins there
+        parsed = _parser.parse(compiled(rule.regex.removesuffix(trailing)).pattern)
+    assert _unbounded(parsed) == []
+    if rule.before:
+        assert _parser.parse(rule.before).getwidth()[1] <= MAX_BEFORE
+
+
+HOSTILE = ["A1", "://", '"', "\\", "token=", "eyJ-", "-----BEGIN A PRIVATE KEY-----\n"]
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+async def test_a_mebibyte_of_near_matches_takes_no_quadratic_time(unit: str) -> None:
+    """Quadratic, it would take hours; the limit only tells a hang."""
+    async with asyncio.timeout(HANG_SECONDS):
+        await asyncio.to_thread(Redactor().clean, {"text": unit * (1024 * 1024 // len(unit))})
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+async def test_the_beginnings_of_a_kind_take_no_quadratic_time(rule: Rule) -> None:
+    redactor = only(rule.id)
+    async with asyncio.timeout(HANG_SECONDS):
+        for form in rule.examples[:2]:
+            whole = drawn(form)
+            for unit in {whole[: len(whole) // 2] + " ", whole[: 3 * len(whole) // 4], whole[:-2] + "-"}:
+                await asyncio.to_thread(redactor.clean, [unit * (64 * 1024 // len(unit))])
+
+
+# --- arithmetic ---
+
+
+@pytest.mark.parametrize(("data", "bits"), [(b"", 0), (b"aaaa", 0), (b"abab", 1), (b"abcd", 2), (bytes(range(256)), 8)])
+def test_entropy_is_shannons(data: bytes, bits: float) -> None:
+    assert entropy(data) == pytest.approx(bits)

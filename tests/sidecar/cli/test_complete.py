@@ -1,0 +1,153 @@
+"""Shell completion, by a real bash."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, environment, make_home, run
+
+HEAVY = ("asyncio", "rich", "websockets", "msgspec", "watchfiles", "streams", "bridge")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ``durable-stream``, to be put on the PATH."""
+    directory = tmp_path_factory.mktemp("programs")
+    script = directory / "durable-stream"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sidecar.cli "$@"\n')
+    script.chmod(0o755)
+    return directory
+
+
+def in_bash(programs: Path, home: Path, script: str, **more: str) -> str:
+    path = f"{programs}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "--noprofile", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        cwd=ROOT,
+        env=environment(PATH=path, DURABLE_STREAM_HOME=str(home), **more),
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def offered(programs: Path, home: Path, *words: str) -> list[str]:
+    """What bash offers for the last of ``words``."""
+    typed = " ".join(map(shlex.quote, ("durable-stream", *words)))
+    script = (
+        'eval "$(durable-stream --show-completion)"\n'
+        f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}\n"
+        '_durable_stream_completion durable-stream; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    return in_bash(programs, home, script).split()
+
+
+def test_commands_and_options(programs: Path, home: Path) -> None:
+    assert offered(programs, home, "st") == ["streams", "status", "stop"]
+    assert set(offered(programs, home, "log", "--")) >= {"--follow", "--last", "--from", "--json"}
+
+
+def test_streams_and_sessions(programs: Path, home: Path) -> None:
+    streams = {stream["stream_id"] for stream in run(home, "streams", "--json").objects()}
+    for words in (["log"], ["tree"], ["export"], ["query", "--stream"]):
+        assert set(offered(programs, home, *words, "ses_")) >= streams
+    one = min(streams)
+    assert offered(programs, home, "log", one[:-2]) == [one]
+    event = run(home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]
+    child = event["payload"]["child"]
+    assert offered(programs, home, "log", child[:-2]) == [child]
+    assert offered(programs, home, "export", child[:-2]) == []
+
+
+def test_events_types_and_actors(programs: Path, home: Path) -> None:
+    event = run(home, "query", "--type", "agent.error", "--json").objects()[0]["event"]
+    assert offered(programs, home, "show", event["id"][-6:-1]) == [event["id"][-6:]]
+    assert offered(programs, home, "why", event["id"][:-1]) == [event["id"]]
+    newest = run(home, "query", "--limit", "1", "--json").objects()[0]["event"]["id"]
+    assert offered(programs, home, "show", "")[0] == newest[-6:]
+    assert offered(programs, home, "query", "--type", "agent.e") == ["agent.error"]
+    assert "execution.*" in offered(programs, home, "query", "--type", "exec")
+    assert offered(programs, home, "query", "--actor", "us") == ["user"]
+
+
+def test_the_home_that_was_typed_counts(programs: Path, home: Path, empty: Path) -> None:
+    stream = run(home, "streams", "--json").objects()[0]["stream_id"]
+    assert offered(programs, empty, "log", stream[:-1]) == []
+    assert offered(programs, empty, "--home", str(home), "log", stream[:-1]) == [stream]
+    assert not empty.exists()
+
+
+def test_a_damaged_line_is_left_out_quietly(programs: Path, tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home", "chat")
+    segment = next((home / "store" / "log").iterdir())
+    first, rest = segment.read_bytes().split(b"\n", 1)
+    segment.write_bytes(first[:40] + b"\xff\n" + b'{"event": {"payload": 3}}\n[]\n' + rest + b'{"half')
+    stream = run(home, "streams", "--json").out
+    assert stream == ""  # it cannot be read from its beginning
+    assert len(offered(programs, home, "log", "ses_")) == 1
+
+
+def test_completing_imports_nothing_heavy(home: Path) -> None:
+    program = (
+        "import sys, json; from sidecar.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    )
+    wanted = {"COMP_WORDS": "durable-stream show ", "COMP_CWORD": "2", "_DURABLE_STREAM_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.argv = ['durable-stream']\n{program}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(DURABLE_STREAM_HOME=str(home), **wanted),
+        timeout=LIMIT_SECONDS,
+    )
+    assert len(done.stdout.split()) == 30
+    assert not {name for name in HEAVY if f'"{name}"' in done.stderr}
+
+
+def test_a_press_of_the_tab_key_completes_the_line(programs: Path, home: Path, tmp_path: Path) -> None:
+    stream = run(home, "streams", "--json").objects()[0]["stream_id"]
+    start = tmp_path / "rc"
+    start.write_text(
+        "bind 'set enable-bracketed-paste off'\nPS1='ready> '\neval \"$(durable-stream --show-completion)\"\n"
+    )
+    path = f"{programs}:{os.environ['PATH']}"
+    ours, theirs = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--noprofile", "--rcfile", str(start), "-i"],
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, start_new_session=True,
+        env=environment(PATH=path, DURABLE_STREAM_HOME=str(home), TERM="dumb", HISTFILE=""),
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+
+    def until(wanted: bytes) -> None:
+        nonlocal said
+        while wanted not in said:
+            said += os.read(ours, 4096)
+
+    try:
+        until(b"ready> ")
+        os.write(ours, f": durable && durable-stream log {stream[:-2]}\t".encode())
+        until(f"{stream} ".encode())
+    finally:
+        shell.kill()
+        shell.wait(LIMIT_SECONDS)
+        os.close(ours)
+
+
+def test_install_completion_writes_what_bash_loads(programs: Path, home: Path, tmp_path: Path) -> None:
+    said = in_bash(programs, home, "durable-stream --install-completion; true", HOME=str(tmp_path))
+    assert "bash completion installed in" in said
+    script = f'. "{tmp_path}/.bashrc"; complete -p durable-stream'
+    assert "_durable_stream_completion" in in_bash(programs, home, script, HOME=str(tmp_path))

@@ -1,0 +1,233 @@
+"""Real processes for the tests of the sidecar's life: shims under Node and Bun, sidecars that claim another version."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sidecar.home import Home
+from streams.stores.jsonl_reader import JsonlReader
+from tests.sidecar.support import HANG_SECONDS, REPOSITORY, wait_for
+
+DRIVER = Path(__file__).with_name("shim_driver.mjs")
+SHIM = REPOSITORY / "plugin-shim" / "src" / "plugin.js"
+BUN = REPOSITORY / ".cache/opencode/node_modules"
+RUNTIMES = ("node", "bun")
+COMMAND = (sys.executable, "-m", "sidecar.cli")
+
+_PRETEND = "; ".join(  # one line, for `ps` to show
+    [
+        "import sys, sidecar.version, bridge.opencode.frames",
+        "sidecar.version.VERSION, bridge.opencode.frames.PROTOCOL = sys.argv.pop(1), int(sys.argv.pop(1))",
+        "from sidecar.cli import main",
+        "main()",
+    ]
+)
+
+
+def release(version: str, protocol: int = 1) -> tuple[str, ...]:
+    """The command of this very program that says it is another release, of another protocol."""
+    return (sys.executable, "-c", _PRETEND, version, str(protocol))
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, without settings of a home, and with this checkout to import from, wherever the process runs."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
+    return {**own, "PYTHONPATH": str(REPOSITORY), **more}
+
+
+def run_as(
+    command: Sequence[str], home: Home, *arguments: str, user: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, perhaps of another release or as another user, to its end."""
+    words = [*as_user(user), *command, "--home", str(home.path), *arguments]
+    return subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+        env=environment(),
+        cwd="/",
+    )
+
+
+def start_as(command: Sequence[str], home: Home, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a sidecar of another release and return at once."""
+    words = [*command, "--home", str(home.path), "serve", *arguments]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    _started.append((home.path, process))
+    return process
+
+
+def as_user(user: int | None) -> list[str]:
+    """What runs a program as another user; nothing for ``None``. Only root may.
+
+    It may read everywhere: the interpreter and this checkout often lie in root's own directory.
+    """
+    if user is None:
+        return []
+    may_read = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    return ["setpriv", "--reuid", str(user), "--clear-groups", *may_read]
+
+
+_started: list[tuple[Path, subprocess.Popen[bytes]]] = []
+"""Our own children, for ``end_sidecars`` to wait for."""
+
+
+class Shim:
+    """A shim in a process of its own. What it prints besides the driver's answers is a fault, and raised."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        runtime: str = "node",
+        command: Sequence[str] = COMMAND,
+        user: int | None = None,
+        **options: Any,
+    ) -> None:
+        how = json.dumps({"home": str(home), "command": list(command), **options})
+        words = [*as_user(user), *_runtime(runtime), str(DRIVER), str(SHIM), how]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment(BUN_BE_BUN="1"),
+            text=True,
+        )
+
+    def tell(self, do: str, **order: Any) -> None:
+        """Give an order without waiting for its answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, int]:
+        """The counters, when the oldest order that was not answered yet is done."""
+        assert self.process.stdout is not None
+        hung = threading.Timer(HANG_SECONDS, self.process.kill)
+        hung.start()
+        line = self.process.stdout.readline()
+        hung.cancel()
+        if not line:
+            self._errors.seek(0)
+            raise AssertionError(
+                f"the shim ended, or hung for {HANG_SECONDS:g} s: {self._errors.read().decode()[-2000:]}"
+            )
+        found: dict[str, int] = json.loads(line)
+        return found
+
+    def ask(self, do: str, **order: Any) -> dict[str, int]:
+        """Give an order and wait until it is done; the counters then."""
+        self.tell(do, **order)
+        return self.answer()
+
+    def until(self, counter: str, least: int) -> dict[str, int]:
+        """Wait until a counter is that high."""
+        return self.ask("wait", counter=counter, least=least)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.end()
+
+    def end(self) -> None:
+        """End it, as OpenCode would end with it; nothing of ours may have been printed on its stderr."""
+        self.process.communicate(timeout=HANG_SECONDS)
+        self._errors.seek(0)
+        printed = self._errors.read()
+        self._errors.close()
+        assert printed == b"", printed.decode()
+
+
+def _runtime(name: str) -> list[str]:
+    if name == "node":
+        return ["node"]
+    # OpenCode is a program compiled with Bun, and runs scripts as Bun does when it is asked to.
+    return [str(next(BUN.glob("opencode-*/bin/opencode"))), "run"]
+
+
+@contextmanager
+def shims(count: int, home: Path, **options: Any) -> Iterator[list[Shim]]:
+    """So many shims, started at once, and ended with the block."""
+    started = [Shim(home, **options) for _ in range(count)]
+    try:
+        yield started
+    except BaseException:
+        for shim in started:
+            shim.process.kill()
+        raise
+    finally:
+        for shim in started:
+            if not shim.process.stdin.closed:  # type: ignore[union-attr]
+                shim.end()
+
+
+async def recorded(home: Home) -> Counter[int]:
+    """How often each event of the shims' is in the log, by its number."""
+    found: Counter[int] = Counter()
+    async for record in JsonlReader(home.store_path).read_all():
+        if record.event.type == "opencode.life.tick":
+            found[record.event.payload["properties"]["n"]] += 1
+    return found
+
+
+def sidecars(home: Home) -> dict[int, str]:
+    """All living processes that serve ``home``, by pid, with their command lines; also those that lost the race."""
+    listing = subprocess.run(
+        ["ps", "-ww", "-A", "-o", "pid=,stat=,command="], capture_output=True, text=True, check=True
+    ).stdout
+    found = {}
+    for line in listing.splitlines():
+        pid, state, command = line.split(None, 2)
+        if f"--home {home.path} serve" in command and not state.startswith("Z"):
+            found[int(pid)] = command
+    return found
+
+
+def end_sidecars(home: Home) -> None:
+    """Kill what serves ``home`` and return when nothing does."""
+
+    def gone() -> bool:
+        left = sidecars(home)
+        for pid in left:
+            kill(pid)
+        return not left
+
+    wait_for(gone, f"no sidecar serves {home.path}")
+    for path, process in _started:
+        if path == home.path:
+            process.wait(HANG_SECONDS)
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may have ended by itself."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def logged(home: Home) -> str:
+    """What the sidecars of ``home`` logged, the oldest first."""
+    older = sorted(home.path.glob("sidecar.log.*"), reverse=True)
+    return "".join(path.read_text() for path in [*older, home.log_path] if path.exists())
+
+
+def status(home: Home) -> Mapping[str, Any]:
+    """What ``durable-stream status --json`` says."""
+    found: Mapping[str, Any] = json.loads(run_as(COMMAND, home, "status", "--json").stdout)
+    return found

@@ -1,0 +1,340 @@
+"""The life of the sidecar with real processes: one winner, what a dead one leaves behind, an impostor, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, serve
+
+from bridge.opencode.frames import ShimIdentity
+from sidecar.client import Address, ControlClient, ImpostorError, ShimClient
+from sidecar.home import Home, SidecarInfo
+from streams.identity import system_identity
+from tests.sidecar.life import (
+    COMMAND,
+    RUNTIMES,
+    end_sidecars,
+    kill,
+    logged,
+    recorded,
+    run_as,
+    shims,
+    sidecars,
+    start_as,
+)
+from tests.sidecar.support import HANG_SECONDS, running, wait_for
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    yield home
+    end_sidecars(home)
+
+
+def leave_quickly(home: Home) -> None:
+    """Let the home's sidecars leave as soon as they owe nothing."""
+    home.create()
+    home.config_path.write_text("[link]\nidle_exit_seconds = 0.3\n")
+
+
+def identity(pid: int = 7) -> ShimIdentity:
+    return ShimIdentity("0.1.0", "ab" * 16, "cd" * 8, pid, "prj", "/home/ada/dir", "/home/ada", "1.18.3", 0)
+
+
+class TestOneWinner:
+    def test_of_ten_that_start_at_once_one_serves_and_none_stays_beside_it(self, home: Home) -> None:
+        processes = [start_as(COMMAND, home, "--idle-exit") for _ in range(10)]
+        winner = running(home)
+        losers = [process for process in processes if process.pid != winner.pid]
+        assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 9
+        assert set(sidecars(home)) == {winner.pid} and home.running() == winner
+        assert logged(home).count("serving on port") == 1
+
+    async def test_ten_shims_that_start_one_at_once_share_it_and_lose_nothing(self, home: Home) -> None:
+        with shims(10, home.path) as ten:
+            for number, shim in enumerate(ten):
+                shim.tell("events", **{"from": 100 * number + 1}, count=100)
+            for shim in ten:
+                shim.answer()
+            counters = [shim.until("acked", 100) for shim in ten]
+            winner = running(home)
+            wait_for(lambda: set(sidecars(home)) == {winner.pid}, "one is left")
+            assert sum(c["welcomes"] for c in counters) == 10 and sum(c["spawns"] for c in counters) >= 1
+        assert await recorded(home) == dict.fromkeys(range(1, 1001), 1)
+        assert logged(home).count("serving on port") == 1
+
+
+class TestWhatADeadOneLeaves:
+    @pytest.mark.parametrize("runtime", RUNTIMES)
+    async def test_after_kill_9_the_shim_starts_another_and_nothing_is_lost(self, home: Home, runtime: str) -> None:
+        with shims(1, home.path, runtime=runtime) as (shim,):
+            shim.ask("events", **{"from": 1}, count=10)
+            shim.until("acked", 10)
+            for life in range(3):
+                killed = running(home)
+                shim.tell("events", **{"from": 100 * life + 11}, count=100)
+                kill(killed.pid)
+                shim.answer()
+                shim.until("acked", 100 * (life + 1) + 10)
+                assert running(home).pid != killed.pid
+            wait_for(lambda: len(sidecars(home)) == 1, "one is left")
+        assert await recorded(home) == dict.fromkeys(range(1, 311), 1)
+
+    @pytest.mark.parametrize("runtime", RUNTIMES)
+    async def test_after_a_reboot_another_process_has_the_pid_and_nobody_the_lock(
+        self, home: Home, runtime: str
+    ) -> None:
+        first = start_as(COMMAND, home)
+        info = running(home)
+        kill(first.pid)
+        first.wait(HANG_SECONDS)
+        # A living process with the number of the dead sidecar, and a port where nobody listens.
+        home.write_info(SidecarInfo(os.getpid(), info.port, info.boot, info.version, info.protocol, info.started_ms))
+        assert home.lock_path.exists() and home.running() is None
+        assert run_as(COMMAND, home, "stop").stdout == f"no sidecar runs for {home.path}\n", "we are not ended for it"
+        with shims(1, home.path, runtime=runtime) as (shim,):
+            shim.ask("events", **{"from": 1}, count=20)
+            shim.until("acked", 20)
+            assert running(home).pid not in (os.getpid(), first.pid)
+        assert await recorded(home) == dict.fromkeys(range(1, 21), 1)
+
+    def test_half_a_sidecar_json_and_drafts_of_it_are_no_obstacle(self, home: Home) -> None:
+        home.create()
+        home.info_path.write_text('{"pid": 1, "po')
+        home.info_path.with_name("sidecar.json.77").write_text("{")
+        process = start_as(COMMAND, home)
+        assert running(home).pid == process.pid
+        assert run_as(COMMAND, home, "stop").returncode == 0
+        assert process.wait(HANG_SECONDS) == 0 and not home.info_path.exists()
+
+
+class Impostor:
+    """Another program on the sidecar's port, that speaks like one but does not hold the token."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.port = 0
+        self._news = threading.Condition()
+
+    def talk(self, connection: ServerConnection) -> None:
+        try:
+            for message in connection:
+                with self._news:
+                    self.heard.append(str(message))
+                    self._news.notify_all()
+                wrong = {"type": "challenge", "protocol": 1, "nonce": "b" * 64, "proof": "c" * 64}
+                connection.send(json.dumps(wrong | {"sidecar_version": "0.1.0"}))
+        except ConnectionClosed:
+            return
+
+    def wait_heard(self, count: int) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.heard) >= count, HANG_SECONDS)
+
+    @contextmanager
+    def listening(self) -> Iterator[Impostor]:
+        with serve(self.talk, "127.0.0.1", 0) as server:
+            self.port = server.socket.getsockname()[1]
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            try:
+                yield self
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+class TestAnImpostorOnThePort:
+    @pytest.mark.parametrize("runtime", RUNTIMES)
+    async def test_a_shim_tells_it_nothing_spools_and_reaches_the_real_one(self, home: Home, runtime: str) -> None:
+        home.create()
+        home.ensure_token(system_identity().nonce)
+        with Impostor().listening() as impostor:
+            # It cannot start a sidecar yet: what it does in the meantime is seen.
+            home.write_info(SidecarInfo(os.getpid(), impostor.port, "boot", "0.1.0", 1, 0))
+            command = home.path / "command"
+            with shims(1, home.path, runtime=runtime, command=[str(command)]) as (shim,):
+                shim.ask("events", **{"from": 1}, count=20, text="the user's own words")
+                impostor.wait_heard(2)
+                shim.until("impostors", 2)
+                (spool,) = home.spool_path.iterdir()
+                assert len(spool.read_text().splitlines()) == 21
+                command.write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
+                command.chmod(0o700)
+                shim.until("acked", 20)
+                assert running(home).port != impostor.port
+            heard = [json.loads(message) for message in impostor.heard]
+        assert {tuple(frame) for frame in heard} == {("type", "role", "protocol", "nonce")}
+        assert len({frame["nonce"] for frame in heard}) == len(heard)
+        assert await recorded(home) == dict.fromkeys(range(1, 21), 1)
+
+    async def test_the_command_line_and_play_tell_it_nothing(self, home: Home) -> None:
+        process = start_as(COMMAND, home)
+        info = running(home)
+        with Impostor().listening() as impostor:
+            # Where a process holds the lock, the file is believed; the proof is not.
+            home.write_info(SidecarInfo(info.pid, impostor.port, info.boot, info.version, 1, info.started_ms))
+            nonce = system_identity().nonce
+            for connecting in (
+                ControlClient.connect(home, version="0.1.0", nonce=nonce),
+                ShimClient.connect(home, identity=identity(), nonce=nonce),
+            ):
+                with pytest.raises(ImpostorError):
+                    await connecting
+            told = run_as(COMMAND, home, "status")
+            assert told.returncode == 1 and "does not hold this home's token" in told.stdout
+            assert {tuple(json.loads(text)) for text in impostor.heard} == {("type", "role", "protocol", "nonce")}
+        kill(process.pid)
+
+
+class TestIdleExit:
+    async def test_it_stays_while_a_shim_is_linked_and_leaves_after_it(self, home: Home, tmp_path: Path) -> None:
+        other = Home(tmp_path / "other")
+        for each in (home, other):
+            leave_quickly(each)
+        linked = start_as(COMMAND, home, "--idle-exit")
+        address = Address.of(home) if running(home) else None
+        assert address is not None
+        client = await ShimClient.connect(address, identity=identity(), nonce=system_identity().nonce)
+        # As long as it takes others to come, be idle and leave, three times over.
+        for _ in range(3):
+            assert start_as(COMMAND, other, "--idle-exit").wait(HANG_SECONDS) == 0
+        assert linked.poll() is None and client.is_open
+        await client.close()
+        assert linked.wait(HANG_SECONDS) == 0 and not home.info_path.exists()
+
+    async def test_it_leaves_no_spool_of_the_dead_behind(self, home: Home) -> None:
+        leave_quickly(home)
+        with shims(1, home.path, command=["/no/such/command"]) as (shim,):
+            shim.ask("events", **{"from": 1}, count=2000)
+            shim.kill()
+        assert list(home.spool_path.iterdir())
+        process = start_as(COMMAND, home, "--idle-exit")
+        assert process.wait(HANG_SECONDS) == 0
+        assert not list(home.spool_path.iterdir())
+        assert await recorded(home) == dict.fromkeys(range(1, 2001), 1)
+
+    async def test_after_kill_9_of_the_process_that_started_it_it_leaves_by_itself(self, home: Home) -> None:
+        leave_quickly(home)
+        with shims(1, home.path) as (shim,):
+            shim.ask("events", **{"from": 1}, count=20)
+            shim.until("welcomes", 1)
+            shim.kill()
+        wait_for(lambda: not sidecars(home), "no process is left")
+        assert not home.info_path.exists() and not list(home.spool_path.iterdir())
+        assert await recorded(home) == dict.fromkeys(range(1, 21), 1)
+
+    async def test_what_a_disposed_instance_left_is_taken_while_its_process_lives(self, home: Home) -> None:
+        with shims(1, home.path, command=["/no/such/command"]) as (shim,):
+            shim.ask("events", **{"from": 1}, count=30)
+            shim.ask("dispose")
+            (spool,) = home.spool_path.iterdir()
+            assert spool.name.endswith(".left0.jsonl")
+            start_as(COMMAND, home, "--idle-exit")
+            wait_for(lambda: not list(home.spool_path.iterdir()), "the spool is taken in")
+            assert shim.process.poll() is None
+        assert await recorded(home) == dict.fromkeys(range(1, 31), 1)
+
+
+class TestItsEnd:
+    @pytest.mark.parametrize("how", ["stop", "SIGTERM", "SIGINT", "SIGTERM twice"])
+    async def test_under_load_it_ends_cleanly_and_nothing_is_lost(self, home: Home, how: str) -> None:
+        # They find no sidecar of their own to start: nothing but this one and what follows by hand.
+        with shims(2, home.path, command=["/no/such/command"], backoffMaxMs=50) as two:
+            process = start_as(COMMAND, home)
+            running(home)
+            for number, shim in enumerate(two):
+                shim.until("welcomes", 1)
+                shim.tell("events", **{"from": 1000 * number + 1}, count=1000, text="x" * 500)
+                shim.tell("wait", counter="acked", least=100)
+            if how == "stop":
+                assert run_as(COMMAND, home, "stop").stdout == f"stopped the sidecar (pid {process.pid})\n"
+            else:
+                for _ in range(2 if how.endswith("twice") else 1):
+                    kill(process.pid, signal.Signals[how.split()[0]])
+            assert process.wait(HANG_SECONDS) == 0
+            assert home.running() is None and not home.info_path.exists() and sidecars(home) == {}
+            assert logged(home).endswith("stopped\n")
+            before = await recorded(home)
+            assert not [n for n, times in before.items() if times > 1]
+            start_as(COMMAND, home)
+            for shim in two:
+                shim.answer()
+                shim.answer()
+                shim.until("acked", 1000)
+        assert await recorded(home) == dict.fromkeys(range(1, 2001), 1)
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_signal_while_it_opens_a_log_ends_it_before_it_serves(self, home: Home, number: signal.Signals) -> None:
+        process = start_as(SLOW, home)
+        wait_for(lambda: (home.path / "opening").exists(), "it is opening its log")
+        kill(process.pid, number)
+        kill(process.pid, number)
+        (home.path / "go").touch()
+        assert process.wait(HANG_SECONDS) == 0
+        assert "stopped while starting" in logged(home) and "serving" not in logged(home)
+        assert home.running() is None and not home.info_path.exists()
+        again = start_as(COMMAND, home)
+        assert running(home).pid == again.pid, "the lock is free, and the log's too"
+
+    def test_one_that_starts_while_another_leaves_waits_for_it_and_serves(self, home: Home) -> None:
+        leaving = start_as(SLOW, home)
+        wait_for(lambda: (home.path / "opening").exists(), "it holds the lock")
+        next_one = start_as(COMMAND, home, "--idle-exit")
+        wait_for(lambda: _has_open(next_one.pid, home.lock_path), "it looks at the lock")
+        wait_for(lambda: not _has_open(next_one.pid, home.lock_path), "which is taken")
+        wait_for(lambda: _has_open(next_one.pid, home.lock_path), "and looks again")
+        kill(leaving.pid, signal.SIGTERM)
+        (home.path / "go").touch()
+        assert leaving.wait(HANG_SECONDS) == 0
+        assert running(home).pid == next_one.pid
+
+    def test_a_taken_port_is_told_and_leaves_nothing(self, home: Home) -> None:
+        home.create()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            home.config_path.write_text(f"[link]\nport = {taken.getsockname()[1]}\n")
+            failed = run_as(COMMAND, home, "serve")
+        assert failed.returncode == 1 and "Traceback" not in failed.stderr and "address" in failed.stderr.lower()
+        assert "could not serve" in logged(home) and not home.info_path.exists()
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether a process has a file open just now."""
+    if sys.platform != "linux":
+        found = subprocess.run(["lsof", "-a", "-p", str(pid), str(path)], capture_output=True, check=False)
+        return found.returncode == 0
+    try:
+        return any(entry.readlink() == path for entry in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False  # a descriptor was closed while we looked
+
+
+SLOW = (
+    sys.executable,
+    "-c",
+    "; ".join(
+        [
+            "import sys, time, pathlib",
+            "import streams.log",
+            "real, home = streams.log.prepare, pathlib.Path(sys.argv[2])",
+            "wait = lambda: [time.sleep(0.01) for _ in iter((home / 'go').exists, True)]",
+            "slow = lambda *a, **k: ((home / 'opening').touch(), wait(), real(*a, **k))[2]",
+            "streams.log.prepare = slow",
+            "from sidecar.cli import main",
+            "main()",
+        ]
+    ),
+)
+"""A sidecar whose log takes as long to open as until the file ``go`` is in its home; it makes ``opening`` then."""

@@ -1,0 +1,189 @@
+"""``sidecar.log``: bounded, the user's alone, rotated by one process only, and without a word of the user's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from bridge.opencode.frames import HookItem, ShimIdentity
+from bridge.opencode.link import proof
+from sidecar.client import LinkClosed, ShimClient
+from sidecar.config import ConfigError, LogConfig, load_config
+from sidecar.home import Home
+from sidecar.logs import log_to, note_failure
+from streams.identity import system_identity
+from tests.sidecar.life import COMMAND, end_sidecars, logged, run_as, shims, start_as
+from tests.sidecar.support import HANG_SECONDS, running, wait_for
+
+MARK = "sk-live-the-users-own-words"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    home.create()
+    yield home
+    end_sidecars(home)
+
+
+def files(home: Home) -> list[str]:
+    return sorted(path.name for path in home.path.glob("sidecar.log*"))
+
+
+class TestRotation:
+    def test_it_is_bounded_in_size_and_number_and_closed_to_others(self, home: Home) -> None:
+        previous = os.umask(0)
+        try:
+            with ExitStack() as stack:
+                log_to(home, stack, LogConfig(max_bytes=4096, older_files=3))
+                for n in range(1000):
+                    logging.getLogger("sidecar.link").warning("line %d of many", n)
+        finally:
+            os.umask(previous)
+        assert files(home) == ["sidecar.log", "sidecar.log.1", "sidecar.log.2", "sidecar.log.3"]
+        for path in home.path.glob("sidecar.log*"):
+            assert path.stat().st_size <= 4096 and stat.S_IMODE(path.stat().st_mode) == 0o600
+        lines = [int(line.split()[-3]) for line in logged(home).splitlines()]
+        assert lines == list(range(lines[0], 1000)), "what is kept is the newest, and whole"
+
+    def test_the_configuration_bounds_it_in_a_real_sidecar(self, home: Home) -> None:
+        home.config_path.write_text("[log]\nmax_bytes = 4096\nolder_files = 1\n")
+        for _ in range(3):
+            home.log_path.write_text("x" * 4090 + "\n")
+            process = start_as(COMMAND, home)
+            running(home)
+            assert run_as(COMMAND, home, "stop").returncode == 0
+            assert process.wait(HANG_SECONDS) == 0
+        assert files(home) == ["sidecar.log", "sidecar.log.1"]
+        assert home.log_path.stat().st_size < 4096 and home.log_path.read_text().endswith("stopped\n")
+
+    @pytest.mark.parametrize("wrong", ["max_bytes = 10", "older_files = 0", "level = 'DEBUG'"])
+    def test_what_it_may_not_be_is_told(self, home: Home, wrong: str) -> None:
+        home.config_path.write_text(f"[log]\n{wrong}\n")
+        with pytest.raises(ConfigError, match=r"log\."):
+            load_config(home.config_path)
+
+    def test_one_that_cannot_start_appends_and_never_rotates(self, home: Home) -> None:
+        home.config_path.write_text("[link]\nport = 'many'\n")
+        home.log_path.write_text("x" * (2 * 1024 * 1024) + "\n")
+        failing = [start_as(COMMAND, home, "--idle-exit") for _ in range(4)]
+        assert [process.wait(HANG_SECONDS) for process in failing] == [1] * 4
+        assert files(home) == ["sidecar.log"] and logged(home).count("could not serve") == 4
+
+    def test_the_losers_of_a_race_write_nothing(self, home: Home) -> None:
+        home.config_path.write_text("[log]\nmax_bytes = 4096\n")
+        home.log_path.write_text("x" * 4090 + "\n")
+        processes = [start_as(COMMAND, home, "--idle-exit") for _ in range(4)]
+        info = running(home)
+        assert [p.wait(HANG_SECONDS) for p in processes if p.pid != info.pid] == [0] * 3
+        assert files(home) == ["sidecar.log", "sidecar.log.1"] and logged(home).count("serving") == 1
+
+    def test_a_link_in_its_place_is_not_written_through(self, home: Home) -> None:
+        outside = home.path.parent / "outside"
+        outside.write_text("")
+        home.log_path.symlink_to(outside)
+        note_failure(home, OSError("x"))
+        with ExitStack() as stack, pytest.raises(OSError, match="symbolic links"):
+            log_to(home, stack, LogConfig())
+        assert outside.read_text() == ""
+
+
+class TestNoPayloads:
+    async def test_no_word_of_the_users_is_in_it_whatever_goes_wrong(self, home: Home) -> None:
+        start_as(COMMAND, home, "--idle-exit")
+        info = running(home)
+        with shims(1, home.path) as (shim,):
+            shim.ask("events", **{"from": 1}, count=20, text=MARK)
+            shim.until("acked", 20)
+        token = home.read_token()
+        for garbage in (MARK, json.dumps({"type": MARK}), json.dumps([MARK]), f'{{"type":"hello","role":"{MARK}"}}'):
+            _say(info.port, garbage)
+            _say(info.port, garbage, token=token)
+        for frame in _broken_frames():
+            _say(info.port, json.dumps(frame), token=token)
+        await _break_the_window(home)
+        # A spool with damaged lines, whose process is gone.
+        spool = home.spool_path / f"{'d' * 32}-{'e' * 16}.jsonl"
+        line = json.dumps({"seq": 1, "item": {"hook": "event", "t": 1, "input": {"event": {"type": MARK}}}})
+        spool.write_text(f"{MARK}\n{line}\n{{{MARK}\n")
+        with shims(1, home.path) as (shim,):
+            shim.until("welcomes", 1)
+        wait_for(lambda: not spool.exists(), "the spool is taken in")
+        # The log cannot be read any more.
+        segment = next((home.store_path / "log").iterdir())
+        assert MARK in segment.read_text(), "it went through all the same"
+        end_sidecars(home)
+        segment.write_bytes(segment.read_bytes().replace(MARK.encode(), MARK.upper().encode(), 1))
+        assert run_as(COMMAND, home, "serve", "--idle-exit").returncode == 1
+        text = logged(home)
+        assert "could not serve" in text and "link closed" in text
+        for told in (MARK, MARK.upper(), "life.tick", token, "/home/ada/dir"):
+            assert told not in text, told
+
+
+def _broken_frames() -> list[dict[str, Any]]:
+    item = {"hook": "event", "t": 1, "input": MARK, "output": MARK}
+    return [
+        {"type": "hooks", "first_seq": MARK, "items": [item]},
+        {"type": "hooks", "first_seq": 1, "items": MARK},
+        {"type": "hooks", "first_seq": 1, "items": [item | {"t": MARK}]},
+        {"type": "hooks", "first_seq": 1, "items": [item | {"hook": MARK * 20}]},
+        {"type": "hooks", "first_seq": 5, "items": [item, item | {"input": {"event": {"type": "session.created"}}}]},
+        {"type": "lossy", "items": [item]},
+        {"type": "tool", "id": "t1", "name": MARK, "args": {"x": MARK}, "context": {}},
+        {"type": "result", "id": "c9", "error": {"code": MARK, "message": MARK}},
+        {"type": "bye", "reason": MARK},
+        {"type": "request", "id": MARK, "method": MARK, "args": {}},
+        {"type": MARK},
+        {"type": "hooks", "first_seq": 1, "items": [item | {"input": {"event": _session_of(MARK)}}]},
+    ]
+
+
+def _session_of(version: str) -> dict[str, Any]:
+    return {"type": "session.created", "properties": {"info": {"id": "ses_m", "version": version}}}
+
+
+def _say(port: int, text: str, *, token: str = "") -> None:
+    """One message from a peer, proved if it has the token; returns when the sidecar dealt with it."""
+    with connect(f"ws://127.0.0.1:{port}/", compression=None) as socket:
+        if token:
+            nonce = system_identity().nonce()
+            socket.send(json.dumps({"type": "hello", "role": "shim", "protocol": 1, "nonce": nonce}))
+            challenge = json.loads(socket.recv())
+            right = proof(token, "shim", port, nonce, challenge["nonce"])
+            who = {"shim_version": MARK, "boot_id": "ab" * 16, "instance": "cd" * 8, "last_seq": 0, "directory": MARK}
+            who["opencode_version"] = MARK if "bye" in text else ""
+            socket.send(json.dumps({"type": "identify", "proof": right, "pid": 7, **who}))
+            assert json.loads(socket.recv())["type"] == "welcome"
+        # The sidecar closes on garbage, at times before the second message is sent.
+        with suppress(ConnectionClosed):
+            socket.send(text)
+            socket.send(json.dumps({"type": "bye", "reason": "disposed"}))
+            for _ in socket:
+                continue
+
+
+async def _break_the_window(home: Home) -> None:
+    who = ShimIdentity("0.1.0", "ab" * 16, "ef" * 8, 7, MARK, MARK, MARK, "", 0)
+    client = await ShimClient.connect(home, identity=who, nonce=system_identity().nonce)
+    item = HookItem("event", 1, {"event": {"type": "opencode.new", "properties": {"text": MARK}}})
+    await client.send([item] * 5)
+    await client.drained()
+    client._link.last_sent = 0
+    client._link.send_hooks(9, [item])
+    client._link.last_sent = 0
+    client._link.send_hooks(7, [item])
+    await client._flush()
+    with pytest.raises(LinkClosed, match="protocol"):
+        await client.drained()
+    await client.close()

@@ -1,0 +1,148 @@
+"""``migrate`` with real processes: while recordings are played, stopped, killed in between, and by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sidecar.home import Home
+from streams.log import LogReader
+from streams.stores.directory import read_manifest
+from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, cli, run, running, start, wait_for
+
+PLAYED = ["chat", "task_parallel", "permission_child", "compaction_auto_overflow"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.create()
+    return home
+
+
+def keys(home: Home) -> Counter[str]:
+    async def read() -> Counter[str]:
+        reader = LogReader(home.store_path)
+        found = Counter([record.event.idempotency_key async for record in reader.read_all()])
+        await reader.close()
+        return found
+
+    return asyncio.run(read())
+
+
+def backend(home: Home) -> str:
+    manifest = read_manifest(home.store_path)
+    assert manifest is not None
+    return manifest.backend
+
+
+def play(home: Home, name: str, speed: str = "max") -> subprocess.Popen[str]:
+    file = str(RECORDINGS / f"{name}.jsonl")
+    return subprocess.Popen(
+        cli(home, "play", file, "--speed", speed), stdout=subprocess.DEVNULL, text=True, cwd=REPOSITORY
+    )
+
+
+def test_there_and_back_while_it_records(home: Home, tmp_path: Path) -> None:
+    """Recordings are played side by side while the log moves there and back; nothing is lost, nothing twice."""
+    whole = Home(tmp_path / "whole")
+    for name in PLAYED:
+        assert run(whole, "play", str(RECORDINGS / f"{name}.jsonl")).returncode == 0
+    run(whole, "stop")
+    sidecar = start(home)
+    running(home)
+    assert play(home, PLAYED[0]).wait(HANG_SECONDS) == 0
+    players = [play(home, name, speed="20") for name in PLAYED[1:]]
+    for to in ("sqlite", "jsonl", "sqlite"):
+        moved = run(home, "migrate", "--to", to, "--json")
+        assert moved.returncode == 0, moved.stderr
+        assert json.loads(moved.stdout)["moved"] is True and backend(home) == to
+    assert [player.wait(HANG_SECONDS) for player in players] == [0] * len(players)
+    assert run(home, "verify").returncode == 0
+    assert keys(home) == keys(whole)
+    assert run(home, "migrate", "--rollback").returncode == 0 and backend(home) == "jsonl"
+    assert run(home, "migrate", "--discard-old").returncode == 0
+    assert run(home, "stop").returncode == 0
+    sidecar.wait(HANG_SECONDS)
+    assert not (home.store_path / "log.db").exists()
+    assert keys(home) == keys(whole)
+
+
+def test_killed_while_it_moves(home: Home) -> None:
+    """The sidecar dies during the move; the next one has the log whole, in the one place or the other."""
+    sidecar = start(home)
+    running(home)
+    assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
+    before = keys(home)
+    for _ in range(2):
+        info = running(home)
+        moving = subprocess.Popen(
+            cli(home, "migrate", "--to", "sqlite"),
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd=REPOSITORY,
+        )
+        wait_for(lambda: (home.store_path / "log.db").exists(), "the copy is begun")
+        sidecar.kill()
+        sidecar.wait(HANG_SECONDS)
+        moving.wait(HANG_SECONDS)
+        sidecar = start(home)
+        assert running(home).pid != info.pid
+        assert keys(home) == before
+        run(home, "migrate", "--rollback")
+        if backend(home) == "jsonl":
+            run(home, "migrate", "--discard-old")
+            for path in home.store_path.glob("log.db*"):
+                path.unlink()
+    assert run(home, "migrate", "--to", "sqlite").returncode == 0
+    assert keys(home) == before and run(home, "verify").returncode == 0
+    run(home, "stop")
+    sidecar.wait(HANG_SECONDS)
+
+
+def test_with_no_sidecar_running(home: Home) -> None:
+    nothing = run(home, "migrate", "--to", "sqlite")
+    assert nothing.returncode == 1 and "no log" in nothing.stderr
+    assert play(home, "chat").wait(HANG_SECONDS) == 0
+    run(home, "stop")
+    before = keys(home)
+    done = run(home, "migrate", "--to", "sqlite")
+    assert done.returncode == 0 and "the log lies in sqlite now" in done.stdout
+    assert "already" in run(home, "migrate", "--to", "sqlite").stdout
+    assert keys(home) == before
+    assert play(home, "chat").wait(HANG_SECONDS) == 0
+    assert keys(home) == before, "played again it adds nothing"
+    run(home, "stop")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "say one of"),
+        (["--to", "paper"], 2, "no backend"),
+        (["--to", "sqlite", "--rollback"], 2, "say one of"),
+        (["--rollback"], 1, "nothing to go back to"),
+    ],
+)
+def test_bad_use(home: Home, arguments: list[str], code: int, message: str) -> None:
+    assert play(home, "chat").wait(HANG_SECONDS) == 0
+    run(home, "stop")
+    told = run(home, "migrate", *arguments)
+    assert told.returncode == code and message in told.stderr and "Traceback" not in told.stderr
+
+
+def test_a_home_may_begin_in_sqlite(home: Home) -> None:
+    home.config_path.write_text('[store]\nbackend = "sqlite"\n')
+    assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
+    assert backend(home) == "sqlite" and run(home, "verify").returncode == 0
+    status = json.loads(run(home, "status", "--json").stdout)
+    assert status["log"]["backend"] == "sqlite"
+    run(home, "stop")
+    assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
+    run(home, "stop")
+    assert max(keys(home).values()) == 1
