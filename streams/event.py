@@ -96,8 +96,14 @@ class StreamEvent(BaseModel):
 
     @classmethod
     def trusted(cls, fields: dict[str, Any]) -> Self:
-        """Build an event from stored ``fields``, validated when they were first written; no checks."""
-        return _bare(cls, {**fields, "source": _source(fields["source"])}, _EVENT_FIELDS, _EVENT_DEFAULTS)
+        """Build an event from stored ``fields``, validated when they were first written; no checks.
+
+        ``fields`` becomes the event's own: the caller no longer uses it.
+        """
+        fields["source"] = _source(fields["source"])
+        if [*fields] == _CANONICAL_ORDER:
+            return _whole_model(cls, fields, _EVENT_FIELDS, _NO_EXTRA)
+        return _bare(cls, fields, _EVENT_FIELDS, _EVENT_DEFAULTS)
 
     def fields(self) -> dict[str, Any]:
         """All fields as plain JSON values, unknown ones included; the dictionaries are not copied."""
@@ -137,23 +143,32 @@ def _source(fields: dict[str, Any]) -> Source:
 
 def _bare(cls: type[Model], fields: dict[str, Any], known: set[str], defaults: dict[str, Any]) -> Model:
     """``model_construct`` without its per-field work, which costs five times the parsing of a line."""
-    model = cls.__new__(cls)
     present, extra = known, _NO_EXTRA
     if fields.keys() != known:
         present = known & fields.keys()
         extra = {k: v for k, v in fields.items() if k not in known}
         fields = {**defaults, **{k: fields[k] for k in present}}
     # The model is frozen, so whole ones can share the set of their fields.
+    return _whole_model(cls, fields, present, extra)
+
+
+def _whole_model(cls: type[Model], fields: dict[str, Any], present: set[str], extra: dict[str, Any]) -> Model:
+    model = cls.__new__(cls)
     _set(model, "__dict__", fields)
-    _set(model, "__pydantic_fields_set__", present)
-    _set(model, "__pydantic_extra__", extra)
-    _set(model, "__pydantic_private__", None)
+    _set_fields_set(model, present)
+    _set_extra(model, extra)
+    _set_private(model, None)
     return model
 
 
 _set = object.__setattr__
+# pydantic's slots themselves, where their setters are looked up once.
+_set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
+_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 _NO_EXTRA: dict[str, Any] = {}
 _EVENT_FIELDS = set(StreamEvent.model_fields)
+_CANONICAL_ORDER = sorted(_EVENT_FIELDS)
 _EVENT_DEFAULTS: dict[str, Any] = {
     "schema_version": SCHEMA_VERSION,
     "causation_id": None,
