@@ -377,6 +377,16 @@ def names(records: list[Json]) -> list[Name]:
     return found
 
 
+def other_twin(part: Json, turn: str) -> Json:
+    """Of two parallel calls with one id, `echo one` and `echo two`, the one that OpenCode made no part of.
+
+    Which one that is depends on which of the two ended first.
+    """
+    word = {"one\n": "two", "two\n": "one"}[part["state"]["output"]]
+    place = {"session": part["sessionID"], "turn": turn, "call": part["callID"]}
+    return place | {"input": {"command": f"echo {word}", "description": "d"}, "output": f"{word}\n"}
+
+
 def _unparted(content: Json) -> str:
     return f"{content['call']}:{content['output']}"
 

@@ -14,7 +14,7 @@ from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.events import Event, EventStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
-from tests.real.recorded import Expectation, Json, differences, expected, family
+from tests.real.recorded import Expectation, Json, differences, expected, family, other_twin
 
 pytestmark = pytest.mark.real_opencode
 
@@ -109,17 +109,10 @@ def test_call_ids_that_repeat_in_a_turn_and_across_turns(
 
 
 def test_two_parallel_calls_with_one_id(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
-    # OpenCode makes one part of them, but both run: the second one is told by its hook alone.
+    # OpenCode makes one part of them, but both run: the other one is told by its hook alone.
     opencode.prompt(session, f"CALLID:twin {bash('echo one')} {bash('echo two')}")
     [part] = opencode.parts(session, "tool")
-    assert part["state"]["output"] == "one\n"
-    second = {
-        "session": session,
-        "turn": opencode.messages(session)[0]["info"]["id"],
-        "call": "twin",
-        "input": {"command": "echo two", "description": "d"},
-        "output": "two\n",
-    }
+    second = other_twin(part, opencode.messages(session)[0]["info"]["id"])
     check(durable, opencode, session, unparted=[second])
 
 

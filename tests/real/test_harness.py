@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.real.api import OpenCodeError
+from tests.real.durable import wait_until
 from tests.real.events import Event, EventStream
 from tests.real.model_server import HANG_LIMIT_S, PLAIN_ANSWER, ModelServer
 from tests.real.opencode import RealOpenCode
@@ -236,7 +237,8 @@ def test_a_killed_servers_session_goes_on_in_run_and_in_a_new_server(
 def test_nothing_outlives_the_harness(opencode_binary: Path, model: ModelServer) -> None:
     with RealOpenCode(opencode_binary, model.port, serve=False) as client:
         detached = subprocess.Popen(["sleep", "600"], env=client.environment(), start_new_session=True)
-        assert client.leftovers() == [detached.pid]
+        # For a moment after it is started its environment is not there to be read.
+        wait_until(lambda: client.leftovers() == [detached.pid], "it is found")
     assert detached.wait(HANG_LIMIT_S) == -signal.SIGKILL
     assert client.leftovers() == []
     assert not client.root.exists()

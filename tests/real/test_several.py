@@ -14,7 +14,7 @@ from tests.real.api import OpenCodeApi
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
-from tests.real.recorded import expected, family
+from tests.real.recorded import expected, family, other_twin
 
 pytestmark = pytest.mark.real_opencode
 
@@ -51,8 +51,8 @@ def test_two_copies_of_the_plugin_record_once(
             client.prompt_async(session, f"CALLID:twin {bash('echo one')} {bash('echo two')}")
             events.wait_type("session.idle", session)
         told = family(client, session)
-        second = {"session": session, "turn": told.sessions[0].users()[1]["info"]["id"], "call": "twin"}
-        told.unparted.append(second | {"input": {"command": "echo two", "description": "d"}, "output": "two\n"})
+        [twin] = [part for part in client.parts(session, "tool") if part["callID"] == "twin"]
+        told.unparted.append(other_twin(twin, told.sessions[0].users()[1]["info"]["id"]))
         durable.assert_recorded(expected(told))
         wait_until(lambda: [link["delivers"] for link in durable.status()["links"]] == [True, True], "both links")
         first, other = durable.status()["links"]

@@ -43,10 +43,10 @@ def home(tmp_path: Path) -> Iterator[Home]:
     end_sidecars(home)
 
 
-def leave_quickly(home: Home) -> None:
+def leave_quickly(home: Home, seconds: float = 0.3) -> None:
     """Let the home's sidecars leave as soon as they owe nothing."""
     home.create()
-    home.config_path.write_text("[link]\nidle_exit_seconds = 0.3\n")
+    home.config_path.write_text(f"[link]\nidle_exit_seconds = {seconds}\n")
 
 
 def identity(pid: int = 7) -> ShimIdentity:
@@ -227,7 +227,7 @@ class TestIdleExit:
         assert await recorded(home) == dict.fromkeys(range(1, 2001), 1)
 
     async def test_after_kill_9_of_the_process_that_started_it_it_leaves_by_itself(self, home: Home) -> None:
-        leave_quickly(home)
+        leave_quickly(home, 3)  # time for the shim to see that it is there
         with shims(1, home.path) as (shim,):
             shim.ask("events", **{"from": 1}, count=20)
             shim.until("welcomes", 1)

@@ -51,7 +51,7 @@ def command(home: Path, *arguments: str) -> list[str]:
 def environment(**more: str) -> dict[str, str]:
     # A size in the environment would win over the terminal's own.
     ours = ("DURABLE_", "XDG_", "COLUMNS", "LINES")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name == "XDG_CONFIG_HOME"}
     return {**kept, "PYTHONPATH": str(ROOT), "TZ": "UTC", **more}
 
 

@@ -1,0 +1,32 @@
+"""Every test process has a user configuration of its own, with the plugin in it: the user's is left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sidecar.installer import Target, install, shim_path
+
+_PREFIX = "durable-stream-tests-"
+_place = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything is imported that could ask where the configuration is."""
+    place = config.stash[_place] = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    for name in [name for name in os.environ if name.startswith(("DURABLE_STREAM", "OPENCODE"))]:
+        del os.environ[name]
+    os.environ["XDG_CONFIG_HOME"] = str(place)
+    world = {"HOME": str(place), "XDG_CONFIG_HOME": str(place)}
+    command = [sys.executable, "-m", "sidecar.cli"]
+    install(Target.everywhere(world), shim=shim_path(), command=command, home=place / "home", cwd=place, environ=world)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing stays."""
+    shutil.rmtree(config.stash[_place])
