@@ -182,6 +182,7 @@ class Sidecar:
                 "head": self._store.head,
                 "backend": self._store.backend,
                 "torn": str(self._store.torn) if self._store.torn else None,
+                "segments": self.upkeep.segments(),
             },
             "migration": self.upkeep.migration(),
             "spool": {"files": spool.files, "bytes": spool.bytes},
