@@ -17,7 +17,9 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from struct import Struct, error
+from dataclasses import dataclass
+from itertools import accumulate
+from struct import Struct, error, unpack_from
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -65,6 +67,34 @@ class Frame(NamedTuple):
     def end(self) -> int:
         """The logical offset where the next frame starts."""
         return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The frames of a file, in order. A file may have 500 where one is wanted: each ``Frame`` is made when asked for.
+
+    ``ats`` and ``starts`` have one item more than there are frames: where the last one ends.
+    """
+
+    ats: Sequence[int]
+    starts: Sequence[int]
+    crcs: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        """Logical size of them all."""
+        return self.starts[-1]
+
+    def __len__(self) -> int:
+        return len(self.crcs)
+
+    def __getitem__(self, number: int) -> Frame:
+        at, start = self.ats[number], self.starts[number]
+        return Frame(at, self.ats[number + 1] - at, start, self.starts[number + 1] - start, self.crcs[number])
+
+    def number_at(self, offset: int) -> int:
+        """The frame that holds a logical offset, 0 or more; how many there are, for one at or behind the end."""
+        return bisect_right(self.starts, offset) - 1
 
 
 def cut(data: Iterable[bytes]) -> Iterator[bytes]:
@@ -121,7 +151,7 @@ def tables_size(footer: bytes) -> int:
     return _check_size(entries - 1) + _SKIPPABLE.size + entries * _ENTRY.size + FOOTER_BYTES
 
 
-def parse_tables(tables: bytes, file_size: int) -> list[Frame]:
+def parse_tables(tables: bytes, file_size: int) -> Frames:
     """The frames of a file of ``file_size`` bytes, from its last ``tables_size`` bytes.
 
     Raises:
@@ -133,19 +163,19 @@ def parse_tables(tables: bytes, file_size: int) -> list[Frame]:
         sealed = _U32.unpack_from(check, len(check) - _U32.size)[0] == crc32(table, crc32(check[: -_U32.size]))
         is_check = _SKIPPABLE.unpack_from(check) == (_CHECK_MAGIC, len(check) - _SKIPPABLE.size)
         is_table = _SKIPPABLE.unpack_from(table) == (_TABLE_MAGIC, len(table) - _SKIPPABLE.size)
-        crcs = [crc for (crc,) in _U32.iter_unpack(check[_SKIPPABLE.size : -_U32.size])]
-        entries = list(_ENTRY.iter_unpack(table[_SKIPPABLE.size : -FOOTER_BYTES]))
+        crcs = unpack_from(f"<{count}I", check, _SKIPPABLE.size)
+        entries = unpack_from(f"<{2 * count}I", table, _SKIPPABLE.size)
     except error:
         raise BadFrame("its seek table is cut off or damaged") from None
     if not (sealed and is_check and is_table):
         raise BadFrame("its seek table is damaged")
-    frames = []
-    at = start = 0
-    for (size, length), crc in zip(entries, crcs, strict=False):
-        frames.append(Frame(at, size, start, length, crc))
-        at, start = at + size, start + length
-    if at + len(tables) != file_size:
-        raise BadFrame(f"the file has {file_size} bytes where its seek table counts {at + len(tables)}")
+    frames = Frames(
+        list(accumulate(entries[::2], initial=0)),
+        list(accumulate(entries[1::2], initial=0)),
+        crcs,
+    )
+    if frames.ats[-1] + len(tables) != file_size:
+        raise BadFrame(f"the file has {file_size} bytes where its seek table counts {frames.ats[-1] + len(tables)}")
     return frames
 
 
@@ -165,11 +195,6 @@ def decode_frame(frame: Frame, data: bytes) -> bytes:
     if len(lines) != frame.length or not decompressor.eof:
         raise BadFrame("a compressed frame is damaged: it is not as long as the seek table says")
     return lines
-
-
-def frame_at(frames: Sequence[Frame], offset: int) -> int:
-    """The number of the frame that holds a logical offset; how many there are, for one at or behind the end."""
-    return bisect_right(frames, offset, key=lambda frame: frame.end)
 
 
 def _check_size(count: int) -> int:

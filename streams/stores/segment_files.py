@@ -21,8 +21,8 @@ from streams.stores.seekable import (
     FOOTER_BYTES,
     BadFrame,
     Frame,
+    Frames,
     decode_frame,
-    frame_at,
     parse_tables,
     tables_size,
 )
@@ -120,10 +120,10 @@ class _CompressedFile(SegmentFile):
             self._frames = self._read_tables(self.size)
         except BadFrame as fault:
             raise DamagedSegment(segment, 1, segment.first, str(fault), None) from None
-        self.size = self._frames[-1].end if self._frames else 0
+        self.size = self._frames.size
         self._last: tuple[int, bytes] = (-1, b"")
 
-    def _read_tables(self, file_size: int) -> list[Frame]:
+    def _read_tables(self, file_size: int) -> Frames:
         footer = os.pread(self._fd, FOOTER_BYTES, max(file_size - FOOTER_BYTES, 0))
         size = tables_size(footer)
         if size > file_size:
@@ -134,16 +134,26 @@ class _CompressedFile(SegmentFile):
         parts = []
         end = min(start + size, self.size)
         while start < end:
-            lines, frame = self._frame(frame_at(self._frames, start))
+            lines, frame = self._frame(self._frames.number_at(start))
             parts.append(lines[start - frame.start : end - frame.start])
             start = frame.end
         return b"".join(parts)
 
     def read_on(self, start: int, about: int) -> bytes:
-        # Up to the end of a frame, so that the next call decompresses nothing a second time.
-        number = frame_at(self._frames, start + about) - 1
-        number = max(number, frame_at(self._frames, start))
-        return self.read(start, self._frames[number].end - start) if number < len(self._frames) else b""
+        # Whole frames, so that the next call decompresses nothing a second time.
+        end, parts = start + about, []
+        for number in range(self._frames.number_at(start), len(self._frames)):
+            try:
+                lines, frame = self._frame(number)
+            except DamagedSegment:
+                if not parts:
+                    raise
+                break  # what comes before is given first; the next call meets it again
+            parts.append(lines[start - frame.start :])
+            start = frame.end
+            if start >= end:
+                break
+        return b"".join(parts)
 
     def _frame(self, number: int) -> tuple[bytes, Frame]:
         frame = self._frames[number]
@@ -158,7 +168,8 @@ class _CompressedFile(SegmentFile):
         """The fault with its line and position, which the frames before it tell."""
         line = 1
         position: int | None = self.segment.first
-        for before, frame in enumerate(self._frames[:number]):
+        for before in range(number):
+            frame = self._frames[before]
             try:
                 lines = decode_frame(frame, os.pread(self._fd, frame.size, frame.at))
             except BadFrame as fault:
