@@ -141,7 +141,8 @@ class _CompressedFile(SegmentFile):
 
     def read_on(self, start: int, about: int) -> bytes:
         # Whole frames, so that the next call decompresses nothing a second time.
-        end, parts = start + about, []
+        end = start + about
+        parts: list[bytes] = []
         for number in range(self._frames.number_at(start), len(self._frames)):
             try:
                 lines, frame = self._frame(number)
