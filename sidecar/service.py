@@ -177,6 +177,7 @@ class Sidecar:
                 "duplicates": self._ingest.duplicates,
                 "differences": self._store.differences,
                 "excluded": self._ingest.excluded,
+                "compressed_segments": self.upkeep.compressed,
             },
             "log": {
                 "head": self._store.head,

@@ -75,7 +75,8 @@ class Upkeep:
         self._files = asyncio.Lock()
         """Held by what rewrites or leaves the files of the log: a move and a compression wait for each other."""
         self._compress_after = 0.0
-        self._compressed = 0
+        self.compressed = 0
+        """How many segments were compressed in the life of this object."""
         self._kept = store.head
         self._migration: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
@@ -110,13 +111,12 @@ class Upkeep:
     # Compressing
 
     def segments(self) -> dict[str, Any] | None:
-        """The files of a jsonl log: ``{files, compressed, bytes, disk_bytes, compressed_now}``; null with sqlite.
+        """The files of a jsonl log: ``{files, compressed, bytes, disk_bytes}``; null with sqlite.
 
-        ``bytes`` is what the lines take when they are not compressed, ``compressed_now`` how many segments this
-        sidecar compressed.
+        ``bytes`` is what the lines take when they are not compressed.
         """
         sizes = self._store.sizes()
-        return None if sizes is None else {**asdict(sizes), "compressed_now": self._compressed}
+        return None if sizes is None else asdict(sizes)
 
     async def _compress(self) -> None:
         """Compress one segment, if nothing else is to be done. After a failure it waits ten minutes."""
@@ -130,7 +130,7 @@ class Upkeep:
                 self._compress_after = now + RETRY_SECONDS
                 raise
         if done is not None:
-            self._compressed += 1
+            self.compressed += 1
             log.info("compressed %s: %d bytes are %d", done.segment.path.name, done.bytes, done.disk_bytes)
 
     # Moving to another backend

@@ -82,6 +82,10 @@ class LogReader:
         """The record of an event id, or ``None``."""
         return await self._backend().find_event(event_id)
 
+    def sizes(self) -> Sizes | None:
+        """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
+        return self._jsonl.sizes() if self._backend() is self._jsonl else None
+
     async def close(self) -> None:
         """See ``StreamReader.close``."""
         if self._sqlite is not None:

@@ -43,7 +43,7 @@ from streams.stores.live import LiveTail
 from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
 from streams.stores.recovery import key_digest, recover
 from streams.stores.rewriting import Abandoned, Compressed, compress, settle
-from streams.stores.segment_files import SegmentFile, Sizes, open_segment, sizes_of
+from streams.stores.segment_files import SegmentFile, Sizes, open_segment
 from streams.stores.segments import (
     BadLine,
     Head,
@@ -348,7 +348,7 @@ class JsonlStore(KeepsHints):
 
     def sizes(self) -> Sizes:
         """What the log's files take; blocking, for an instant."""
-        return sizes_of(self._log)
+        return self._reader.sizes()
 
     async def compress(self) -> Compressed | None:
         """Compress the first closed segment that is not yet; ``None`` when there is none, or the store is closed.

@@ -20,7 +20,7 @@ from streams.query import Filter
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.disk import open_to_read
-from streams.stores.segment_files import open_segment, read_segment
+from streams.stores.segment_files import Sizes, open_segment, read_segment, sizes_of
 from streams.stores.segments import (
     EMPTY_HEAD,
     BadLine,
@@ -97,6 +97,10 @@ class JsonlReader:
             if record.event.id == event_id:
                 return record
         return None
+
+    def sizes(self) -> Sizes:
+        """What the log's files take; blocking, for an instant."""
+        return sizes_of(self._log)
 
     async def close(self) -> None:
         """Nothing is held open between calls."""
