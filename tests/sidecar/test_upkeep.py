@@ -19,9 +19,8 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from streams.migrate import Progress
 from streams.stores.disk import Disk
-from streams.stores.jsonl import JsonlStore
 from streams.stores.rewriting import Compressed
-from tests.sidecar.cli.helpers import append, events_of, run
+from tests.sidecar.cli.helpers import append, compress_closed, events_of, run
 from tests.streams.builders import events
 from tests.streams.disks import FaultyDisk
 
@@ -163,14 +162,7 @@ def test_no_command_sees_a_difference(tmp_path: Path) -> None:
     made = [[e] for name in ("chat", "task_child", "http_400", "permission_once") for e in events_of(name, translator)]
     asyncio.run(append(plain / "store", made, segment_bytes=6000))
     shutil.copytree(plain, small)
-
-    async def compress() -> None:
-        store = await JsonlStore.open(small / "store", seeded_identity(1))
-        while await store.compress() is not None:
-            pass
-        await store.close()
-
-    asyncio.run(compress())
+    asyncio.run(compress_closed(small / "store"))
     assert len(list((small / "store" / "log").glob("*.zst"))) > 5
     spawned = run(plain, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]
     stream, event_id = spawned["stream_id"], spawned["id"]
