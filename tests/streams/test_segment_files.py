@@ -31,7 +31,7 @@ from tests.streams.disks import FastDisk
 from tests.streams.logs import Log, files, make_log, open_store
 from tests.streams.store_contract import collect
 
-EVERY = 23
+EVERY = 41
 """Every so manieth damage is also read, verified and opened; all of them are scanned as an opening does it."""
 
 
@@ -279,6 +279,40 @@ async def test_what_follows_a_damaged_frame_is_verified(small: Small) -> None:
         lost = file._frames[0].length  # type: ignore[attr-defined]
     first = b"".join(wrong)[:lost].count(b"\n")
     assert check.summary.records == len(small.log.records) - first - 1
+
+
+EDITS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "duplicated line": lambda lines: [*lines[:2], lines[1], *lines[2:]],
+    "swapped lines": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "deleted first line": lambda lines: lines[1:],
+    "deleted line": lambda lines: [*lines[:3], *lines[4:]],
+    "deleted last line": lambda lines: lines[:-1],
+    "empty line": lambda lines: [lines[0], b"\n", *lines[1:]],
+    "no newline at the end": lambda lines: [*lines[:-1], lines[-1][:-1]],
+    "no lines at all": lambda lines: [],
+    "wrong checksums": lambda lines: [line.replace(b"test", b"tesT", 1) for line in lines],
+    "half a batch": lambda lines: [lines[0], lines[1], *lines[3:]],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+async def test_wrong_lines_are_judged_as_in_a_plain_segment(small: Small, tmp_path: Path, edit: str) -> None:
+    lines = EDITS[edit](small.log.segments[0][1].splitlines(keepends=True))
+    (tmp_path / "plain").mkdir()
+    put(small.log, tmp_path / "plain")
+    (tmp_path / "plain" / "log" / small.log.segments[0][0]).write_bytes(b"".join(lines))
+    replace_lines(Segment(0, small.damaged), lines, FastDisk())
+    wanted, found = await verify(tmp_path / "plain"), await verify(small.store)
+    assert found and [(f.kind, f.line, f.position, f.reason) for f in found] == [
+        (f.kind, f.line, f.position, f.reason) for f in wanted
+    ]
+    told = []
+    for store in (tmp_path / "plain", small.store):
+        for reading in (open_store(store), collect(JsonlReader(store).read_all())):
+            with pytest.raises(CorruptLog) as raised:
+                await reading
+            told.append((raised.value.line, raised.value.position, raised.value.reason))
+    assert told[:2] == told[2:]
 
 
 async def test_a_whole_segment_that_cannot_be_read_is_one_finding(small: Small) -> None:
