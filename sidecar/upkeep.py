@@ -115,7 +115,7 @@ class Upkeep:
 
         ``bytes`` is what the lines take when they are not compressed.
         """
-        sizes = self._store.sizes()
+        sizes = self._store.file_sizes()
         return None if sizes is None else asdict(sizes)
 
     async def _compress(self) -> None:
@@ -183,7 +183,7 @@ class Upkeep:
     def _is_due(self) -> bool:
         if not self._migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
             return False
-        sizes = self._store.sizes()
+        sizes = self._store.file_sizes()
         return sizes is not None and sizes.bytes >= self._migrate_at_bytes
 
     async def _advance_index(self) -> None:

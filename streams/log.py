@@ -82,9 +82,9 @@ class LogReader:
         """The record of an event id, or ``None``."""
         return await self._backend().find_event(event_id)
 
-    def sizes(self) -> Sizes | None:
+    def file_sizes(self) -> Sizes | None:
         """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
-        return self._jsonl.sizes() if self._backend() is self._jsonl else None
+        return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
 
     async def close(self) -> None:
         """See ``StreamReader.close``."""
@@ -222,9 +222,9 @@ class Log(KeepsHints):
 
     # The files of a jsonl log
 
-    def sizes(self) -> Sizes | None:
+    def file_sizes(self) -> Sizes | None:
         """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
-        return self._backend.sizes() if isinstance(self._backend, JsonlStore) else None
+        return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
 
     async def compress(self) -> Compressed | None:
         """Compress one closed segment of a jsonl log; ``None`` when nothing is left to compress.

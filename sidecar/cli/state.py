@@ -71,7 +71,7 @@ async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
     try:
         reader = LogReader(home.store_path)
         head = reader.head
-        sizes = reader.sizes()
+        sizes = reader.file_sizes()
         segments = None if sizes is None else asdict(sizes)
         async for record in reader.read_all():
             overview.apply(record)

@@ -54,17 +54,15 @@ class Disk:
         """Open an existing file for appending."""
         return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
-    def rename(self, path: Path, name: Path) -> None:
-        """Give a file another name in the same directory, in place of what had it; not synced."""
-        path.replace(name)
+    def replace(self, temporary: Path, path: Path) -> None:
+        """Give a finished file its name, in place of what had it, durably."""
+        temporary.replace(path)
+        sync_directory(path.parent)
 
-    def remove(self, path: Path) -> None:
-        """Remove a file's name if it is there; not synced."""
-        path.unlink(missing_ok=True)
-
-    def sync_directory(self, path: Path) -> None:
-        """Return when the names in a directory are on the disk."""
-        sync_directory(path)
+    def unlink(self, path: Path) -> None:
+        """Delete a file, durably."""
+        path.unlink()
+        sync_directory(path.parent)
 
 
 def open_to_read(path: str | Path, flags: int = 0) -> int:

@@ -97,7 +97,7 @@ class JsonlStore(KeepsHints):
         head = read_head(store / "head")
         recovered = recover(self._log, head)
         self._index = recovered.index
-        self._index.segments[:] = settle(self._log, recovered.index.segments, disk)
+        self._index.segments[:] = settle(disk, self._log, recovered.index.segments)
         self._rewriting = threading.Lock()
         self.head_lost = head is None and bool(recovered.index.segments)
         """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
@@ -346,9 +346,9 @@ class JsonlStore(KeepsHints):
 
     # Compressing
 
-    def sizes(self) -> Sizes:
+    def file_sizes(self) -> Sizes:
         """What the log's files take; blocking, for an instant."""
-        return self._reader.sizes()
+        return self._reader.file_sizes()
 
     async def compress(self) -> Compressed | None:
         """Compress the first closed segment that is not yet; ``None`` when there is none, or the store is closed.
@@ -372,7 +372,7 @@ class JsonlStore(KeepsHints):
         with self._rewriting:
             for number, segment in enumerate(self._index.segments[:-1]):
                 if not segment.is_compressed and not self._closed:
-                    done = compress(segment, self._disk, lambda: not self._closed)
+                    done = compress(self._disk, segment, lambda: not self._closed)
                     self._index.segments[number] = done.segment
                     return done
         return None

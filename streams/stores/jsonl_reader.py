@@ -98,7 +98,7 @@ class JsonlReader:
                 return record
         return None
 
-    def sizes(self) -> Sizes:
+    def file_sizes(self) -> Sizes:
         """What the log's files take; blocking, for an instant."""
         return sizes_of(self._log)
 

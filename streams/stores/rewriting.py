@@ -41,13 +41,13 @@ class Compressed:
     disk_bytes: int
 
 
-def compress(segment: Segment, disk: Disk, is_wanted: Callable[[], bool] = lambda: True) -> Compressed:
-    """Compress a closed segment; blocking, about a second for 64 MiB. ``is_wanted`` is asked at every frame.
+def compress(disk: Disk, segment: Segment, is_wanted: Callable[[], bool] = lambda: True) -> Compressed:
+    """Compress a closed segment; blocking, about a second for 64 MiB. ``is_wanted`` is asked every megabyte.
 
     Raises:
         Abandoned: ``is_wanted`` said no.
         StoreUnavailable: what was written is not what is read back.
-        OSError: a file cannot be read or written. Both times the segment is as it was.
+        OSError: a file cannot be read or written. Each time the segment is as it was.
     """
     target = segment.other_form()
 
@@ -58,14 +58,13 @@ def compress(segment: Segment, disk: Disk, is_wanted: Callable[[], bool] = lambd
             yield piece
 
     with open_segment(segment) as file:
-        _write(target, lines(file), disk)
+        disk.replace(write_segment_beside(disk, target, lines(file)), target.path)
         size = file.size
-    disk.remove(segment.path)
-    disk.sync_directory(segment.path.parent)
+    disk.unlink(segment.path)
     return Compressed(target, size, target.path.stat().st_size)
 
 
-def replace_lines(segment: Segment, lines: Iterable[bytes], disk: Disk) -> None:
+def replace_lines(disk: Disk, segment: Segment, lines: Iterable[bytes]) -> None:
     """Give a closed segment these lines, newlines included, in the form it has; all of them or, after a crash, none.
 
     It keeps its name: its lines must begin at or after ``first``. Blocking. A reader between two chunks goes on at
@@ -75,34 +74,68 @@ def replace_lines(segment: Segment, lines: Iterable[bytes], disk: Disk) -> None:
         StoreUnavailable: what was written is not what is read back.
         OSError: a file cannot be written. Both times the segment is as it was.
     """
+    replace_segment(disk, segment, write_segment_beside(disk, segment, lines))
+
+
+def write_segment_beside(disk: Disk, segment: Segment, lines: Iterable[bytes]) -> Path:
+    """A finished, synced file with these lines, in the segment's form; ``replace_segment`` puts it in place.
+
+    Raises:
+        StoreUnavailable, OSError: nothing is left of it.
+    """
+    written = Segment(segment.first, segment.path.with_name(_BESIDE + segment.path.name))
+    beside = written.path
+    _unlink(disk, beside)
+    fd = disk.create(beside)
+    try:
+        try:
+            wanted = _write_frames(fd, lines, disk) if segment.is_compressed else _write_plain(fd, lines, disk)
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+        if _digest(written) != wanted:
+            raise StoreUnavailable(
+                f"{beside} does not hold what was written to it, so {segment.path.name} was not replaced",
+                "the disk may be failing: check it, and run `durable-stream verify`",
+            )
+    except BaseException:
+        _unlink(disk, beside)
+        raise
+    return beside
+
+
+def replace_segment(disk: Disk, segment: Segment, finished: Path) -> None:
+    """Put the file of ``write_segment_beside`` in place, durably."""
     other = segment.other_form()
-    if other.path.exists():
+    if other.path.exists() and segment.path.exists():
         # Left by a failed removal. With the old lines it would come back as a second truth.
-        disk.remove(other.path)
-        disk.sync_directory(other.path.parent)
-    _write(segment, lines, disk)
+        disk.unlink(other.path)
+    disk.replace(finished, segment.path)
 
 
-def settle(log: Path, segments: Sequence[Segment], disk: Disk) -> list[Segment]:
+def remove_segment(disk: Disk, segment: Segment) -> None:
+    """Delete a closed segment, whichever its forms, durably; one that is gone already is no error."""
+    _unlink(disk, segment.other_form().path)
+    _unlink(disk, segment.path)
+
+
+def settle(disk: Disk, log: Path, segments: Sequence[Segment]) -> list[Segment]:
     """Finish what a crash interrupted, when nobody else writes; the segments as they are then. The last stays plain.
 
     Raises:
         CorruptLog: a segment lies there in two forms with different lines, which no crash does.
     """
-    left = [path for path in log.glob(f"{_BESIDE}*") if _LEFT.fullmatch(path.name)]
-    for path in left:
-        disk.remove(path)
     settled = []
     for number, segment in enumerate(segments):
         other = segment.other_form()
         if not segment.is_compressed and other.path.exists():
             refuse_difference(segment)
             segment, other = (segment, other) if number == len(segments) - 1 else (other, segment)
-            disk.remove(other.path)
-            left.append(other.path)
+            disk.unlink(other.path)
         settled.append(segment)
-    if left:
-        disk.sync_directory(log)
+    for path in log.glob(f"{_BESIDE}*"):
+        if _LEFT.fullmatch(path.name):
+            disk.unlink(path)
     return settled
 
 
@@ -132,28 +165,9 @@ def _pieces(file: SegmentFile) -> Iterator[bytes]:
         start += len(piece)
 
 
-def _write(target: Segment, lines: Iterable[bytes], disk: Disk) -> None:
-    """Make ``target``'s file hold ``lines``: written beside it, synced, compared, renamed, the name synced."""
-    written = Segment(target.first, target.path.with_name(_BESIDE + target.path.name))
-    beside = written.path
-    disk.remove(beside)
-    fd = disk.create(beside)
-    try:
-        try:
-            wanted = _write_frames(fd, lines, disk) if target.is_compressed else _write_plain(fd, lines, disk)
-            disk.sync(fd)
-        finally:
-            os.close(fd)
-        if _digest(written) != wanted:
-            raise StoreUnavailable(
-                f"{beside} does not hold what was written to it, so {target.path.name} was not replaced",
-                "the disk may be failing: check it, and run `durable-stream verify`",
-            )
-        disk.rename(beside, target.path)
-    except BaseException:
-        disk.remove(beside)
-        raise
-    disk.sync_directory(target.path.parent)
+def _unlink(disk: Disk, path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        disk.unlink(path)
 
 
 def _write_plain(fd: int, lines: Iterable[bytes], disk: Disk) -> bytes:

@@ -46,7 +46,7 @@ def upkeep_of(log: Log, *, quiet: bool = True, migrate_at_bytes: int = 0, compre
 
 
 def compressed(log: Log) -> int:
-    sizes = log.sizes()
+    sizes = log.file_sizes()
     assert sizes is not None
     return sizes.compressed
 
@@ -141,7 +141,7 @@ async def test_a_log_moves_by_its_size_before_compression(log: Log) -> None:
     """An opening reads every line, so the lines count, not the disk."""
     while await log.compress() is not None:
         pass
-    sizes = log.sizes()
+    sizes = log.file_sizes()
     assert sizes is not None and sizes.disk_bytes < sizes.bytes
     upkeep = upkeep_of(log, migrate_at_bytes=sizes.bytes + 1)
     await upkeep.look()

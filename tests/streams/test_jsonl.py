@@ -49,6 +49,6 @@ class TestCompressedJsonlStore(TestJsonlStore):
         store = await CompressingStore.open(self.directory, seeded_identity(1), segment_bytes=900)
         for number in range(6):
             await store.append(events(2, prefix=f"{number}-"))
-        found = store.sizes()
+        found = store.file_sizes()
         assert found.compressed == found.files - 1 > 1
         await store.close()

@@ -75,7 +75,7 @@ def _dying(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in ("write", "sync", "create", "rename", "remove", "sync_directory"):
+for _name in ("write", "sync", "create", "replace", "unlink"):
     setattr(DyingDisk, _name, _dying(_name))
 
 
@@ -98,7 +98,7 @@ async def test_a_crash_at_any_step_of_compressing_leaves_a_right_log(
         shutil.copytree(tmp_path / "made", place)
         disk = DyingDisk(at, done=done)
         with suppress(Killed):
-            compress(list_segments(place / "log")[0], disk)
+            compress(disk, list_segments(place / "log")[0])
         left.add(tuple(names(place)))
         assert await collect(JsonlReader(place).read_all()) == records, at
         assert await findings(place) == [], at
@@ -116,7 +116,7 @@ async def test_a_crash_at_any_step_of_compressing_leaves_a_right_log(
         assert await findings(place) == []
         if disk.calls < at:
             break
-    assert at > 10 and len(left) == 4, "before, half beside it, both forms, after"
+    assert at > 7 and len(left) == (3 if done else 4), "before, half beside it, both forms, after"
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -129,7 +129,7 @@ async def test_a_crash_while_lines_are_replaced_leaves_the_old_ones_or_the_new(
     await store.close()
     segment = list_segments(tmp_path / "log")[0]
     if form == "compressed":
-        segment = compress(segment, FastDisk()).segment
+        segment = compress(FastDisk(), segment).segment
     old = read_segment(segment)
     new = old.replace(b'"build"', b'"other"')
     seen = set()
@@ -138,15 +138,15 @@ async def test_a_crash_while_lines_are_replaced_leaves_the_old_ones_or_the_new(
         at += 1
         disk = DyingDisk(at, done=done)
         with suppress(Killed):
-            replace_lines(segment, new.splitlines(keepends=True), disk)
+            replace_lines(disk, segment, new.splitlines(keepends=True))
         found = read_segment(list_segments(tmp_path / "log")[0])
         assert found in (old, new)
         assert list_segments(tmp_path / "log")[0] == segment, "it keeps its form"
         seen.add(found)
         if disk.calls < at:
             break
-        replace_lines(segment, old.splitlines(keepends=True), FastDisk())
-    assert seen == {old, new} and at > 5 and found == new
+        replace_lines(FastDisk(), segment, old.splitlines(keepends=True))
+    assert seen == {old, new} and at > 4 and found == new
     assert not any(name.startswith("new-") for name in names(tmp_path))
 
 
@@ -158,11 +158,11 @@ async def test_what_a_failed_removal_left_never_comes_back(tmp_path: Path) -> No
     for number in range(2):
         plain = list_segments(tmp_path / "log")[0]
         old = plain.path.read_bytes()
-        compressed = compress(plain, FastDisk()).segment
+        compressed = compress(FastDisk(), plain).segment
         plain.path.write_bytes(old)
         segment = (plain, compressed)[number]
         new = old.replace(b'"build"', b'"other"')
-        replace_lines(segment, [new], FastDisk())
+        replace_lines(FastDisk(), segment, [new])
         assert list_segments(tmp_path / "log")[0] == segment and read_segment(segment) == new
         assert not segment.other_form().path.exists()
 
@@ -172,7 +172,7 @@ async def test_two_forms_with_the_same_lines_are_settled(tmp_path: Path) -> None
     records = await fill(store)
     await store.close()
     kept = list_segments(tmp_path / "log")[0].path.read_bytes()
-    compress(list_segments(tmp_path / "log")[0], FastDisk())
+    compress(FastDisk(), list_segments(tmp_path / "log")[0])
     (tmp_path / "log" / f"{0:020d}.jsonl").write_bytes(kept)
     (tmp_path / "log" / f"new-{0:020d}.jsonl.zst").write_bytes(b"half of it")
     (tmp_path / "log" / "mine.txt").write_text("a stranger's")
@@ -192,9 +192,9 @@ async def test_two_forms_that_differ_are_for_a_person_to_settle(tmp_path: Path, 
     await store.close()
     plain = list_segments(tmp_path / "log")[0]
     kept = plain.path.read_bytes()
-    compressed = compress(plain, FastDisk()).segment
+    compressed = compress(FastDisk(), plain).segment
     if damage == "other lines":
-        replace_lines(compressed, kept.splitlines(keepends=True)[:-1], FastDisk())
+        replace_lines(FastDisk(), compressed, kept.splitlines(keepends=True)[:-1])
     else:
         compressed.path.write_bytes(b"rubbish")
     plain.path.write_bytes(kept)
@@ -234,7 +234,7 @@ async def test_a_compressed_last_segment_is_gone_on_after(tmp_path: Path) -> Non
     store = await open_store(tmp_path)
     records = await fill(store)
     await store.close()
-    compress(list_segments(tmp_path / "log")[-1], FastDisk())
+    compress(FastDisk(), list_segments(tmp_path / "log")[-1])
     assert await collect(JsonlReader(tmp_path).read_all()) == records
     for _ in range(2):
         store = await open_store(tmp_path)
@@ -276,7 +276,7 @@ async def test_what_is_not_read_back_as_it_was_is_not_kept(tmp_path: Path) -> No
     with pytest.raises(StoreUnavailable, match="does not hold what was written to it"):
         await store.compress()
     with pytest.raises(StoreUnavailable, match="does not hold what was written to it"):
-        replace_lines(list_segments(tmp_path / "log")[0], [b"other\n" * 20], disk)
+        replace_lines(disk, list_segments(tmp_path / "log")[0], [b"other\n" * 20])
     disk.lies = False
     assert names(tmp_path) == before and await collect(store.read_all()) == records
     await store.close()
@@ -385,7 +385,7 @@ async def test_everybody_reads_while_every_segment_is_compressed(tmp_path: Path)
     finally:
         process.kill()
         await process.communicate()
-    assert store.sizes().compressed == store.sizes().files - 1 > 15
+    assert store.file_sizes().compressed == store.file_sizes().files - 1 > 15
     assert all(read.values()), read
     await store.close()
 
@@ -400,14 +400,14 @@ async def test_a_compressed_log_moves_and_comes_back(tmp_path: Path) -> None:
         records += await log.append(events(1 + number % 3, prefix=f"b{number}-", stream=f"ses_{number % 2}"))
     while await log.compress() is not None:
         pass
-    before = log.sizes()
+    before = log.file_sizes()
     assert before is not None and before.compressed == before.files - 1 > 5
     await Migration(log, "sqlite").run()
     assert await collect(log.read_all()) == records
-    assert log.sizes() is None and await log.compress() is None
+    assert log.file_sizes() is None and await log.compress() is None
     records += await log.append([event("in sqlite")])
     await Migration(log, "jsonl").run()  # continues the kept store, whose segments are compressed
-    back = log.sizes()
+    back = log.file_sizes()
     assert back is not None and back.compressed == before.compressed and back.files >= before.files
     assert await collect(log.read_all()) == records
     await Migration(log, "sqlite").run()
@@ -415,7 +415,7 @@ async def test_a_compressed_log_moves_and_comes_back(tmp_path: Path) -> None:
         path.unlink()
     (tmp_path / "head").unlink()
     await Migration(log, "jsonl").run()
-    anew = log.sizes()
+    anew = log.file_sizes()
     assert anew is not None and (anew.compressed, anew.bytes) == (0, anew.disk_bytes)
     while await log.compress() is not None:
         pass

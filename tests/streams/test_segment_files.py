@@ -79,7 +79,7 @@ def put(log: Log, store: Path) -> None:
 def compress_closed(store: Path, disk: Disk | None = None) -> None:
     for segment in list_segments(store / "log")[:-1]:
         if not segment.is_compressed:
-            compress(segment, disk or FastDisk())
+            compress(disk or FastDisk(), segment)
 
 
 async def verify(store: Path) -> list[Finding]:
@@ -155,7 +155,7 @@ async def test_a_chunk_is_read_on_where_the_other_form_ended(small: Small, monke
     segment = Segment(int(name[:20]), small.store / "log" / name)
     reading = chunks(segment)
     read = await anext(reading)
-    compress(segment, FastDisk())
+    compress(FastDisk(), segment)
     assert read + b"".join([chunk async for chunk in reading]) == plain and not segment.path.exists()
 
 
@@ -264,7 +264,7 @@ async def test_what_follows_a_damaged_frame_is_verified(small: Small) -> None:
     """A wrong line in a later frame is found in its place, though nobody can count the lines that were lost."""
     lines = small.log.segments[0][1].splitlines(keepends=True)
     wrong = [*lines[:-1], lines[-1].replace(b"test", b"tesT", 1)]
-    replace_lines(Segment(0, small.damaged), wrong, FastDisk())
+    replace_lines(FastDisk(), Segment(0, small.damaged), wrong)
     data = bytearray(small.damaged.read_bytes())
     data[30] ^= 1
     small.damaged.write_bytes(data)
@@ -301,7 +301,7 @@ async def test_wrong_lines_are_judged_as_in_a_plain_segment(small: Small, tmp_pa
     (tmp_path / "plain").mkdir()
     put(small.log, tmp_path / "plain")
     (tmp_path / "plain" / "log" / small.log.segments[0][0]).write_bytes(b"".join(lines))
-    replace_lines(Segment(0, small.damaged), lines, FastDisk())
+    replace_lines(FastDisk(), Segment(0, small.damaged), lines)
     wanted, found = await verify(tmp_path / "plain"), await verify(small.store)
     assert found and [(f.kind, f.line, f.position, f.reason) for f in found] == [
         (f.kind, f.line, f.position, f.reason) for f in wanted
