@@ -177,11 +177,13 @@ class Sidecar:
                 "duplicates": self._ingest.duplicates,
                 "differences": self._store.differences,
                 "excluded": self._ingest.excluded,
+                "compressed_segments": self.upkeep.compressed,
             },
             "log": {
                 "head": self._store.head,
                 "backend": self._store.backend,
                 "torn": str(self._store.torn) if self._store.torn else None,
+                "segments": self.upkeep.segments(),
             },
             "migration": self.upkeep.migration(),
             "spool": {"files": spool.files, "bytes": spool.bytes},

@@ -1,4 +1,5 @@
-"""What the sidecar does for its log beside recording: snapshots, the search index, moving to another backend.
+"""What the sidecar does for its log beside recording: snapshots, the search index, compressing, moving to another
+backend.
 
 Nothing here is needed for what was recorded to be right: a snapshot makes the
 next start quick, the index makes a search quick, and a move that is cut off is
@@ -11,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 from bridge.opencode.state import STATE_VERSION, CaptureState
@@ -20,7 +20,6 @@ from streams.log import Log
 from streams.migrate import Migration, Progress, discard_kept
 from streams.store import Snapshot
 from streams.stores.directory import Backend
-from streams.stores.segments import list_segments
 from streams.stores.sqlite_search import SearchIndex
 
 log = logging.getLogger("sidecar.upkeep")
@@ -30,6 +29,9 @@ SNAPSHOT_RECORDS: Final = 2000
 """Records after which a new snapshot is worth its writing; folding so many takes some 20 ms."""
 
 LOOK_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 600.0
+"""How long a segment that could not be compressed is left alone."""
+
 INDEX_RECORDS: Final = 128
 """Records indexed at a time, between which appends have their turn."""
 
@@ -59,9 +61,22 @@ class Upkeep:
     nothing is on its way to the disk.
     """
 
-    def __init__(self, store: Log, state: CaptureState, is_quiet: Callable[[], bool], *, migrate_at_bytes: int) -> None:
+    def __init__(
+        self,
+        store: Log,
+        state: CaptureState,
+        is_quiet: Callable[[], bool],
+        *,
+        migrate_at_bytes: int,
+        compress: bool = True,
+    ) -> None:
         self._store, self._state, self._is_quiet = store, state, is_quiet
-        self._migrate_at_bytes = migrate_at_bytes
+        self._migrate_at_bytes, self._compresses = migrate_at_bytes, compress
+        self._files = asyncio.Lock()
+        """Held by what rewrites or leaves the files of the log: a move and a compression wait for each other."""
+        self._compress_after = 0.0
+        self.compressed = 0
+        """How many segments were compressed in the life of this object."""
         self._kept = store.head
         self._migration: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
@@ -83,6 +98,7 @@ class Upkeep:
         if self._is_due():
             self.migrate("sqlite")
         await self._advance_index()
+        await self._compress()
 
     async def keep_snapshot(self, records: int = 1) -> None:
         """Keep the capture state, if the log grew by so many records since and nothing is under way."""
@@ -91,6 +107,31 @@ class Upkeep:
         position = self._store.head
         await self._store.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, position, self._state.dump()))
         self._kept = position
+
+    # Compressing
+
+    def segments(self) -> dict[str, Any] | None:
+        """The files of a jsonl log: ``{files, compressed, bytes, disk_bytes}``; null with sqlite.
+
+        ``bytes`` is what the lines take when they are not compressed.
+        """
+        sizes = self._store.file_sizes()
+        return None if sizes is None else asdict(sizes)
+
+    async def _compress(self) -> None:
+        """Compress one segment, if nothing else is to be done. After a failure it waits ten minutes."""
+        now = asyncio.get_running_loop().time()
+        if not self._compresses or not self._is_quiet() or self._files.locked() or now < self._compress_after:
+            return
+        async with self._files:
+            try:
+                done = await self._store.compress()
+            except StreamError:
+                self._compress_after = now + RETRY_SECONDS
+                raise
+        if done is not None:
+            self.compressed += 1
+            log.info("compressed %s: %d bytes are %d", done.segment.path.name, done.bytes, done.disk_bytes)
 
     # Moving to another backend
 
@@ -131,7 +172,8 @@ class Upkeep:
             self._progress = progress
 
         try:
-            done = await Migration(self._store, to, report).run()
+            async with self._files:
+                done = await Migration(self._store, to, report).run()
         except (StreamError, OSError) as error:
             self._failed = str(error)
             log.error("the log was not moved to %s: %s", to, error)
@@ -141,7 +183,8 @@ class Upkeep:
     def _is_due(self) -> bool:
         if not self._migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
             return False
-        return log_bytes(self._store.store) >= self._migrate_at_bytes
+        sizes = self._store.file_sizes()
+        return sizes is not None and sizes.bytes >= self._migrate_at_bytes
 
     async def _advance_index(self) -> None:
         if self._store.backend != "sqlite":
@@ -157,8 +200,3 @@ class Upkeep:
         index, self._index = self._index, None
         if index is not None:
             await asyncio.to_thread(index.close)
-
-
-def log_bytes(store: Path) -> int:
-    """Bytes of a jsonl log."""
-    return sum(segment.path.stat().st_size for segment in list_segments(store / "log"))

@@ -26,6 +26,8 @@ from streams.stores.hints import Hints, KeepsHints
 from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
+from streams.stores.rewriting import Compressed
+from streams.stores.segment_files import Sizes
 from streams.stores.segments import list_segments
 from streams.stores.sqlite import SqliteStore
 from streams.stores.sqlite_files import LOG_FILE
@@ -79,6 +81,10 @@ class LogReader:
     async def find_event(self, event_id: str) -> Record | None:
         """The record of an event id, or ``None``."""
         return await self._backend().find_event(event_id)
+
+    def file_sizes(self) -> Sizes | None:
+        """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
+        return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
 
     async def close(self) -> None:
         """See ``StreamReader.close``."""
@@ -213,6 +219,23 @@ class Log(KeepsHints):
         await self._backend.close()
         self._live.close()
         os.close(self._lock)
+
+    # The files of a jsonl log
+
+    def file_sizes(self) -> Sizes | None:
+        """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
+        return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
+
+    async def compress(self) -> Compressed | None:
+        """Compress one closed segment of a jsonl log; ``None`` when nothing is left to compress.
+
+        Beside appends and readers, which see the same records throughout. Not for while the log is being moved.
+        Cancelling it leaves it going on; ``close`` ends it.
+
+        Raises:
+            StoreUnavailable: it could not be written. The log is as it was, and goes on.
+        """
+        return await self._backend.compress() if isinstance(self._backend, JsonlStore) else None
 
     # Moving to another backend; see streams/migrate.py
 

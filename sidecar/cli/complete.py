@@ -104,12 +104,9 @@ _TEXTS = ("id", "stream_id", "actor", "type")
 
 def _lines(store: Path) -> Iterator[bytes]:
     left = LOOKED_AT_BYTES
-    for segment in sorted((store / "log").glob("*.jsonl"), reverse=True):
+    for segment in sorted((store / "log").glob("[0-9]*.jsonl*"), reverse=True):
         try:
-            with segment.open("rb") as file:
-                size = segment.stat().st_size
-                file.seek(max(size - left, 0))
-                content = file.read(left)
+            size, content = _end(segment, left)
         except OSError:
             return
         lines = content.split(b"\n")
@@ -117,6 +114,23 @@ def _lines(store: Path) -> Iterator[bytes]:
         left -= len(content)
         if left <= 0:
             return
+
+
+def _end(segment: Path, most: int) -> tuple[int, bytes]:
+    """How long a segment is, and its last bytes, ``most`` at most. Raises ``OSError``."""
+    if segment.suffix == ".zst":
+        from streams.errors import StreamError
+        from streams.stores.segment_files import Segment, open_segment
+
+        try:
+            with open_segment(Segment(int(segment.name.partition(".")[0]), segment)) as compressed:
+                return compressed.size, compressed.read(max(compressed.size - most, 0), most)
+        except (StreamError, ValueError) as error:
+            raise OSError(str(error)) from None
+    with segment.open("rb") as file:
+        size = segment.stat().st_size
+        file.seek(max(size - most, 0))
+        return size, file.read(most)
 
 
 def _store(ctx: typer.Context) -> Path:

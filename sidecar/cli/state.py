@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sidecar.checks import (
@@ -67,16 +68,25 @@ async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
     overview = Overview()
     head = NOTHING
     last_ts = None
+    segments = None
     try:
         reader = LogReader(home.store_path)
         head = reader.head
+        sizes = reader.file_sizes()
+        segments = None if sizes is None else asdict(sizes)
         async for record in reader.read_all():
             overview.apply(record)
             last_ts = max(last_ts or 0, record.event.ts)
     except StreamError as error:
         problems.append(str(error))
     torn = torn_files(home.store_path)
-    log = {"head": head, "torn": str(torn[-1]) if torn else None, "streams": len(overview.streams), "last_ts": last_ts}
+    log = {
+        "head": head,
+        "torn": str(torn[-1]) if torn else None,
+        "segments": segments,
+        "streams": len(overview.streams),
+        "last_ts": last_ts,
+    }
     return {"log": log, "spool": spool_size(home), "gaps": overview.gaps}
 
 

@@ -54,6 +54,16 @@ class Disk:
         """Open an existing file for appending."""
         return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
+    def replace(self, temporary: Path, path: Path) -> None:
+        """Give a finished file its name, in place of what had it, durably."""
+        temporary.replace(path)
+        sync_directory(path.parent)
+
+    def unlink(self, path: Path) -> None:
+        """Delete a file, durably."""
+        path.unlink()
+        sync_directory(path.parent)
+
 
 def open_to_read(path: str | Path, flags: int = 0) -> int:
     """A descriptor of an existing file. ``flags`` are there to serve as an ``opener``; reading is all it does.

@@ -7,13 +7,15 @@
             torn/       what recovery cut off
 
 A commit is: write the lines, sync, rewrite ``head`` (no sync of its own), then
-acknowledge. Opening scans and indexes the whole log.
+acknowledge. Opening scans and indexes the whole log. Closed segments may be
+compressed (``….jsonl.zst``); the last one, which is being written, never is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,7 +33,6 @@ from streams.stores.disk import (
     Disk,
     make_directory,
     open_or_create,
-    open_to_read,
     read_file,
     sync_directory,
     write_durably,
@@ -41,6 +42,8 @@ from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
 from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
 from streams.stores.recovery import key_digest, recover
+from streams.stores.rewriting import Abandoned, Compressed, compress, settle
+from streams.stores.segment_files import SegmentFile, Sizes, open_segment
 from streams.stores.segments import (
     BadLine,
     Head,
@@ -94,16 +97,20 @@ class JsonlStore(KeepsHints):
         head = read_head(store / "head")
         recovered = recover(self._log, head)
         self._index = recovered.index
+        self._index.segments[:] = settle(disk, self._log, recovered.index.segments)
+        self._rewriting = threading.Lock()
         self.head_lost = head is None and bool(recovered.index.segments)
         """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
         if recovered.torn is not None:
             self.torn = self._set_aside(recovered.index.segments[-1], recovered.size)
         self._size = recovered.size
         self._durable_size = recovered.size
-        self._fd = disk.open(self._index.segments[-1].path) if self._index.segments else -1
+        # A compressed last segment was put there by hand: a commit begins the next one.
+        is_open = bool(self._index.segments) and not self._index.segments[-1].is_compressed
+        self._fd = disk.open(self._index.segments[-1].path) if is_open else -1
         self._head_fd = open_or_create(store / "head")
         self._head = self._index.next_position() - 1
-        if self._head > NOTHING:
+        if self._head > NOTHING and is_open:
             # A whole batch above the old head was written but perhaps not synced when its writer died.
             disk.sync(self._fd)
         disk.rewrite(self._head_fd, format_head(Head(self._head, self._index.last_hash)))
@@ -194,26 +201,26 @@ class JsonlStore(KeepsHints):
         """The records at these positions, in the order asked; blocking. Raises ``CorruptLog``."""
         index = self._index
         firsts = [segment.first for segment in index.segments]
-        open_files: dict[int, int] = {}
+        open_files: dict[int, SegmentFile] = {}
         records = []
         try:
             for position in positions:
                 number = bisect_right(firsts, position) - 1
                 segment = index.segments[number]
                 if number not in open_files:
-                    open_files[number] = open_to_read(segment.path)
+                    open_files[number] = open_segment(segment)
                 records.append(self._record_at(open_files[number], segment, position))
         finally:
-            for fd in open_files.values():
-                os.close(fd)
+            for file in open_files.values():
+                file.close()
         return records
 
-    def _record_at(self, fd: int, segment: Segment, position: int) -> Record:
+    def _record_at(self, file: SegmentFile, segment: Segment, position: int) -> Record:
         starts, at = self._index.starts, position - self._index.first
         start = starts[at]
         following = starts[at + 1] if at + 1 < len(starts) else 0
-        size = following - start if following > start else os.fstat(fd).st_size - start
-        line = os.pread(fd, size, start).split(b"\n", 1)[0]
+        size = following - start if following > start else file.size - start
+        line = file.read(start, size).split(b"\n", 1)[0]
         try:
             return parse_record(line)
         except BadLine as fault:
@@ -337,6 +344,43 @@ class JsonlStore(KeepsHints):
         self._fd, self._size, self._durable_size = fd, 0, 0
         self._index.segments.append(segment)
 
+    # Compressing
+
+    def file_sizes(self) -> Sizes:
+        """What the log's files take; blocking, for an instant."""
+        return self._reader.file_sizes()
+
+    async def compress(self) -> Compressed | None:
+        """Compress the first closed segment that is not yet; ``None`` when there is none, or the store is closed.
+
+        On a thread, beside appends and readers, one at a time. Cancelling it leaves it going on; ``close`` ends it.
+
+        Raises:
+            StoreUnavailable: it could not be written. The log is as it was, and goes on.
+        """
+        try:
+            return await asyncio.to_thread(self._compress)
+        except Abandoned:
+            return None
+        except OSError as error:
+            raise StoreUnavailable(
+                f"a segment in {self._log} could not be compressed: {error.strerror or error}",
+                "nothing is lost, it stays as it is: free disk space or repair the disk",
+            ) from error
+
+    def _compress(self) -> Compressed | None:
+        with self._rewriting:
+            for number, segment in enumerate(self._index.segments[:-1]):
+                if not segment.is_compressed and not self._closed:
+                    done = compress(self._disk, segment, lambda: not self._closed)
+                    self._index.segments[number] = done.segment
+                    return done
+        return None
+
+    def _wait_for_rewriting(self) -> None:
+        with self._rewriting:  # what runs gives up, now that the store is closed
+            return
+
     def _abandon(self) -> None:
         """After a failed write: cut what was never acknowledged, as far as the disk still lets us."""
         if self._fd >= 0:
@@ -367,6 +411,7 @@ class JsonlStore(KeepsHints):
             return
         self._closed = True
         await self._commits.close()
+        await asyncio.to_thread(self._wait_for_rewriting)
         self._live.close()
         for fd in (self._fd, self._head_fd, self._lock):
             if fd >= 0:

@@ -6,6 +6,7 @@ not durable yet, or torn. It needs no index, so opening costs nothing.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ from streams.errors import CorruptLog
 from streams.query import Filter
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
-from streams.stores.disk import open_to_read, read_file
+from streams.stores.disk import open_to_read
+from streams.stores.segment_files import Sizes, open_segment, read_segment, sizes_of
 from streams.stores.segments import (
     EMPTY_HEAD,
     BadLine,
@@ -96,6 +98,10 @@ class JsonlReader:
                 return record
         return None
 
+    def file_sizes(self) -> Sizes:
+        """What the log's files take; blocking, for an instant."""
+        return sizes_of(self._log)
+
     async def close(self) -> None:
         """Nothing is held open between calls."""
 
@@ -134,7 +140,7 @@ class JsonlReader:
                 reason = f"records {expected} to {segment.first - 1} are missing before it"
                 raise CorruptLog(str(segment.path), 1, expected, reason)
             number = 0
-            async for line in _lines(segment.path):
+            async for line in _lines(segment):
                 if expected > head.position:
                     return
                 number += 1
@@ -147,26 +153,44 @@ class JsonlReader:
             raise CorruptLog(file, number + 1, expected, reason)
 
 
-async def chunks(path: Path) -> AsyncIterator[bytes]:
-    """A segment's bytes, a megabyte at a time. Raises ``ForeignStore`` for a symbolic link.
+async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
+    """A segment's lines from a logical offset on, about a megabyte at a time.
 
     No file is open between two chunks, so a reader that stops early leaves nothing behind to be closed.
+
+    Raises:
+        DamagedSegment: a compressed segment is damaged there; what comes before was yielded.
+        ForeignStore: it is a symbolic link.
     """
-    start = 0
     while True:
-        async with aiofiles.open(path, "rb", opener=open_to_read) as file:
-            await file.seek(start)
-            chunk = await file.read(_CHUNK)
+        try:
+            chunk = await _chunk(segment, start)
+        except FileNotFoundError:  # it was compressed meanwhile
+            segment = segment.other_form()
+            chunk = await _chunk(segment, start)
         if not chunk:
             return
         yield chunk
         start += len(chunk)
 
 
-async def _lines(path: Path) -> AsyncIterator[bytes]:
-    """Complete lines of a file; what follows the last newline is not yielded."""
+async def _chunk(segment: Segment, start: int) -> bytes:
+    if segment.is_compressed:
+        return await asyncio.to_thread(_compressed_chunk, segment, start)
+    async with aiofiles.open(segment.path, "rb", opener=open_to_read) as file:
+        await file.seek(start)
+        return await file.read(_CHUNK)
+
+
+def _compressed_chunk(segment: Segment, start: int) -> bytes:
+    with open_segment(segment) as file:
+        return file.read_on(start, _CHUNK)
+
+
+async def _lines(segment: Segment) -> AsyncIterator[bytes]:
+    """Complete lines of a segment; what follows the last newline is not yielded."""
     rest = b""
-    async for chunk in chunks(path):
+    async for chunk in chunks(segment):
         lines = (rest + chunk).split(b"\n")
         rest = lines.pop()
         for line in lines:
@@ -202,7 +226,7 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
 def _last_whole(segment: Segment) -> Head:
     """The last record of the last whole batch in a segment; what the head file would say."""
     head = Head(segment.first - 1, "")
-    for line in read_file(segment.path).split(b"\n")[:-1]:
+    for line in read_segment(segment).split(b"\n")[:-1]:
         try:
             keys = parse_keys(line)
         except BadLine:

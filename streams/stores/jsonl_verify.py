@@ -9,6 +9,7 @@ the log is verified up to the head of that moment.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +17,15 @@ from typing import Any
 
 import orjson
 
-from streams.errors import ForeignStore
+from streams.errors import CorruptLog, ForeignStore
 from streams.findings import Finding, Kind, Summary
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.store import NOTHING
 from streams.stores.directory import NEWEST, is_being_written, read_manifest
 from streams.stores.disk import read_file
 from streams.stores.jsonl_reader import chunks
+from streams.stores.rewriting import refuse_difference
+from streams.stores.segment_files import DamagedSegment, logical_size
 from streams.stores.segments import (
     BadLine,
     Head,
@@ -63,6 +66,8 @@ class _Place:
     segment: Segment
     line: int = 0
     is_last: bool = False
+    skipped: bool = False
+    """Whether lines that cannot be counted were lost in this segment since the last one that was read."""
 
 
 @dataclass(slots=True)
@@ -81,6 +86,8 @@ class JsonlVerification:
     """The highest position read so far."""
     _unread: int = 0
     """Bad lines since then: each stands for one record, which is not missing besides."""
+    _skipped: bool = False
+    """Whether there are records since then that a damaged file keeps from being counted; the next one tells."""
     _lost: int = 0
     """Records of the log that could not be read, so far."""
     _batch: tuple[int, int] = (0, 0)
@@ -89,8 +96,8 @@ class JsonlVerification:
     _batch_size: int = 0
 
     def size(self) -> int:
-        """Bytes to read, for a progress bar."""
-        return sum(segment.path.stat().st_size for segment in list_segments(self.store / "log"))
+        """Bytes to read, for a progress bar: of the lines, whether or not they are compressed."""
+        return sum(logical_size(segment) for segment in list_segments(self.store / "log"))
 
     async def run(self) -> AsyncIterator[Finding]:
         """Every fault in the order of the log. Cancelling it is safe.
@@ -108,8 +115,9 @@ class JsonlVerification:
             self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
         limit = head.position if writing and head is not None else None
         for number, segment in enumerate(segments):
-            place = _Place(segment, is_last=number == len(segments) - 1)
-            async for data, whole in self._lines(segment):
+            place = _Place(segment, is_last=number == len(segments) - 1 and not segment.is_compressed)
+            await self._check_forms(segment)
+            async for data, whole in self._lines(place):
                 place.line += 1
                 torn = self._take(place, data, whole, head, limit)
                 for finding in self._drain():
@@ -139,6 +147,8 @@ class JsonlVerification:
             self._batch = (0, 0)
             self._find("corrupt", place.segment.path, place.line, expected, str(fault))
             return False
+        if self._skipped:
+            expected = self._count_skipped(place, line.position, expected)
         stream_id = line.event["stream_id"]
         if not is_canonical:
             self._find(
@@ -228,7 +238,7 @@ class JsonlVerification:
             else:
                 self._find("corrupt", place.segment.path, place.line, self._last, "the batch is not whole")
         ended = self._last + self._unread
-        if head is not None and ended < head.position:
+        if head is not None and ended < head.position and not self._skipped:
             first, file = ended + 1, segments[-1].path if segments else self.store / "log"
             records = f"record {first}" if first == head.position else f"records {first} to {head.position}"
             self._find("missing", file, None, first, f"{records} at the end of the log: written and not there")
@@ -247,19 +257,61 @@ class JsonlVerification:
                 raise
             self._find("corrupt", path, None, None, error.reason)
 
-    async def _lines(self, segment: Segment) -> AsyncIterator[tuple[bytes, bool]]:
-        """The lines of a file without their newlines; a last one that has none is not whole."""
+    async def _lines(self, place: _Place) -> AsyncIterator[tuple[bytes, bool]]:
+        """The lines of a segment without their newlines; a last one that has none is not whole."""
         rest = b""
-        async for chunk in chunks(segment.path):
-            self.summary.bytes += len(chunk)
-            if self.progress is not None:
-                self.progress(len(chunk))
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop()
-            for line in lines:
-                yield line, True
+        start: int | None = 0
+        while start is not None:
+            try:
+                async for chunk in chunks(place.segment, start):
+                    self._count(len(chunk))
+                    start += len(chunk)
+                    lines = (rest + chunk).split(b"\n")
+                    rest = lines.pop()
+                    for line in lines:
+                        yield line, True
+                break
+            except DamagedSegment as damage:
+                self._skip(place, damage)
+                start, rest = damage.following, b""
         if rest:
             yield rest, False
+
+    def _count(self, size: int) -> None:
+        self.summary.bytes += size
+        if self.progress is not None:
+            self.progress(size)
+
+    def _skip(self, place: _Place, damage: DamagedSegment) -> None:
+        """Lines that are lost together are one fault, however many they are."""
+        line, position = place.line + 1, self._last + self._unread + 1
+        if self._skipped:
+            self._find("corrupt", place.segment.path, None, None, damage.reason)
+        else:
+            self._find("corrupt", place.segment.path, line, position, damage.reason)
+        self._skipped = place.skipped = True
+        self._batch = (0, 0)
+
+    def _count_skipped(self, place: _Place, position: int, expected: int) -> int:
+        """The line after lost ones tells how many they were; returns what must follow them."""
+        lost = max(position - expected, 0)
+        self._unread += lost
+        if place.skipped:
+            place.line += lost
+        self._skipped = place.skipped = False
+        return expected + lost
+
+    async def _check_forms(self, segment: Segment) -> None:
+        """A segment that lies there both plain and compressed is read plain; the other must say the same."""
+        other = segment.other_form()
+        if segment.is_compressed or not other.path.exists():
+            return
+        try:
+            await asyncio.to_thread(refuse_difference, segment)
+        except CorruptLog as fault:
+            self._find("corrupt", other.path, None, segment.first, fault.reason)
+        except FileNotFoundError:
+            return  # a writer beside us has just settled it
 
     def _find(
         self, kind: Kind, file: Path, line: int | None, position: int | None, reason: str, stream_id: str | None = None

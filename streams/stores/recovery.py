@@ -16,7 +16,7 @@ from pathlib import Path
 
 from streams.errors import CorruptLog
 from streams.hashing import GENESIS
-from streams.stores.disk import read_file
+from streams.stores.segment_files import read_segment
 from streams.stores.segments import BadLine, Head, LineKeys, Segment, list_segments, parse_keys
 
 
@@ -104,8 +104,9 @@ def recover(log: Path, head: Head | None) -> Recovered:
     for number, segment in enumerate(segments):
         if segment.first != index.next_position():
             _missing(segment, index.next_position())
-        data = read_file(segment.path)
-        cursor = _Cursor(segment, is_last=number == len(segments) - 1)
+        data = read_segment(segment)
+        # What is compressed was closed, so nothing in it is a torn tail.
+        cursor = _Cursor(segment, is_last=number == len(segments) - 1 and not segment.is_compressed)
         index.segments.append(segment)
         size = 0
         for start, line in _lines(data):

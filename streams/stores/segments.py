@@ -1,4 +1,4 @@
-"""The jsonl format: lines, segments and the head file. Parsing is pure; the rest reads small files.
+"""The jsonl format: lines, and the head file. Parsing is pure; the rest reads a small file.
 
 One record is one line of canonical JSON, ``crc`` first, and that is why keys
 are in this order::
@@ -13,7 +13,6 @@ so a missing one is seen. ``head`` holds the last durable position and hash.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -23,11 +22,13 @@ import orjson
 
 from streams.event import StreamEvent
 from streams.store import NOTHING, Record
-from streams.stores.disk import read_file, refuse_link
+from streams.stores.disk import read_file
 from streams.stores.plan import Placed
+from streams.stores.segment_files import Segment as Segment
+from streams.stores.segment_files import list_segments as list_segments
+from streams.stores.segment_files import segment_name as segment_name
 from streams.stores.stored import Stored
 
-_SEGMENT = re.compile(r"(\d{20})\.jsonl")
 _PREFIX = len(b'{"crc":"01234567",')
 _HEAD_BYTES = 160
 
@@ -56,14 +57,6 @@ class LineKeys(msgspec.Struct):
 
 _keys_decoder = msgspec.json.Decoder(LineKeys)
 _event_keys_decoder = msgspec.json.Decoder(EventKeys)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One file of the log; ``first`` is the position of its first record."""
-
-    first: int
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +129,6 @@ def parse_record(line: bytes) -> Record:
         return Record(StreamEvent.trusted(fields["event"]), fields["offset"], fields["position"], fields["hash"])
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise BadLine(f"not a record: {type(error).__name__}") from None
-
-
-def segment_name(first: int) -> str:
-    """The file name of a segment; names sort by position."""
-    return f"{first:020d}.jsonl"
-
-
-def list_segments(log: Path) -> list[Segment]:
-    """The log's segments in position order; none for a new log. Other files are not ours to judge.
-
-    Raises:
-        ForeignStore: the directory is a symbolic link.
-    """
-    refuse_link(log)
-    found = [
-        Segment(int(m[1]), path) for path in log.glob("*.jsonl") if (m := _SEGMENT.fullmatch(path.name)) is not None
-    ]
-    return sorted(found, key=lambda s: s.first)
 
 
 def format_head(head: Head) -> bytes:

@@ -1,4 +1,5 @@
-"""Memory, jsonl and sqlite given the same random operations answer the same, record by record and hash by hash.
+"""Memory, jsonl (compressing as it goes) and sqlite given the same random operations answer the same, record by record
+and hash by hash.
 
 Keys, streams, bodies and expectations come from a few values each, so that they collide. ``TORTURE_SEQUENCES``
 sets how many sequences are tried.
@@ -184,6 +185,8 @@ async def play(script: list[Operation], directory: Path) -> None:
                 continue
             wanted = await perform(memory, operation, number)
             for store in stores:
+                if isinstance(store, JsonlStore) and isinstance(operation, Append):
+                    await store.compress()
                 assert await perform(store, operation, number) == wanted, (type(store).__name__, operation)
                 assert store.head == memory.head
                 assert store.differences + differences == memory.differences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import shlex
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, environment, make_home, run
+from streams.event import StreamEvent
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, append, compress_closed, environment, make_home, run
 
 HEAVY = ("asyncio", "rich", "websockets", "msgspec", "watchfiles", "streams", "bridge")
 
@@ -84,6 +86,18 @@ def test_the_home_that_was_typed_counts(programs: Path, home: Path, empty: Path)
     assert offered(programs, empty, "log", stream[:-1]) == []
     assert offered(programs, empty, "--home", str(home), "log", stream[:-1]) == [stream]
     assert not empty.exists()
+
+
+def test_compressed_segments_are_looked_at_too(programs: Path, home: Path, tmp_path: Path) -> None:
+    made = [[StreamEvent(**record["event"])] for record in run(home, "query", "--json").objects()]
+    asyncio.run(append(tmp_path / "home" / "store", made, segment_bytes=30_000))
+    asyncio.run(compress_closed(tmp_path / "home" / "store"))
+    assert len(list((tmp_path / "home" / "store" / "log").glob("*.zst"))) > 2
+    for words in (["log", "ses_"], ["query", "--type", ""]):
+        assert offered(programs, tmp_path / "home", *words) == offered(programs, home, *words) != []
+    for segment in (tmp_path / "home" / "store" / "log").glob("*.zst"):
+        segment.write_bytes(segment.read_bytes()[:-1])
+    assert offered(programs, tmp_path / "home", "query", "--type", "zzz") == []
 
 
 def test_a_damaged_line_is_left_out_quietly(programs: Path, tmp_path: Path) -> None:
