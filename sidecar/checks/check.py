@@ -54,6 +54,8 @@ class Survey:
     gaps: int = 0
     directories: tuple[str, ...] = ()
     fault: str | None = None
+    hint: str = ""
+    """What to do about the fault besides what it says itself."""
 
 
 @dataclass(frozen=True, slots=True)

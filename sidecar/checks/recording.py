@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted
 from sidecar.home import Home
-from streams.errors import StreamError
+from streams.errors import CorruptLog, StreamError
 from streams.log import LogReader
 from streams.query import Filter, describe_span
 from streams.store import NOTHING, Record
@@ -35,6 +35,8 @@ async def survey(home: Home) -> Survey:
             if isinstance(directory, str) and directory:
                 directories.pop(directory, None)
                 directories[directory] = None
+    except CorruptLog as error:
+        return Survey(fault=str(error), hint="`durable-stream verify` shows every fault")
     except StreamError as error:
         return Survey(fault=str(error))
     except OSError as error:
@@ -93,7 +95,7 @@ def check_log(scene: Scene) -> list[Check]:
     """The head and the newest records."""
     log = scene.survey
     if log.fault is not None:
-        return [Check("log", "problem", log.fault, "`durable-stream verify` shows every fault")]
+        return [Check("log", "problem", log.fault, log.hint)]
     if log.head == NOTHING:
         return [Check("log", "note", "nothing recorded yet", "work in OpenCode, then look again")]
     return [Check("log", "ok", f"{counted(log.head + 1, 'record')}; the newest {log.newest} are whole")]

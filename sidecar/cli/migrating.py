@@ -38,7 +38,8 @@ async def migrate(
     it is started again. The old store stays until --discard-old.
     """
     from sidecar.cli.output import Output
-    from streams.stores.directory import FORMATS, read_manifest
+    from streams.stores.directory import FORMATS
+    from streams.stores.presence import located
 
     if sum((to is not None, rollback, discard_old)) != 1:
         raise typer.BadParameter("say one of --to sqlite, --to jsonl, --rollback and --discard-old")
@@ -46,7 +47,7 @@ async def migrate(
         raise typer.BadParameter(f"{to!r} is no backend: --to sqlite or --to jsonl")
     out, home = Output(json), home_of(context)
     home.check_owner()
-    manifest = read_manifest(home.store_path)
+    manifest = located(home.store_path)
     if manifest is None:
         raise Failure(f"there is no log in {home.store_path} yet: nothing to move")
     if discard_old:

@@ -30,6 +30,13 @@ class _Header(NamedTuple):
     position: int
 
 
+class Known(NamedTuple):
+    """A hint that is whole, by its file's name, and the position it was made at."""
+
+    name: str
+    position: int
+
+
 class Hints:
     """The hints of the log in ``store``. Blocking; one writer."""
 
@@ -61,6 +68,17 @@ class Hints:
     def forget_snapshots(self) -> None:
         """Drop every snapshot: what they were folded from has changed."""
         self._drop(lambda found: bool(found.state))
+
+    def known(self) -> list[Known]:
+        """The hints that are whole, in the order of their names."""
+        found = [(path.name, self._read(path.name)) for path in self.files()]
+        return [Known(name, hint.position) for name, hint in found if hint is not None]
+
+    def files(self) -> list[Path]:
+        """Every file of a hint, whole or not, in the order of their names; drafts are none."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(path for path in self._directory.iterdir() if path.suffix != ".new" and path.is_file())
 
     def _drop(self, unwanted: Callable[[Snapshot], bool]) -> None:
         if not self._directory.is_dir():

@@ -16,12 +16,10 @@ from typing import Any
 
 import orjson
 
-from streams.errors import ForeignStore
 from streams.findings import Finding, Kind, Summary
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.store import NOTHING
-from streams.stores.directory import NEWEST, is_being_written, read_manifest
-from streams.stores.disk import read_file
+from streams.stores.directory import is_being_written
 from streams.stores.jsonl_reader import chunks
 from streams.stores.segments import (
     BadLine,
@@ -31,6 +29,7 @@ from streams.stores.segments import (
     list_segments,
     read_head,
 )
+from streams.stores.store_verify import lost_finding, manifest_finding
 
 _CHUNK = 1024 * 1024
 
@@ -74,6 +73,7 @@ class JsonlVerification:
 
     store: Path
     progress: Callable[[int], None] | None = None
+    alone: bool = False
     summary: Summary = field(default_factory=Summary)
     _found: list[Finding] = field(default_factory=list)
     _tails: dict[str, _Tail] = field(default_factory=dict)
@@ -99,11 +99,11 @@ class JsonlVerification:
             ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
             OSError: a file cannot be read.
         """
-        writing = is_being_written(self.store)
+        writing = not self.alone and is_being_written(self.store)
         head = read_head(self.store / "head")
         segments = list_segments(self.store / "log")
         self.summary.segments = len(segments)
-        self._check_manifest(bool(segments))
+        self._take_finding(manifest_finding(self.store, has_log=head is not None or bool(segments)))
         if head is None and segments:
             self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
         limit = head.position if writing and head is not None else None
@@ -117,6 +117,8 @@ class JsonlVerification:
                 if torn:
                     break
         self._finish(segments, head, writing)
+        if not writing:
+            self._take_finding(lost_finding(self.store, max(self._last + self._unread, self.summary.head)))
         for finding in self._drain():
             yield finding
 
@@ -237,16 +239,6 @@ class JsonlVerification:
 
     # Files
 
-    def _check_manifest(self, has_log: bool) -> None:
-        path = self.store / "store.json"
-        try:
-            if read_manifest(self.store) is None and has_log:
-                self._find("missing", path, None, None, "a log without it is not opened: restore it from a backup")
-        except ForeignStore as error:
-            if _format_of(path) > NEWEST:
-                raise
-            self._find("corrupt", path, None, None, error.reason)
-
     async def _lines(self, segment: Segment) -> AsyncIterator[tuple[bytes, bool]]:
         """The lines of a file without their newlines; a last one that has none is not whole."""
         rest = b""
@@ -264,8 +256,12 @@ class JsonlVerification:
     def _find(
         self, kind: Kind, file: Path, line: int | None, position: int | None, reason: str, stream_id: str | None = None
     ) -> None:
-        self._found.append(Finding(kind, str(file), line, position, stream_id, reason))
-        self.summary.findings += 1
+        self._take_finding(Finding(kind, str(file), line, position, stream_id, reason))
+
+    def _take_finding(self, finding: Finding | None) -> None:
+        if finding is not None:
+            self._found.append(finding)
+            self.summary.findings += 1
 
     def _drain(self) -> list[Finding]:
         found, self._found = self._found, []
@@ -287,12 +283,3 @@ def _parse(data: bytes) -> tuple[_Line, bool]:
     if not isinstance(event.get("stream_id"), str):
         raise BadLine("not a record: it names no stream")
     return line, canonical(fields) == data
-
-
-def _format_of(path: Path) -> int:
-    try:
-        found = orjson.loads(read_file(path))
-    except orjson.JSONDecodeError:
-        return 0
-    form = found.get("format") if isinstance(found, dict) else None
-    return form if isinstance(form, int) else 0

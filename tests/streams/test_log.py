@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ForeignStore, StoreLocked
+from streams.errors import MissingLog, StoreLocked
 from streams.identity import seeded_identity
 from streams.log import Log, LogReader
 from streams.migrate import Migration
@@ -58,7 +58,7 @@ class TestDirectory:
         await log.append([event("a")])
         await log.close()
         (tmp_path / "store.json").unlink()
-        with pytest.raises(ForeignStore, match=r"no store\.json: restore"):
+        with pytest.raises(MissingLog, match=r"no store\.json.*repair"):
             await Log.open(tmp_path, seeded_identity(1), backend=backend)
 
 

@@ -19,6 +19,7 @@ from streams.migrate import Migration, MigrationFailed, Progress, discard_kept
 from streams.store import Record
 from streams.stores.directory import Backend, read_manifest
 from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite_reader import SqliteReader
 from tests.streams.builders import event
 from tests.streams.store_contract import collect
@@ -179,7 +180,7 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "store.json").write_bytes(b'{"backend":"jsonl","format":1,"log_id":"x"}')
     for segment in (tmp_path / "log").iterdir():
         segment.unlink()
-    (tmp_path / "head").unlink()
+    (tmp_path / "head").write_bytes(format_head(EMPTY_HEAD))
     log = await open_log(tmp_path)
     other = await fill(log, 12, "other-")
     await Migration(log, "sqlite").run()
