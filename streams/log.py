@@ -230,9 +230,11 @@ class Log(KeepsHints):
         return self._backend
 
     async def hold(self) -> None:
-        """Admit no append until ``release``; returns when those under way have ended."""
+        """Admit no append until ``release``; returns when those under way have ended, cancelled ones too."""
         self._admitted.clear()
         await self._quiet.wait()
+        # Cancelling an append ends its caller's waiting, not its writing.
+        await self._backend.drained()
 
     def release(self) -> None:
         """Admit appends again."""

@@ -255,6 +255,10 @@ class JsonlStore(KeepsHints):
         batch = [encode(event) for event in events]
         return await self._commits.submit(Request(batch, expected or {}, on_known))
 
+    async def drained(self) -> None:
+        """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
+        await self._commits.drained()
+
     def _commit(self, group: Sequence[Pending]) -> float:
         seconds = 0.0
         if self._fd < 0 or self._size >= self._segment_bytes:
