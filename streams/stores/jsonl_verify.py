@@ -235,7 +235,8 @@ class JsonlVerification:
             records = f"record {first}" if first == head.position else f"records {first} to {head.position}"
             self._find("missing", file, None, first, f"{records} at the end of the log: written and not there")
         self.summary.streams = len(self._tails)
-        self.summary.head = head.position if head is not None else self._last
+        at = head.position if head is not None else NOTHING
+        self.summary.head = at if writing else max(at, self._last)
 
     # Files
 

@@ -54,5 +54,5 @@ def lost_finding(store: Path, last: int) -> Finding | None:
     if known <= last:
         return None
     records = f"record {known} was" if known == last + 1 else f"records {last + 1} to {known} were"
-    reason = f"{records} written and are not there: hints/{name} was made when the log held them"
-    return Finding("missing", str(store), None, last + 1, None, reason)
+    reason = f"{records} written and are lost: this was made when the log held them"
+    return Finding("missing", str(store / "hints" / name), None, last + 1, None, reason)

@@ -29,9 +29,12 @@ from tests.sidecar.bad_stores import (
     STREAM,
     Backend,
     State,
+    database_newer,
+    foreign_manifest,
     head_gone,
     lock_alone,
     make_store,
+    newer_manifest,
     snapshot,
 )
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, run
@@ -146,6 +149,34 @@ def test_it_is_refused_in_one_sentence(
     assert done.code == 1 and "Traceback" not in done.err
     assert is_sentence(done, wanted) or re.search("^(missing|corrupt): ", done.out, re.M), done
     assert snapshot(store) == before
+
+
+@pytest.mark.parametrize(
+    ("backend", "state", "wanted"), CASES, ids=[f"{backend}-{state.__name__}" for backend, state, _ in CASES]
+)
+def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
+    home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
+) -> None:
+    store = put(home, sound[backend])
+    state(store)
+    before = snapshot(store)
+    would = run(home.path, "repair", "--dry-run", "--json")
+    assert would.code == 1 and snapshot(store) == before
+    if state in (newer_manifest, foreign_manifest, database_newer):
+        assert is_sentence(would, wanted)
+        return
+    *items, last = would.objects()
+    assert items and last == {"would": len(items) - last["cannot"], "cannot": last["cannot"]}
+    for item in items:
+        assert item["outcome"] in ("would", "cannot") and item["found"] and "Traceback" not in would.err
+        assert item["outcome"] == "would" or "backup" in item["text"], "what to do where nothing is done"
+    done = run(home.path, "repair", "--json")
+    told = done.objects()
+    assert [item["found"] for item in told if "found" in item] == [item["found"] for item in items]
+    assert done.code == (1 if last["cannot"] else 0) and told[-1]["sound"] is (done.code == 0)
+    assert (snapshot(store) == before) is (done.code == 1)
+    assert run(home.path, "verify").code == done.code
+    assert run(home.path, "streams").code == done.code, "a store that is mended is opened again"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
