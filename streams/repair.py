@@ -10,7 +10,7 @@ found                                          done, because
                                                the truth: the only one, or the longer one, which begins as the other
 an incomplete tail above head                  cut off: it was never acknowledged
 ``head`` lost or damaged                       written anew, if every record verifies
-sqlite's indexes damaged, every row whole      built anew from the rows, in a transaction that SQLite itself checks
+sqlite's file damaged, every row whole         the rows copied into a new file, which is verified before it takes over
 a copy that a migration did not finish         set aside, if its last record stands in the log as it does in the copy
 drafts of files that were replaced by rename   set aside: what they were to replace is there, or is judged by itself
 damaged cursors and snapshots                  set aside: they are hints, and may be lost
@@ -33,7 +33,7 @@ from streams.findings import Finding
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Kept, Manifest
 
-Action = Literal["write manifest", "open", "rebuild indexes", "set aside", "delete"]
+Action = Literal["write manifest", "open", "copy rows", "set aside", "delete"]
 
 FILES: Final[dict[Backend, tuple[str, ...]]] = {
     "jsonl": ("log", "head"),
@@ -155,7 +155,7 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
     if manifest.backend == "sqlite":
         if store.only_indexes:
             found = f"log.db: {_cut(store.faults[0].reason)}; every row verifies"
-            yield Item(found, "rebuild indexes", "build its indexes anew from the rows, and verify")
+            yield Item(found, "copy rows", "copy the rows into a new file, verify that, and keep the old one aside")
         else:
             yield from _lost(store)
         return

@@ -1,18 +1,19 @@
 """Looking at a whole store for ``repair``, and doing what ``streams/repair.py`` decides. The caller holds the locks.
 
 Every action may be cut off by a kill and done again by the next run: files are
-set aside by renames, ``store.json`` is replaced by one, indexes are built in a
-transaction, and a tail is cut as every opening cuts it.
+set aside by renames, ``store.json`` and a damaged database are replaced by one, and
+a tail is cut as every opening cuts it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from streams.errors import BadStore, ForeignStore
+from streams.errors import BadStore, ForeignStore, StoreUnavailable
 from streams.findings import Finding
 from streams.log import open_backend
 from streams.repair import FILES, Facts, Item, StoreFacts
@@ -23,7 +24,7 @@ from streams.stores.hints import Hints
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, holds_log
 from streams.stores.sqlite_reader import SqliteReader
-from streams.stores.sqlite_repair import is_search_damaged, rebuild_indexes
+from streams.stores.sqlite_repair import copy_rows, is_search_damaged
 from streams.stores.store_verify import is_newer
 from streams.stores.stored import Stored
 from streams.verify import Verification
@@ -91,8 +92,8 @@ class Repairing:
             case "open":
                 # Opening cuts the tail, keeps it in torn/, and writes the head file.
                 await (await open_backend(self.store, "jsonl")).close()
-            case "rebuild indexes":
-                await asyncio.to_thread(rebuild_indexes, self.store)
+            case "copy rows":
+                await self._copy_rows()
             case "set aside":
                 await asyncio.to_thread(self._set_aside, item.paths)
             case "delete":
@@ -103,6 +104,29 @@ class Repairing:
     def _write_manifest(self, manifest: Manifest, damaged: tuple[str, ...]) -> None:
         self._set_aside(damaged)
         write_manifest(self.store, manifest)
+
+    async def _copy_rows(self) -> None:
+        fresh = self._aside() / "new"
+        make_directory(fresh)
+        await asyncio.to_thread(copy_rows, self.store, fresh / LOG_FILE)
+        old, new = await _verified(self.store, "sqlite", None), await _verified(fresh, "sqlite", None)
+        if new.faults or (new.head, new.records) != (old.head, old.records):
+            raise StoreUnavailable(
+                f"the copy of {self.store / LOG_FILE} does not verify, so it stays as it was",
+                "restore the store from a backup",
+            )
+        await asyncio.to_thread(self._replace_database, fresh)
+
+    def _replace_database(self, fresh: Path) -> None:
+        path = self.store / LOG_FILE
+        # A second name, then a rename: at no moment is the log without a database.
+        os.link(path, self._aside() / LOG_FILE)
+        sync_directory(self._aside())
+        (fresh / LOG_FILE).replace(path)
+        sync_directory(self.store)
+        for left in fresh.iterdir():
+            left.unlink()
+        fresh.rmdir()
 
     def _set_aside(self, names: tuple[str, ...]) -> None:
         for name in names:

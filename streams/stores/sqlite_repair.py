@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Final
 
-from streams.errors import StoreUnavailable, StreamError
+from streams.errors import StoreLocked, StreamError
 from streams.stores.sqlite_files import (
     LOG_FILE,
     SEARCH_FILE,
@@ -16,29 +17,42 @@ from streams.stores.sqlite_files import (
     translated,
 )
 
+_TABLES: Final = "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 
-def rebuild_indexes(store: Path) -> None:
-    """Build every index of the log anew from its rows. All or nothing: SQLite checks the file before it is committed.
+_COPY: Final = 'INSERT INTO main."{}" SELECT * FROM damaged."{}" NOT INDEXED ORDER BY 1'
+"""In the table's own order, by no index. A plain copy would take the pages of the damaged indexes along."""
+
+
+def copy_rows(store: Path, target: Path) -> None:
+    """A new database ``target`` with every row of the log and indexes of its own; the log's WAL is taken in before.
 
     Raises:
-        StoreUnavailable: the file is still damaged then, or cannot be written; it is as it was.
-        ForeignStore: it cannot be opened at all.
+        ForeignStore: a row cannot be read.
+        StoreLocked: another program has the log open.
         OSError: the disk is full or failing.
     """
     path = store / LOG_FILE
+    _take_in_wal(path)
+    connection = connect_to_write(target, STEPS)
+    try:
+        with translated(path, "copying"):
+            connection.execute("ATTACH ? AS damaged", [f"{path.absolute().as_uri()}?mode=ro"])
+            connection.execute("BEGIN IMMEDIATE")
+            for (name,) in connection.execute(_TABLES).fetchall():
+                connection.execute(_COPY.format(name, name))
+            connection.execute("COMMIT")
+            connection.execute("DETACH damaged")
+    finally:
+        connection.close()
+
+
+def _take_in_wal(path: Path) -> None:
+    """What replaces the database must not meet a WAL that belongs to the old one."""
     connection = connect_to_write(path, STEPS)
     try:
-        with translated(path, "rebuilding the indexes of"):
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("REINDEX")
-            said = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-            if said != "ok":
-                connection.rollback()
-                raise StoreUnavailable(
-                    f"{path} is damaged beyond its indexes: {' '.join(str(said).split())}",
-                    "every record can be read: `durable-stream migrate --to jsonl` copies them into sound files",
-                )
-            connection.execute("COMMIT")
+        with translated(path, "copying"):
+            if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise StoreLocked(f"{path} is held by another program", "close the program that has it open, try again")
     finally:
         connection.close()
 

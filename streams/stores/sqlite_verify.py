@@ -89,6 +89,8 @@ class SqliteVerification:
 
     _named: dict[int, str | None] | None = None
     """Positions and streams by the index, once a row could not be read."""
+    _scanned: int = NOTHING
+    """Up to which position each was asked for by itself."""
 
     @property
     def _path(self) -> Path:
@@ -139,7 +141,9 @@ class SqliteVerification:
         """Judge the next rows; the bytes they hold, and whether the log ends there."""
         try:
             with translated(self._path, "reading"):
-                rows = connection.execute(f"{_QUERY} > ? ORDER BY position LIMIT ?", [self._last, _ROWS]).fetchall()
+                rows = connection.execute(
+                    f"{_QUERY} > ? ORDER BY position LIMIT ?", [max(self._last, self._scanned), _ROWS]
+                ).fetchall()
         except (BadStore, StoreUnavailable, OSError) as error:
             return self._fetch_one_by_one(connection, _damage(error))
         for row in rows:
@@ -150,16 +154,19 @@ class SqliteVerification:
         """The same where a page is damaged: the rows that can be read are judged, the others are findings."""
         if self._named is None:
             self._named = self._names(connection)
-        end = max(self._named, default=NOTHING)
-        if end <= self._last:
-            self._find("corrupt", self._last + 1, None, f"SQLite cannot read on: {damage}")
-            return 0, True
+        begin = max(self._last, self._scanned) + 1
+        # Without the index it is not known how far the log goes: then the first row that cannot be read is the end.
+        end = max(self._named) if self._named else begin + _ROWS
         read = 0
-        for position in range(self._last + 1, min(self._last + _ROWS, end) + 1):
+        for position in range(begin, min(begin + _ROWS, end + 1)):
+            self._scanned = position
             try:
                 with translated(self._path, "reading"):
                     row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
             except (BadStore, StoreUnavailable, OSError) as error:
+                if not self._named:
+                    self._find("corrupt", position, None, f"SQLite cannot read on: {_damage(error)}")
+                    return read, True
                 reason = f"the page that holds it cannot be read: {_damage(error)}"
                 self._find("corrupt", position, self._named.get(position), reason)
                 self._last, self._batch = position, (0, 0)
@@ -168,7 +175,10 @@ class SqliteVerification:
             if row is not None:
                 self._judge(_Row(*row))
                 read += len(row[-1]) if isinstance(row[-1], bytes) else 0
-        return read, self._last >= end
+        if not self._named and not read:
+            self._find("corrupt", begin, None, f"SQLite cannot read on: {damage}")
+            return 0, True
+        return read, bool(self._named) and self._scanned >= end
 
     def _names(self, connection: sqlite3.Connection) -> dict[int, str | None]:
         try:
