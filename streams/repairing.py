@@ -35,6 +35,24 @@ REPAIRED = "repaired"
 Progress = Callable[[int], None]
 
 
+def leftovers(store: Path) -> list[str]:
+    """What killed processes left and ``repair`` takes away, relative to ``store``; quick, and only of a store at rest.
+
+    Raises:
+        ForeignStore: as ``read_manifest``, or a file is a symbolic link.
+        OSError: a file cannot be read.
+    """
+    manifest = read_manifest(store)
+    hints = Hints(store)
+    whole = {hint.name for hint in hints.known()}
+    found = [*_drafts(store), *(f"hints/{path.name}" for path in hints.files() if path.name not in whole)]
+    if manifest is not None:
+        kept = manifest.kept.backend if manifest.kept is not None else None
+        others = [name for name in FILES if name not in (manifest.backend, kept) and _is_there(store, name)]
+        found += [f"{'log' if name == 'jsonl' else LOG_FILE} (a copy that a migration began)" for name in others]
+    return found
+
+
 async def examine(store: Path, progress: Progress | None = None) -> Facts:
     """What lies in the directory. The truth is verified; without a ``store.json`` both backends' stores are.
 

@@ -20,7 +20,9 @@ class Verification:
 
     Nothing is changed, and no lock is taken: beside a running writer the log is
     verified up to the head of that moment. ``backend`` is the one to verify, whatever
-    ``store.json`` says; ``alone`` that the caller holds the writer's lock itself.
+    ``store.json`` says; ``alone`` that the caller holds the writer's lock itself. ``quick`` looks at the
+    end of the log only: the last segments of jsonl; of sqlite the last records, and as much of the file as
+    a moment allows.
     """
 
     def __init__(
@@ -30,12 +32,13 @@ class Verification:
         *,
         backend: Backend | None = None,
         alone: bool = False,
+        quick: bool = False,
     ) -> None:
         self._of_backend: JsonlVerification | SqliteVerification
         if (backend or _backend_of(store)) == "sqlite":
-            self._of_backend = SqliteVerification(store, progress, alone)
+            self._of_backend = SqliteVerification(store, progress, alone, quick)
         else:
-            self._of_backend = JsonlVerification(store, progress, alone)
+            self._of_backend = JsonlVerification(store, progress, alone, quick)
 
     @property
     def progress(self) -> Callable[[int], None] | None:

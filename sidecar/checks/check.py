@@ -56,6 +56,9 @@ class Survey:
     fault: str | None = None
     hint: str = ""
     """What to do about the fault besides what it says itself."""
+    torn: str | None = None
+    """What the next start of the sidecar mends by itself."""
+    backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,19 @@ SEARCH_STEPS: Final[tuple[str, ...]] = (
 )
 
 
+WAL_RESET_FIXED: Final = (3, 51, 3)
+"""The first SQLite without a fault that damages a database when two connections checkpoint and write at one moment."""
+
+
+def sqlite_version() -> tuple[int, ...]:
+    """The version of the SQLite that this Python uses."""
+    return sqlite3.sqlite_version_info
+
+
+class StoreInterrupted(StoreUnavailable):
+    """A look at the file was ended by whoever began it."""
+
+
 @contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
     """SQLite's errors as the store's: nothing of ``sqlite3`` leaves the backend.
@@ -100,6 +113,8 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
         return OSError(errno.EROFS, "it is read-only", str(path))
     if code == sqlite3.SQLITE_IOERR:
         return OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return StoreInterrupted(f"{doing} {path} was interrupted")
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return ForeignStore(
             str(path), f"it is damaged ({error}): run `durable-stream verify`, or restore it from a backup"

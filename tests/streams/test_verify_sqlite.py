@@ -15,6 +15,7 @@ from streams.log import Log
 from streams.repair import decide
 from streams.repairing import Repairing, examine
 from streams.store import Snapshot
+from streams.stores.directory import Backend
 from streams.stores.hints import Hints
 from streams.verify import Verification
 from tests.streams.builders import event
@@ -147,9 +148,32 @@ async def test_records_lost_with_a_deleted_wal_are_told_by_what_had_read_them(tm
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_a_cursor_beside_a_running_writer_is_no_finding(tmp_path: Path, backend: str) -> None:
-    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)  # type: ignore[arg-type]
+async def test_a_cursor_beside_a_running_writer_is_no_finding(tmp_path: Path, backend: Backend) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
     await log.append([event("a")])
     await log.advance("mirror", 5)
     assert (await verify(tmp_path))[0] == []
     await log.close()
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_quick_look_begins_near_the_end_and_checks_the_chain_from_there(
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.stores.sqlite_verify._QUICK_RECORDS", 7)
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend, segment_bytes=3000)
+    for number in range(20):
+        await log.append([event(f"{number}-{n}", stream=f"ses_{(number + n) % 3}") for n in range(1 + number % 3)])
+    await log.close()
+    quick = Verification(tmp_path, quick=True)
+    assert [finding async for finding in quick.run()] == [] and 0 < quick.summary.records < log.head
+    if backend == "sqlite":
+        connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = ?", [log.head - 2])
+        connection.close()
+    else:
+        path = sorted((tmp_path / "log").iterdir())[-1]
+        lines = path.read_bytes().split(b"\n")
+        lines[0] = lines[0].replace(b'"actor":"build"', b'"actor":"other"')
+        path.write_bytes(b"\n".join(lines))
+    assert [finding async for finding in Verification(tmp_path, quick=True).run()]
