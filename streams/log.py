@@ -22,7 +22,7 @@ from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.directory import Backend, Manifest, create, name_log, read_manifest, take_lock, write_manifest
 from streams.stores.disk import Disk
-from streams.stores.hints import Hints, KeepsHints
+from streams.stores.hints import Hints, KeepsHints, Lost
 from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
@@ -99,6 +99,8 @@ class Log(KeepsHints):
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closed = False
+        self.lost: list[Lost] = []
+        """What cursors and snapshots tell of records that the log held before and does not hold any more."""
         self._differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after))
 
@@ -146,7 +148,13 @@ class Log(KeepsHints):
         except BaseException:
             os.close(lock)
             raise
-        return cls(store, lock, manifest, opened, segment_bytes)
+        log = cls(store, lock, manifest, opened, segment_bytes)
+        try:
+            log.lost = await asyncio.to_thread(log._hints.set_aside_after, opened.head)
+        except BaseException:
+            await log.close()
+            raise
+        return log
 
     @property
     def backend(self) -> Backend:

@@ -217,7 +217,7 @@ def _beside(facts: Facts) -> Iterator[Item]:
     for hint in facts.damaged_hints:
         yield Item(f"{hint}: damaged", "set aside", "set it aside: what it says is folded from the log again", (hint,))
     for hint in facts.hints_ahead:
-        found = f"{hint}: made when the log held record {facts.furthest_hint}, which is not there any more"
+        found = f"{hint}: made when the log was longer (up to record {facts.furthest_hint}) than what is left of it"
         text = "set it aside; records at the end of the log are lost: only a backup has them"
         yield Item(found, "set aside", text, (hint,))
     if facts.search_is_damaged:

@@ -77,6 +77,8 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     hints = Hints(store)
     known = hints.known()
     whole = {hint.name for hint in known}
+    ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
+    ahead |= {f"hints/{name}": until for name, until in known if until > head and truth is not None}
     return Facts(
         manifest=manifest,
         manifest_is_damaged=damaged,
@@ -84,8 +86,8 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
         copies=frozenset(copies),
         drafts=tuple(_drafts(store)),
         damaged_hints=tuple(f"hints/{path.name}" for path in hints.files() if path.name not in whole),
-        hints_ahead=tuple(f"hints/{hint.name}" for hint in known if hint.position > head and truth is not None),
-        furthest_hint=max((hint.position for hint in known), default=NOTHING),
+        hints_ahead=tuple(sorted(ahead)),
+        furthest_hint=max(ahead.values(), default=NOTHING),
         search_is_damaged=truth == "sqlite" and await asyncio.to_thread(is_search_damaged, store, head),
     )
 

@@ -29,7 +29,7 @@ from streams.stores.segments import (
     list_segments,
     read_head,
 )
-from streams.stores.store_verify import lost_finding, manifest_finding
+from streams.stores.store_verify import lost_findings, manifest_finding
 
 _QUICK_SEGMENTS = 2
 """How many a quick look takes; the last one may have just been begun."""
@@ -124,7 +124,8 @@ class JsonlVerification:
                     break
         self._finish(segments, head, writing)
         if not writing:
-            self._take_finding(lost_finding(self.store, max(self._last + self._unread, self.summary.head)))
+            for lost in lost_findings(self.store, max(self._last + self._unread, self.summary.head)):
+                self._take_finding(lost)
         for finding in self._drain():
             yield finding
 

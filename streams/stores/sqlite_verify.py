@@ -27,7 +27,7 @@ from streams.store import NOTHING
 from streams.stores.directory import is_being_written
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
-from streams.stores.store_verify import lost_finding, manifest_finding
+from streams.stores.store_verify import lost_findings, manifest_finding
 
 _ROWS: Final = 512
 
@@ -140,7 +140,8 @@ class SqliteVerification:
             connection.close()
         self.summary.streams, self.summary.head = len(self._tails), self._last
         if self.alone or not is_being_written(self.store):
-            self._take_finding(lost_finding(self.store, self._last))
+            for lost in lost_findings(self.store, self._last):
+                self._take_finding(lost)
         for finding in self._drain():
             yield finding
 

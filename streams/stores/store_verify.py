@@ -10,7 +10,7 @@ from streams.errors import ForeignStore
 from streams.findings import Finding
 from streams.stores.directory import MANIFEST, NEWEST, read_manifest
 from streams.stores.disk import read_file
-from streams.stores.hints import Hints
+from streams.stores.hints import Hints, Lost
 
 
 def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
@@ -45,14 +45,17 @@ def is_newer(path: Path) -> bool:
     return isinstance(form, int) and form > NEWEST
 
 
-def lost_finding(store: Path, last: int) -> Finding | None:
-    """Whether a cursor or snapshot stands after ``last``, the last record that is there: what it had read is lost.
+def lost_findings(store: Path, last: int) -> list[Finding]:
+    """What cursors and snapshots tell of records that the log itself cannot tell of, such as those of a deleted WAL.
 
-    That tells of lost records which the log itself cannot tell of, such as those of a WAL that was deleted.
+    One that stands after ``last``, the last record that is there, was made when the log held more; so was one that an
+    opening put out of use.
     """
-    known, name = max(((hint.position, hint.name) for hint in Hints(store).known()), default=(last, ""))
-    if known <= last:
-        return None
-    records = f"record {known} was" if known == last + 1 else f"records {last + 1} to {known} were"
-    reason = f"{records} written and are lost: this was made when the log held them"
-    return Finding("missing", str(store / "hints" / name), None, last + 1, None, reason)
+    hints = Hints(store)
+    ahead = [Lost(name, last, position) for name, position in hints.known() if position > last]
+    found = []
+    for name, after, until in [*ahead, *hints.lost()]:
+        records = f"record {until} was" if until == after + 1 else f"records {after + 1} to {until} were"
+        reason = f"{records} written and lost: this was made when the log held them"
+        found.append(Finding("missing", str(store / "hints" / name), None, after + 1, None, reason))
+    return found

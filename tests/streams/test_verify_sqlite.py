@@ -143,7 +143,7 @@ async def test_records_lost_with_a_deleted_wal_are_told_by_what_had_read_them(tm
     findings, summary = await verify(copy)
     assert summary.head == RECORDS - 1
     assert [(f.kind, f.position, Path(f.file).name) for f in findings] == [("missing", RECORDS, "snapshot-capture")]
-    assert f"records {RECORDS} to {RECORDS + 1} were written and are lost" in findings[0].reason
+    assert f"records {RECORDS} to {RECORDS + 1} were written and lost" in findings[0].reason
     assert Hints(copy).known()[0].position == RECORDS + 1
 
 
