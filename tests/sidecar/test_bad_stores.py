@@ -127,6 +127,14 @@ def test_every_command_that_opens_the_log_is_asked() -> None:
     assert {command.name for command in app.registered_commands} - known == set(), "add it to one of the tables"
 
 
+def explained(sentence: str) -> bool:
+    """Whether the page on operations says what to do about it."""
+    page = (ROOT / "docs" / "operations.md").read_text().split("### What is said of a store")[1]
+    quoted = [text for row in re.findall(r"^\| (`.*?) \|", page, re.M) for text in re.findall(r"`([^`]+)`", row)]
+    patterns = [re.sub(r"\bN\b", r"\\d+", re.escape(text).replace("…", ".*")) for text in quoted if len(text) > 15]
+    return any(re.search(pattern, sentence) for pattern in patterns)
+
+
 CASES = [(backend, state, wanted) for backend, states in REFUSED.items() for state, wanted in states.items()]
 
 
@@ -141,7 +149,7 @@ def test_it_is_refused_in_one_sentence(
     before = snapshot(store)
     for name in registered((*READING, "serve", "migrate")):
         done = run(home.path, *arguments(name, sound[backend]))
-        assert is_sentence(done, wanted), (name, done)
+        assert is_sentence(done, wanted) and explained(done.err), (name, done)
     for name in TELLING:
         done = run(home.path, name, "--json")
         assert done.code == 1 and done.err == "" and re.search(wanted, told(done)), (name, told(done))
@@ -210,6 +218,7 @@ def test_a_store_that_another_process_writes(home: Home, sound: dict[Backend, So
         for name in registered(WRITING):
             done = run(home.path, *arguments(name, sound[backend]))
             assert is_sentence(done, r"being written by process \d+; stop the sidecar.*or wait"), (name, done)
+            assert explained(done.err), done
         for name in registered(READING):
             assert run(home.path, *arguments(name, sound[backend])).code == 0, name
     finally:
@@ -273,6 +282,7 @@ def test_a_read_only_file_system(home: Home, sound: dict[Backend, Sound], backen
         assert answers[name].code == 0, (name, answers[name])
     for name in registered(WRITING):
         assert is_sentence(answers[name], r"Read-only file system\); check the directory"), (name, answers[name])
+        assert explained(answers[name].err), answers[name]
     for name in TELLING:
         assert answers[name].code == 1 and "is on a read-only file system" in told(answers[name]), answers[name]
 
@@ -285,6 +295,7 @@ def test_a_full_disk(home: Home, sound: dict[Backend, Sound], backend: Backend) 
         assert answers[name].code == 0, (name, answers[name])
     for name in registered(("migrate",)):
         assert is_sentence(answers[name], r"No space left on device; .*(free disk|has) space"), (name, answers[name])
+        assert explained(answers[name].err), answers[name]
     for name in TELLING:
         assert answers[name].code == 1 and "0 MiB free" in told(answers[name]), answers[name]
 
