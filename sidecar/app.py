@@ -92,6 +92,10 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
         log.warning("an incomplete tail was cut off the log and kept in %s", store.torn)
     if store.head_lost:
         log.warning("the head file was missing or damaged: records lost at the log's very end would not be noticed")
+    for lost in store.lost:
+        log.warning(
+            "records %d to %d were written before and are lost: hints/%s", lost.after + 1, lost.until, lost.name
+        )
     sidecar, ingest = await _assemble(home, config, store, identity)
     # Taken down in the opposite order: moves stop, what is under way is written, then it is worth a snapshot.
     stack.push_async_callback(sidecar.upkeep.keep_snapshot)

@@ -14,6 +14,7 @@
     └── BadStore                  what is on disk cannot be trusted as it is
         ├── CorruptLog            a record is damaged or missing
         ├── TamperedLog           a record is intact but breaks its stream's hash chain
+        ├── MissingLog            a part of the store without which it is not opened was deleted
         └── ForeignStore          not a store of ours, or one written by a newer version
 
 Errors carry their facts as fields and build their text in ``__str__``: what
@@ -117,6 +118,17 @@ class CorruptLog(BadStore):
 
 class TamperedLog(CorruptLog):
     """The record's checksum is right but it does not continue its stream's hash chain."""
+
+
+class MissingLog(BadStore):
+    """What ``store.json`` names is not there, or ``store.json`` itself is gone: half of the store was deleted."""
+
+    def __init__(self, path: str, reason: str, hint: str) -> None:
+        super().__init__(path, reason, hint)
+        self.path, self.reason, self.hint = path, reason, hint
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}; nothing was changed: {self.hint}"
 
 
 class ForeignStore(BadStore):

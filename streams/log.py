@@ -20,17 +20,16 @@ from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record
-from streams.stores.directory import Backend, Manifest, create, prepare, read_manifest, take_lock, write_manifest
+from streams.stores.directory import Backend, Manifest, create, name_log, read_manifest, take_lock, write_manifest
 from streams.stores.disk import Disk
-from streams.stores.hints import Hints, KeepsHints
+from streams.stores.hints import Hints, KeepsHints, Lost
 from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
+from streams.stores.presence import located
 from streams.stores.rewriting import Compressed
 from streams.stores.segment_files import Sizes
-from streams.stores.segments import list_segments
 from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_files import LOG_FILE
 from streams.stores.sqlite_reader import SqliteReader
 
 DiskStore = JsonlStore | SqliteStore
@@ -42,6 +41,7 @@ class LogReader:
 
     Raises:
         ForeignStore: the directory belongs to something else, or to a newer version.
+        MissingLog: half of the store was deleted.
     """
 
     def __init__(self, store: Path) -> None:
@@ -50,7 +50,7 @@ class LogReader:
         self._jsonl = JsonlReader(store)
 
     def _backend(self) -> DiskReader:
-        manifest = read_manifest(self.store)
+        manifest = located(self.store)
         if manifest is None or manifest.backend == "jsonl":
             return self._jsonl
         if self._sqlite is None:
@@ -105,6 +105,8 @@ class Log(KeepsHints):
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closed = False
+        self.lost: list[Lost] = []
+        """What cursors and snapshots tell of records that the log held before and does not hold any more."""
         self._differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after))
 
@@ -122,29 +124,43 @@ class Log(KeepsHints):
 
         Raises:
             StoreLocked: another process writes here.
-            CorruptLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing was changed.
+            CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing was changed.
         """
 
-        def prepared() -> tuple[int, Manifest]:
+        def prepared() -> tuple[int, Manifest | None]:
             create(store)
             lock = take_lock(store)
             try:
-                holds_records = bool(list_segments(store / "log")) or (store / LOG_FILE).exists()
-                return lock, prepare(store, identity, backend, holds_records=holds_records)
+                return lock, located(store)
             except BaseException:
                 os.close(lock)
                 raise
 
         try:
-            lock, manifest = await asyncio.to_thread(prepared)
+            lock, named = await asyncio.to_thread(prepared)
         except OSError as error:
             raise unavailable(store, error) from error
         try:
-            opened = await open_backend(store, manifest.backend, disk=disk, segment_bytes=segment_bytes)
+            kind = backend if named is None else named.backend
+            opened = await open_backend(store, kind, disk=disk, segment_bytes=segment_bytes)
+            try:
+                manifest = await asyncio.to_thread(name_log, store, named, identity, kind)
+            except BaseException:
+                await opened.close()
+                raise
+        except OSError as error:
+            os.close(lock)
+            raise unavailable(store, error) from error
         except BaseException:
             os.close(lock)
             raise
-        return cls(store, lock, manifest, opened, segment_bytes)
+        log = cls(store, lock, manifest, opened, segment_bytes)
+        try:
+            log.lost = await asyncio.to_thread(log._hints.set_aside_after, opened.head)
+        except BaseException:
+            await log.close()
+            raise
+        return log
 
     @property
     def backend(self) -> Backend:
@@ -245,9 +261,11 @@ class Log(KeepsHints):
         return self._backend
 
     async def hold(self) -> None:
-        """Admit no append until ``release``; returns when those under way have ended."""
+        """Admit no append until ``release``; returns when those under way have ended, cancelled ones too."""
         self._admitted.clear()
         await self._quiet.wait()
+        # Cancelling an append ends its caller's waiting, not its writing.
+        await self._backend.drained()
 
     def release(self) -> None:
         """Admit appends again."""
@@ -275,15 +293,13 @@ async def open_backend(
     store: Path, backend: Backend, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
 ) -> DiskStore:
     """One backend of a directory whose lock the caller holds. Raises as its ``open``."""
-    if backend == "sqlite":
-        return await SqliteStore.open(store)
 
-    def blocking() -> JsonlStore:
+    def jsonl() -> JsonlStore:
         create(store / "log")
         return JsonlStore(store, -1, disk or Disk(), segment_bytes)
 
     try:
-        return await asyncio.to_thread(blocking)
+        return await (SqliteStore.open(store) if backend == "sqlite" else asyncio.to_thread(jsonl))
     except OSError as error:
         raise unavailable(store, error) from error
 

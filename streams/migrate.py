@@ -89,8 +89,8 @@ class Migration:
             while log.head - copy.head > CLOSE_ENOUGH:
                 await self._copy_to(copy)
             begun = time.perf_counter()
-            await log.hold()
             try:
+                await log.hold()
                 self._tell("switching")
                 await self._copy_to(copy)
                 await self._compare(copy)

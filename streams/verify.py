@@ -7,8 +7,9 @@ from pathlib import Path
 
 from streams.errors import ForeignStore
 from streams.findings import Finding, Kind, Summary
-from streams.stores.directory import read_manifest
+from streams.stores.directory import Backend, read_manifest
 from streams.stores.jsonl_verify import JsonlVerification
+from streams.stores.presence import with_records
 from streams.stores.sqlite_verify import SqliteVerification
 
 __all__ = ["Finding", "Kind", "Summary", "Verification"]
@@ -18,12 +19,26 @@ class Verification:
     """One pass over the log in ``store``. ``run`` gives the findings, ``summary`` the counts when it is done.
 
     Nothing is changed, and no lock is taken: beside a running writer the log is
-    verified up to the head of that moment.
+    verified up to the head of that moment. ``backend`` is the one to verify, whatever
+    ``store.json`` says; ``alone`` that the caller holds the writer's lock itself. ``quick`` looks at the
+    end of the log only: the last segments of jsonl; of sqlite the last records, and as much of the file as
+    a moment allows.
     """
 
-    def __init__(self, store: Path, progress: Callable[[int], None] | None = None) -> None:
-        kind = SqliteVerification if _is_sqlite(store) else JsonlVerification
-        self._of_backend = kind(store, progress)
+    def __init__(
+        self,
+        store: Path,
+        progress: Callable[[int], None] | None = None,
+        *,
+        backend: Backend | None = None,
+        alone: bool = False,
+        quick: bool = False,
+    ) -> None:
+        self._of_backend: JsonlVerification | SqliteVerification
+        if (backend or _backend_of(store)) == "sqlite":
+            self._of_backend = SqliteVerification(store, progress, alone, quick)
+        else:
+            self._of_backend = JsonlVerification(store, progress, alone, quick)
 
     @property
     def progress(self) -> Callable[[int], None] | None:
@@ -53,9 +68,12 @@ class Verification:
         return self._of_backend.run()
 
 
-def _is_sqlite(store: Path) -> bool:
+def _backend_of(store: Path) -> Backend:
+    """The backend that ``store.json`` names; without one that can be read, the only one that holds records."""
     try:
         manifest = read_manifest(store)
     except ForeignStore:
-        return False  # which is found, and said, where the manifest is judged
-    return manifest is not None and manifest.backend == "sqlite"
+        manifest = None  # which is found, and said, where the manifest is judged
+    if manifest is not None:
+        return manifest.backend
+    return "sqlite" if with_records(store) == ["sqlite"] else "jsonl"

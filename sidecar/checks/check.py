@@ -54,6 +54,11 @@ class Survey:
     gaps: int = 0
     directories: tuple[str, ...] = ()
     fault: str | None = None
+    hint: str = ""
+    """What to do about the fault besides what it says itself."""
+    torn: str | None = None
+    """What the next start of the sidecar mends by itself."""
+    backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ def check_home(scene: Scene) -> list[Check]:
         text = f"{home.path} is open to others (mode {mode:o})"
         return [Check("home", "problem", text, f"run: chmod 700 {home.path}", Fix("close", home.path))]
     for path in (home.path, home.store_path, home.spool_path):
+        if path.exists() and os.statvfs(path).f_flag & os.ST_RDONLY:
+            text = f"{path} is on a read-only file system, so nothing is recorded"
+            return [Check("home", "problem", text, "mount it writable, or choose another --home and install again")]
         if path.exists() and not os.access(path, os.W_OK | os.X_OK):
             text, hint = f"{path} cannot be written, so nothing is recorded", f"run: chmod -R u+rwX {home.path}"
             return [Check("home", "problem", text, hint, Fix("unlock", path))]

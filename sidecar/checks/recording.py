@@ -8,12 +8,18 @@ from collections.abc import AsyncIterator
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted
 from sidecar.home import Home
-from streams.errors import StreamError
+from streams.errors import CorruptLog, StreamError
 from streams.log import LogReader
 from streams.query import Filter, describe_span
+from streams.repairing import leftovers
 from streams.store import NOTHING, Record
+from streams.stores.presence import located
+from streams.stores.sqlite_files import WAL_RESET_FIXED, sqlite_version
+from streams.verify import Verification
 
 TAIL_RECORDS = 2000
+
+EVERY_FAULT = "`durable-stream verify` shows every fault, `durable-stream repair --dry-run` what can be mended"
 
 _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode (?!recording$)", re.MULTILINE)
 """A line of ``sidecar.log``; what `play` sends is no OpenCode."""
@@ -35,11 +41,25 @@ async def survey(home: Home) -> Survey:
             if isinstance(directory, str) and directory:
                 directories.pop(directory, None)
                 directories[directory] = None
+        fault, torn = await _quick_findings(home)
+    except CorruptLog as error:
+        return Survey(fault=str(error), hint=EVERY_FAULT)
     except StreamError as error:
         return Survey(fault=str(error))
     except OSError as error:
         return Survey(fault=f"cannot be read: {error.strerror} ({home.store_path})")
-    return Survey(head, newest, last_ts, gaps, tuple(directories))
+    manifest = located(home.store_path)
+    backend = manifest.backend if manifest is not None else None
+    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, EVERY_FAULT, torn, backend)
+
+
+async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
+    """What a quick look at the end of the log finds: what is wrong, and what the next start mends by itself."""
+    found = [finding async for finding in Verification(home.store_path, quick=True).run()]
+    mended = [finding for finding in found if finding.kind == "torn" or finding.file.endswith("/head")]
+    wrong = [finding for finding in found if finding not in mended]
+    more = f" (and {counted(len(wrong) - 1, 'more fault')})" if len(wrong) > 1 else ""
+    return f"{wrong[0]}{more}" if wrong else None, str(mended[0]) if mended else None
 
 
 async def _sessions(reader: LogReader) -> AsyncIterator[Record]:
@@ -93,10 +113,41 @@ def check_log(scene: Scene) -> list[Check]:
     """The head and the newest records."""
     log = scene.survey
     if log.fault is not None:
-        return [Check("log", "problem", log.fault, "`durable-stream verify` shows every fault")]
+        return [Check("log", "problem", log.fault, log.hint)]
     if log.head == NOTHING:
         return [Check("log", "note", "nothing recorded yet", "work in OpenCode, then look again")]
-    return [Check("log", "ok", f"{counted(log.head + 1, 'record')}; the newest {log.newest} are whole")]
+    text = f"{counted(log.head + 1, 'record')}; the newest {log.newest} are whole"
+    if log.torn is not None:
+        return [
+            Check(
+                "log", "note", f"{text}; {log.torn}", "the next start of the sidecar does, or `durable-stream repair`"
+            )
+        ]
+    return [Check("log", "ok", text)]
+
+
+def check_leftovers(scene: Scene) -> list[Check]:
+    """What killed processes left in the store. Beside a sidecar it may be at work on them."""
+    if scene.survey.fault is not None or scene.home.running() is not None or not scene.home.store_path.is_dir():
+        return []
+    try:
+        left = leftovers(scene.home.store_path)
+    except (StreamError, OSError) as error:
+        return [Check("leftovers", "note", str(error), "run `durable-stream repair --dry-run`")]
+    if not left:
+        return []
+    text = f"{counted(len(left), 'thing')} that a killed process left in {scene.home.store_path}: {', '.join(left)}"
+    return [Check("leftovers", "note", text, "`durable-stream repair` takes away what is not needed, and keeps it")]
+
+
+def check_sqlite(scene: Scene) -> list[Check]:
+    """The SQLite that holds the log."""
+    version = sqlite_version()
+    if scene.survey.backend != "sqlite" or version >= WAL_RESET_FIXED:
+        return []
+    number = ".".join(map(str, version))
+    text = f"SQLite {number} can damage a database that two programs write at once; the sidecar alone writes this one"
+    return [Check("sqlite", "note", text, "open log.db in no other program; a Python with SQLite 3.51.3 has it mended")]
 
 
 def check_torn(scene: Scene) -> list[Check]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sidecar.cli import checking, exporting, installing, listing, migrating, process, reading
+from sidecar.cli import checking, exporting, installing, listing, migrating, process, reading, repairing
 from sidecar.cli.command import add_command
 from sidecar.version import VERSION
 
@@ -86,6 +86,7 @@ add_command(app, exporting.export, panel=LOOK, examples=["export ses_1a2b --outp
 add_command(app, checking.status, panel=CHECK, examples=["status"])
 add_command(app, checking.doctor, panel=CHECK, examples=["doctor"])
 add_command(app, checking.verify, panel=CHECK, examples=["verify", "verify --json"])
+add_command(app, repairing.repair, panel=CHECK, examples=["repair --dry-run", "repair"])
 add_command(
     app, migrating.migrate, panel=RUN, examples=["migrate --to sqlite", "migrate --rollback", "migrate --discard-old"]
 )

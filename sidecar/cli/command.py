@@ -7,6 +7,7 @@ quietly, as a shell expects.
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import os
@@ -33,6 +34,14 @@ _OUR_ERRORS = (
     ("sidecar.play", "RecordingError"),
     ("bridge.opencode.link", "RequestError"),
 )
+
+
+_REMEDIES = {
+    errno.ENOSPC: "make room on that disk, then try again",
+    errno.EDQUOT: "make room within your quota, then try again",
+    errno.EROFS: "it lies on a read-only file system: mount that writable, or use another place",
+    errno.EADDRINUSE: "another program has that port: set another [link] port in config.toml, or 0 for any",
+}
 
 
 class Failure(Exception):
@@ -127,7 +136,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError):
         what = error.strerror or type(error).__name__
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{what}; check that the path is right and yours"
+        return f"{where}{what}; {_REMEDIES.get(error.errno or 0, 'check that the path is right and yours')}"
     return (
         f"unexpected {type(error).__name__}: {error}; this is a fault of durable-stream: "
         "run it again with DURABLE_STREAM_DEBUG=1 to see where"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.2
 """How often the progress of a running sidecar's move is asked for."""
 
+PHASES = {"opening": "opening  ", "copying": "copying  ", "switching": "switching", "done": "done     "}
+"""Of one width, so that the bar stands still."""
+
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -38,7 +41,8 @@ async def migrate(
     it is started again. The old store stays until --discard-old.
     """
     from sidecar.cli.output import Output
-    from streams.stores.directory import FORMATS, read_manifest
+    from streams.stores.directory import FORMATS
+    from streams.stores.presence import located
 
     if sum((to is not None, rollback, discard_old)) != 1:
         raise typer.BadParameter("say one of --to sqlite, --to jsonl, --rollback and --discard-old")
@@ -46,7 +50,7 @@ async def migrate(
         raise typer.BadParameter(f"{to!r} is no backend: --to sqlite or --to jsonl")
     out, home = Output(json), home_of(context)
     home.check_owner()
-    manifest = read_manifest(home.store_path)
+    manifest = located(home.store_path)
     if manifest is None:
         raise Failure(f"there is no log in {home.store_path} yet: nothing to move")
     if discard_old:
@@ -61,7 +65,7 @@ async def migrate(
     with _bar(out) as tell:
         done = await move(home, cast(Literal["jsonl", "sqlite"], to), tell)
     text = (
-        f"the log lies in {to} now: {done['copied']} records in {done['streams']} streams, the same hashes; "
+        f"the log lies in {to} now: {done['copied']} records in {done['streams']} streams, the same hashes\n"
         f"recording paused for {done['held_ms']:.0f} ms\n"
         f"the old store is kept: --rollback goes back, --discard-old deletes it"
     )
@@ -134,11 +138,18 @@ def _bar(out: Output) -> AbstractContextManager[Tell]:
 
 class _Bar(AbstractContextManager[Tell]):
     def __init__(self, out: Output) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=out.console, transient=True)
-        self._task = self._progress.add_task("opening", total=None)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[count]}"),
+            TimeRemainingColumn(compact=True),
+            console=out.console,
+            transient=True,
+            expand=True,
+        )
+        self._task = self._progress.add_task(PHASES["opening"], total=None, count="")
 
     def __enter__(self) -> Tell:
         self._progress.start()
@@ -149,12 +160,19 @@ class _Bar(AbstractContextManager[Tell]):
 
     def _tell(self, progress: dict[str, Any]) -> None:
         done, total = progress["copied"], progress["head"] + 1
-        self._progress.update(self._task, description=progress["phase"], completed=done, total=total)
+        phase = PHASES[progress["phase"]]
+        if progress["phase"] == "opening":
+            self._progress.update(self._task, description=phase)
+            return
+        whole = f"{total:,}"
+        count = f"{done:>{len(whole)},} of {whole} records"
+        self._progress.update(self._task, description=phase, completed=done, total=total, count=count)
 
 
 def _told(out: Output, text: str, facts: dict[str, Any]) -> int:
     if out.json:
         out.object(facts)
     else:
-        out.text(text)
+        for line in text.splitlines():
+            out.prose("", line)
     return 0

@@ -129,6 +129,9 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
+        if not head:
+            self.console.print(Text(printable(line), style))
+            return
         grid = Table.grid()
         grid.add_column(no_wrap=True, min_width=len(head))
         grid.add_column(ratio=1, overflow="fold")

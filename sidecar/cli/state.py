@@ -16,6 +16,7 @@ from sidecar.checks import (
     spool_size,
     torn_files,
 )
+from sidecar.cli import moving
 from sidecar.cli.output import Output, bytes_text, local_time
 from sidecar.cli.overview import Overview
 from sidecar.home import Home
@@ -28,7 +29,7 @@ from streams.store import NOTHING
 async def gather_status(home: Home) -> dict[str, Any]:
     """The running sidecar's own account, or what log and spool say without one.
 
-    Keys: ``home, running, sidecar, links, counts, log, spool, held, gaps, problems, notes``;
+    Keys: ``home, running, sidecar, links, counts, log, migration, spool, held, gaps, problems, notes``;
     ``sidecar`` is null when none answers. ``problems`` and ``notes`` are texts.
     """
     problems: list[str] = []
@@ -52,6 +53,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)
+    if (failed := moving.failure(found.get("migration"))) is not None:
+        notes.append(failed)
     torn = torn_files(home.store_path)
     if torn:
         notes.append(f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}: never acknowledged")
@@ -80,14 +83,16 @@ async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
     except StreamError as error:
         problems.append(str(error))
     torn = torn_files(home.store_path)
+    migration = moving.at_rest(home.store_path)
     log = {
         "head": head,
         "torn": str(torn[-1]) if torn else None,
         "segments": segments,
         "streams": len(overview.streams),
         "last_ts": last_ts,
+        "backend": migration["backend"] if migration is not None else None,
     }
-    return {"log": log, "spool": spool_size(home), "gaps": overview.gaps}
+    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": overview.gaps}
 
 
 def print_status(out: Output, found: dict[str, Any]) -> None:
@@ -123,7 +128,9 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         rows.append(("linked", "no OpenCode"))
     last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
     streams = f" in {counted(log['streams'], 'stream')}" if log.get("streams") is not None else ""
-    rows.append(("log", f"{counted(log['head'] + 1, 'record')}{streams}{last}"))
+    backend = f" in {log['backend']}" if log.get("backend") == "sqlite" else ""
+    rows.append(("log", f"{counted(log['head'] + 1, 'record')}{streams}{backend}{last}"))
+    rows += moving.rows(found.get("migration"))
     spool = found["spool"]
     rows.append(
         ("spool", f"{counted(spool['files'], 'file')}, {bytes_text(spool['bytes'])}" if spool["files"] else "empty")

@@ -102,6 +102,9 @@ class GroupCommit:
         self._commit, self._settled, self._abandon = commit, settled, abandon
         self._queue: deque[Pending] = deque()
         self._waiting_bytes = 0
+        self._unwritten = 0
+        """Appends that were submitted and not yet decided, whoever still waits for them."""
+        self._drained: list[asyncio.Future[None]] = []
         self._lock = Lock()
         self._wake = Condition(self._lock)
         self._committing = Lock()
@@ -135,6 +138,7 @@ class GroupCommit:
                 raise self._refusal()
             self._queue.append(pending)
             self._waiting_bytes += size
+            self._unwritten += 1
             on_loop = self._may_run_on_loop and self._trust and self._waiting_bytes <= MAX_ON_LOOP_BYTES
             if not on_loop:
                 self._wake.notify()
@@ -166,6 +170,15 @@ class GroupCommit:
         finally:
             self._committing.release()
         self._hand_back(group, asyncio.get_running_loop())
+
+    async def drained(self) -> None:
+        """Return when nothing that was submitted is unwritten, also what nobody waits for any more."""
+        with self._lock:
+            if not self._unwritten:
+                return
+            waiter = asyncio.get_running_loop().create_future()
+            self._drained.append(waiter)
+        await waiter
 
     async def close(self) -> None:
         """Finish what was submitted, then end the thread. Idempotent."""
@@ -233,6 +246,7 @@ class GroupCommit:
 
     def _hand_back(self, group: list[Pending], here: asyncio.AbstractEventLoop | None) -> None:
         """Wake the callers, each on its own loop; ``here`` is the loop this runs on, if it is one."""
+        self._count_down(len(group))
         by_loop: dict[asyncio.AbstractEventLoop, list[Pending]] = {}
         for pending in group:
             by_loop.setdefault(pending.loop, []).append(pending)
@@ -244,7 +258,22 @@ class GroupCommit:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, pendings)
 
+    def _count_down(self, written: int) -> None:
+        with self._lock:
+            self._unwritten -= written
+            waiters = [] if self._unwritten else self._drained
+            if waiters:
+                self._drained = []
+        for waiter in waiters:
+            with suppress(RuntimeError):  # its loop was closed
+                waiter.get_loop().call_soon_threadsafe(_wake_up, waiter)
+
     def _settle(self, pendings: list[Pending]) -> None:
         for pending in pendings:
             pending.settle()
         self._settled()
+
+
+def _wake_up(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

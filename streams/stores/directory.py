@@ -70,7 +70,8 @@ def read_manifest(store: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except orjson.JSONDecodeError:
-        raise ForeignStore(str(path), "it is damaged: restore it from a backup") from None
+        hint = "`durable-stream repair` writes it anew if every record verifies; else restore it from a backup"
+        raise ForeignStore(str(path), f"it is damaged: {hint}") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
         raise ForeignStore(str(path), "it was not written by Durable Stream: choose another home")
     if fields["format"] > NEWEST:
@@ -94,16 +95,12 @@ def write_manifest(store: Path, manifest: Manifest) -> None:
     write_durably(store / MANIFEST, manifest.as_bytes())
 
 
-def prepare(store: Path, identity: Identity, backend: Backend, *, holds_records: bool) -> Manifest:
-    """The manifest of a store that is opened for writing; a new directory gets one for ``backend``.
+def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend: Backend) -> Manifest:
+    """The manifest of a store whose backend was just opened: ``manifest``, or for a new log one that is written now.
 
-    Raises:
-        ForeignStore: as ``read_manifest``; also when records lie there without a manifest.
+    It is written last, so that a store it names was there: see ``streams/stores/presence.py``.
     """
-    manifest = read_manifest(store)
     if manifest is None:
-        if holds_records:
-            raise ForeignStore(str(store), f"it holds a log but no {MANIFEST}: restore that file")
         manifest = Manifest(backend, identity.ulid())
         write_manifest(store, manifest)
     return manifest
@@ -130,7 +127,7 @@ def take_lock(store: Path) -> int:
         os.close(fd)
         raise StoreLocked(
             f"the log in {store} is being written by process {holder}",
-            "use that sidecar, or stop it with `durable-stream stop`",
+            "stop the sidecar with `durable-stream stop`, or wait until that process ends",
         ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

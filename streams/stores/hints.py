@@ -21,6 +21,8 @@ import orjson
 from streams.store import NOTHING, Snapshot
 from streams.stores.disk import make_directory, open_to_read
 
+_LOST: Final = ".lost-after-"
+
 NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
@@ -28,6 +30,21 @@ class _Header(NamedTuple):
     crc: int
     version: int
     position: int
+
+
+class Known(NamedTuple):
+    """A hint that is whole, by its file's name, and the position it was made at."""
+
+    name: str
+    position: int
+
+
+class Lost(NamedTuple):
+    """A hint that was made when the log held records up to ``until``; of those above ``after`` nothing else is left."""
+
+    name: str
+    after: int
+    until: int
 
 
 class Hints:
@@ -61,6 +78,34 @@ class Hints:
     def forget_snapshots(self) -> None:
         """Drop every snapshot: what they were folded from has changed."""
         self._drop(lambda found: bool(found.state))
+
+    def known(self) -> list[Known]:
+        """The hints that are whole, in the order of their names."""
+        found = [(path.name, self._read(path.name)) for path in self.files()]
+        return [Known(name, hint.position) for name, hint in found if hint is not None]
+
+    def files(self) -> list[Path]:
+        """Every file of a hint, whole or not, in the order of their names; drafts are none."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(path for path in self._directory.iterdir() if "." not in path.name and path.is_file())
+
+    def set_aside_after(self, position: int) -> list[Lost]:
+        """Put out of use what knows more than a log that ends at ``position``: those records are lost.
+
+        Once the log had grown so far again, the hint would speak of other records. It stays beside the others, for
+        ``verify`` to tell of the loss.
+        """
+        for name, known in self.known():
+            if known > position:
+                (self._directory / name).replace(self._directory / f"{name}{_LOST}{position}")
+        return self.lost()
+
+    def lost(self) -> list[Lost]:
+        """What was put out of use, in the order of the names."""
+        found = sorted(self._directory.glob(f"*{_LOST}*")) if self._directory.is_dir() else []
+        read = [(path.name, self._read(path.name)) for path in found if path.name.rpartition(_LOST)[2].isdigit()]
+        return [Lost(name, int(name.rpartition(_LOST)[2]), hint.position) for name, hint in read if hint is not None]
 
     def _drop(self, unwanted: Callable[[Snapshot], bool]) -> None:
         if not self._directory.is_dir():

@@ -28,7 +28,7 @@ from streams.identity import Identity
 from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
-from streams.stores.directory import create, prepare, take_lock
+from streams.stores.directory import create, name_log, take_lock
 from streams.stores.disk import (
     Disk,
     make_directory,
@@ -41,6 +41,7 @@ from streams.stores.hints import Hints, KeepsHints
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
 from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
+from streams.stores.presence import located
 from streams.stores.recovery import key_digest, recover
 from streams.stores.rewriting import Abandoned, Compressed, compress, settle
 from streams.stores.segment_files import SegmentFile, Sizes, open_segment
@@ -51,7 +52,6 @@ from streams.stores.segments import (
     format_head,
     format_line,
     format_stored,
-    list_segments,
     parse_event_keys,
     parse_record,
     read_head,
@@ -148,8 +148,10 @@ class JsonlStore(KeepsHints):
         create(store, store / "log")
         lock = take_lock(store)
         try:
-            prepare(store, identity, "jsonl", holds_records=bool(list_segments(store / "log")))
-            return cls(store, lock, disk, segment_bytes)
+            manifest = located(store)
+            opened = cls(store, lock, disk, segment_bytes)
+            name_log(store, manifest, identity, "jsonl")
+            return opened
         except BaseException:
             os.close(lock)
             raise
@@ -259,6 +261,10 @@ class JsonlStore(KeepsHints):
         check_size(events)
         batch = [encode(event) for event in events]
         return await self._commits.submit(Request(batch, expected or {}, on_known))
+
+    async def drained(self) -> None:
+        """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
+        await self._commits.drained()
 
     def _commit(self, group: Sequence[Pending]) -> float:
         seconds = 0.0

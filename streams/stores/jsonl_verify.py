@@ -17,12 +17,11 @@ from typing import Any
 
 import orjson
 
-from streams.errors import CorruptLog, ForeignStore
+from streams.errors import CorruptLog
 from streams.findings import Finding, Kind, Summary
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.store import NOTHING
-from streams.stores.directory import NEWEST, is_being_written, read_manifest
-from streams.stores.disk import read_file
+from streams.stores.directory import is_being_written
 from streams.stores.jsonl_reader import chunks
 from streams.stores.rewriting import refuse_difference
 from streams.stores.segment_files import DamagedSegment, logical_size
@@ -34,8 +33,10 @@ from streams.stores.segments import (
     list_segments,
     read_head,
 )
+from streams.stores.store_verify import lost_findings, manifest_finding
 
-_CHUNK = 1024 * 1024
+_QUICK_SEGMENTS = 2
+"""How many a quick look takes; the last one may have just been begun."""
 
 
 @dataclass(slots=True)
@@ -79,6 +80,8 @@ class JsonlVerification:
 
     store: Path
     progress: Callable[[int], None] | None = None
+    alone: bool = False
+    quick: bool = False
     summary: Summary = field(default_factory=Summary)
     _found: list[Finding] = field(default_factory=list)
     _tails: dict[str, _Tail] = field(default_factory=dict)
@@ -106,14 +109,18 @@ class JsonlVerification:
             ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
             OSError: a file cannot be read.
         """
-        writing = is_being_written(self.store)
+        writing = not self.alone and is_being_written(self.store)
         head = read_head(self.store / "head")
         segments = list_segments(self.store / "log")
         self.summary.segments = len(segments)
-        self._check_manifest(bool(segments))
+        self._take_finding(manifest_finding(self.store, has_log=head is not None or bool(segments)))
         if head is None and segments:
             self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
         limit = head.position if writing and head is not None else None
+        if self.quick and len(segments) > _QUICK_SEGMENTS:
+            segments = segments[-_QUICK_SEGMENTS:]
+            # What came before counts as lost: it explains any first offset, and the chain is checked from there on.
+            self._last, self._lost = segments[0].first - 1, segments[0].first
         for number, segment in enumerate(segments):
             place = _Place(segment, is_last=number == len(segments) - 1 and not segment.is_compressed)
             await self._check_forms(segment)
@@ -125,6 +132,9 @@ class JsonlVerification:
                 if torn:
                     break
         self._finish(segments, head, writing)
+        if not writing:
+            for lost in lost_findings(self.store, max(self._last + self._unread, self.summary.head)):
+                self._take_finding(lost)
         for finding in self._drain():
             yield finding
 
@@ -243,19 +253,10 @@ class JsonlVerification:
             records = f"record {first}" if first == head.position else f"records {first} to {head.position}"
             self._find("missing", file, None, first, f"{records} at the end of the log: written and not there")
         self.summary.streams = len(self._tails)
-        self.summary.head = head.position if head is not None else self._last
+        at = head.position if head is not None else NOTHING
+        self.summary.head = at if writing else max(at, self._last)
 
     # Files
-
-    def _check_manifest(self, has_log: bool) -> None:
-        path = self.store / "store.json"
-        try:
-            if read_manifest(self.store) is None and has_log:
-                self._find("missing", path, None, None, "a log without it is not opened: restore it from a backup")
-        except ForeignStore as error:
-            if _format_of(path) > NEWEST:
-                raise
-            self._find("corrupt", path, None, None, error.reason)
 
     async def _lines(self, place: _Place) -> AsyncIterator[tuple[bytes, bool]]:
         """The lines of a segment without their newlines; a last one that has none is not whole."""
@@ -316,8 +317,12 @@ class JsonlVerification:
     def _find(
         self, kind: Kind, file: Path, line: int | None, position: int | None, reason: str, stream_id: str | None = None
     ) -> None:
-        self._found.append(Finding(kind, str(file), line, position, stream_id, reason))
-        self.summary.findings += 1
+        self._take_finding(Finding(kind, str(file), line, position, stream_id, reason))
+
+    def _take_finding(self, finding: Finding | None) -> None:
+        if finding is not None:
+            self._found.append(finding)
+            self.summary.findings += 1
 
     def _drain(self) -> list[Finding]:
         found, self._found = self._found, []
@@ -339,12 +344,3 @@ def _parse(data: bytes) -> tuple[_Line, bool]:
     if not isinstance(event.get("stream_id"), str):
         raise BadLine("not a record: it names no stream")
     return line, canonical(fields) == data
-
-
-def _format_of(path: Path) -> int:
-    try:
-        found = orjson.loads(read_file(path))
-    except orjson.JSONDecodeError:
-        return 0
-    form = found.get("format") if isinstance(found, dict) else None
-    return form if isinstance(form, int) else 0

@@ -153,6 +153,10 @@ class SqliteStore(KeepsHints):
         batch = [encode(event) for event in events]
         return await self._commits.submit(Request(batch, expected or {}, on_known))
 
+    async def drained(self) -> None:
+        """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
+        await self._commits.drained()
+
     def _commit(self, group: Sequence[Pending]) -> float:
         begun = time.perf_counter()
         with translated(self._path, "writing"):

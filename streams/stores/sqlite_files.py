@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from streams.errors import ForeignStore, StoreUnavailable
+from streams.errors import ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.stores.disk import open_or_create, refuse_link
 
 LOG_FILE: Final = "log.db"
@@ -26,8 +26,10 @@ SEARCH_FILE: Final = "search.db"
 APPLICATION_ID: Final = 0x44535452
 """``DSTR``: SQLite keeps it in the file's header, so that ``file`` and we know a log by it."""
 
+_IOERR_SHMSIZE: Final = 10 | 19 << 8
+
 BUSY_MS: Final = 5000
-"""How long a reader waits for the instants in which SQLite locks it out."""
+"""How long to wait for the instants in which SQLite locks others out."""
 
 STEPS: Final[tuple[str, ...]] = (
     """
@@ -71,13 +73,27 @@ SEARCH_STEPS: Final[tuple[str, ...]] = (
 )
 
 
+WAL_RESET_FIXED: Final = (3, 51, 3)
+"""The first SQLite without a fault that damages a database when two connections checkpoint and write at one moment."""
+
+
+def sqlite_version() -> tuple[int, ...]:
+    """The version of the SQLite that this Python uses."""
+    return sqlite3.sqlite_version_info
+
+
+class StoreInterrupted(StoreUnavailable):
+    """A look at the file was ended by whoever began it."""
+
+
 @contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
     """SQLite's errors as the store's: nothing of ``sqlite3`` leaves the backend.
 
     Raises:
         ForeignStore: the file is no database, or is damaged.
-        StoreUnavailable: another holds it, or it cannot be opened.
+        StoreLocked: another program holds it.
+        StoreUnavailable: it cannot be opened.
         OSError: the disk is full, read-only or failing.
     """
     try:
@@ -88,20 +104,23 @@ def translated(path: Path, doing: str) -> Iterator[None]:
 
 def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     """The exception to raise for ``error``."""
-    # The extended code's low byte is the primary one.
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = extended & 0xFF  # the low byte is the primary code
+    # The memory it shares is a file, too: on a full disk that is what cannot grow first.
+    if code == sqlite3.SQLITE_FULL or extended == _IOERR_SHMSIZE:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     if code == sqlite3.SQLITE_READONLY:
         return OSError(errno.EROFS, "it is read-only", str(path))
     if code == sqlite3.SQLITE_IOERR:
         return OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return StoreInterrupted(f"{doing} {path} was interrupted")
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return ForeignStore(
             str(path), f"it is damaged ({error}): run `durable-stream verify`, or restore it from a backup"
         )
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreUnavailable(f"{path} is held by another program", "close the program that has it open, try again")
+        return StoreLocked(f"{path} is held by another program", "close the program that has it open, try again")
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreUnavailable(f"{path} cannot be opened", "check that it exists, is yours and no symbolic link")
     return StoreUnavailable(f"{doing} {path} failed ({error})", "run `durable-stream doctor`")
@@ -117,8 +136,20 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     _refuse_links(path)
     if not path.exists():
         os.close(open_or_create(path))
+    try:
+        return _connect_to_write(path, steps)
+    except BaseException:
+        # What was just made, or never came further than that, must not look like a store that lost its records.
+        if path.exists() and not path.stat().st_size:
+            path.unlink()
+        raise
+
+
+def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     with translated(path, "opening"):
-        connection = sqlite3.connect(_uri(path, "rw"), uri=True, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(
+            _uri(path, "rw"), timeout=BUSY_MS / 1000, uri=True, check_same_thread=False, isolation_level=None
+        )
         try:
             _check_owner(connection, path, len(steps))
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
@@ -139,16 +170,28 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     return connection
 
 
-def connect_to_read(path: Path, newest: int) -> sqlite3.Connection | None:
-    """A connection that cannot write, for any thread or process; ``None`` where no file is. Raises as above."""
+def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite3.Connection | None:
+    """A connection that cannot write, for any thread or process; ``None`` where no file is. Raises as above.
+
+    Where SQLite cannot make its shared memory file, as on a read-only file system or a full disk, nobody else can
+    write either: then a log whose WAL is empty is read as it is.
+    """
     _refuse_links(path)
     if not path.exists():
         return None
+    try:
+        connection = _connect_to_read(path, "ro", damaged)
+    except StoreLocked:
+        raise
+    except (OSError, StoreUnavailable) as error:
+        if _wal_bytes(path):
+            raise StoreUnavailable(
+                f"{path} cannot be read where it lies, because a part of it is still in {path.name}-wal",
+                "make the directory writable and free some space, or copy the home elsewhere and look at the copy",
+            ) from error
+        connection = _connect_to_read(path, "ro&immutable=1", damaged)
     with translated(path, "opening"):
-        connection = sqlite3.connect(_uri(path, "ro"), uri=True, check_same_thread=False, isolation_level=None)
         try:
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-            connection.execute("PRAGMA query_only = ON")
             if _check_owner(connection, path, newest) == 0:
                 connection.close()
                 return None
@@ -156,6 +199,51 @@ def connect_to_read(path: Path, newest: int) -> sqlite3.Connection | None:
             connection.close()
             raise
     return connection
+
+
+def _connect_to_read(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:
+    with translated(path, "opening"):
+        connection = sqlite3.connect(_uri(path, mode), uri=True, check_same_thread=False, isolation_level=None)
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            connection.execute("PRAGMA query_only = ON")
+            if damaged:
+                # With it SQLite takes a file that is shorter than its header says; nothing can be written all the same.
+                connection.execute("PRAGMA writable_schema = ON")
+                connection.text_factory = lambda text: text.decode("utf-8", "replace")
+            connection.execute("PRAGMA user_version").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _wal_bytes(path: Path) -> int:
+    wal = path.with_name(f"{path.name}-wal")
+    return wal.stat().st_size if wal.exists() else 0
+
+
+def holds_log(path: Path, *, records: bool = False) -> bool:
+    """Whether the file holds a log, or with ``records`` a record. One that cannot be read counts as both.
+
+    Raises:
+        ForeignStore: it is a symbolic link.
+    """
+    _refuse_links(path)
+    if not path.exists():
+        return False
+    try:
+        connection = connect_to_read(path, len(STEPS))
+    except StreamError:
+        return True
+    if connection is None:
+        return False
+    try:
+        return not records or connection.execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None
+    except sqlite3.Error:
+        return True
+    finally:
+        connection.close()
 
 
 def _refuse_links(path: Path) -> None:

@@ -3,12 +3,15 @@
 A row says everything twice: in its columns, which queries use, and in the
 event's bytes, which the chain covers. So a changed column is found by the
 bytes, changed bytes by the checksum, and both changed by the chain. Where SQLite
-itself cannot read on, the damage is one finding and the rest is not judged.
+cannot read a page, each record in it is one finding, named by the index that
+leads to it, and the scan goes on behind it. What SQLite itself finds, in the indexes
+above all, is told at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,16 +23,31 @@ import orjson
 from streams.errors import BadStore, ForeignStore, StoreUnavailable
 from streams.findings import Finding, Kind, Summary
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
+from streams.store import NOTHING
+from streams.stores.directory import is_being_written
 from streams.stores.recovery import key_digest
-from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_read, translated
+from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
+from streams.stores.store_verify import lost_findings, manifest_finding
 
 _ROWS: Final = 512
+
+_QUICK_RECORDS: Final = 2000
+_QUICK_STEPS, _QUICK_CALLS = 10_000, 500
+"""A quick look at the file ends after five million steps of SQLite's machine, about a second."""
 
 _QUERY: Final = (
     "SELECT records.position, (SELECT name FROM streams WHERE id = records.stream), offset, ts, type, actor,"
     " correlation_id, causation_id, event_id, key, hash, crc, batch_index, batch_count, event"
-    " FROM records WHERE position > ? ORDER BY position LIMIT ?"
+    " FROM records WHERE position"
 )
+
+_NAMED: Final = (
+    "SELECT position, (SELECT name FROM streams WHERE id = stream)"
+    " FROM records INDEXED BY records_by_stream WHERE position > ?"
+)
+"""Where records must be, and of which stream, from an index alone: for rows that cannot be read."""
+
+_TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
 
 class _Row(NamedTuple):
@@ -65,12 +83,19 @@ class SqliteVerification:
 
     store: Path
     progress: Callable[[int], None] | None = None
+    alone: bool = False
+    quick: bool = False
     summary: Summary = field(default_factory=Summary)
     _found: list[Finding] = field(default_factory=list)
     _tails: dict[str, _Tail] = field(default_factory=dict)
     _last: int = -1
     _lost: int = 0
     _batch: tuple[int, int] = (0, 0)
+
+    _named: dict[int, str | None] | None = None
+    """Positions and streams by the index, once a row could not be read."""
+    _scanned: int = NOTHING
+    """Up to which position each was asked for by itself."""
 
     @property
     def _path(self) -> Path:
@@ -84,47 +109,127 @@ class SqliteVerification:
         """See ``streams.verify.Verification.run``."""
         self.summary.segments = int(self._path.exists())
         try:
-            connection = await asyncio.to_thread(connect_to_read, self._path, len(STEPS))
+            connection = await asyncio.to_thread(connect_to_read, self._path, len(STEPS), damaged=True)
         except ForeignStore as error:
             if "upgrade" in error.reason:
                 raise
-            yield self._finding("corrupt", None, None, error.reason)
-            return
+            self._take_finding(manifest_finding(self.store, has_log=True))
+            self._find("corrupt", None, None, error.reason)
+            connection = None
+        else:
+            self._take_finding(manifest_finding(self.store, has_log=connection is not None))
+        for finding in self._drain():
+            yield finding
         if connection is None:
-            yield self._finding("missing", None, None, "the log is not there: restore it from a backup")
             return
         try:
-            while True:
-                with translated(self._path, "reading"):
-                    fetched = await asyncio.to_thread(
-                        lambda: connection.execute(_QUERY, [self._last, _ROWS]).fetchall()
-                    )
-                if not fetched:
-                    break
-                for row in fetched:
-                    self._judge(_Row(*row))
-                read = sum(len(row[-1]) for row in fetched)
-                self.summary.bytes += read
+            if self.quick:
+                await asyncio.to_thread(self._skip_to_the_end, connection)
+            done = False
+            while not done:
+                fetched, done = await asyncio.to_thread(self._fetch, connection)
+                self.summary.bytes += fetched
                 if self.progress is not None:
-                    self.progress(read)
+                    self.progress(fetched)
                 for finding in self._drain():
                     yield finding
             if self._batch != (0, 0):
                 self._find("missing", self._last + 1, None, "the last batch is not whole")
-            with translated(self._path, "reading"):
-                faults = await asyncio.to_thread(lambda: connection.execute("PRAGMA quick_check(20)").fetchall())
-            for (fault,) in faults:
-                if fault != "ok":
-                    self._find("corrupt", None, None, f"SQLite says: {fault}")
-        except (BadStore, StoreUnavailable) as error:
-            self._find("corrupt", self._last + 1, None, f"SQLite cannot read on: {error}")
+            await asyncio.to_thread(self._check_file, connection)
         finally:
             connection.close()
+        self.summary.streams, self.summary.head = len(self._tails), self._last
+        if self.alone or not is_being_written(self.store):
+            for lost in lost_findings(self.store, self._last):
+                self._take_finding(lost)
         for finding in self._drain():
             yield finding
-        self.summary.streams, self.summary.head = len(self._tails), self._last
+
+    def _fetch(self, connection: sqlite3.Connection) -> tuple[int, bool]:
+        """Judge the next rows; the bytes they hold, and whether the log ends there."""
+        try:
+            with translated(self._path, "reading"):
+                rows = connection.execute(
+                    f"{_QUERY} > ? ORDER BY position LIMIT ?", [max(self._last, self._scanned), _ROWS]
+                ).fetchall()
+        except (BadStore, StoreUnavailable, OSError) as error:
+            return self._fetch_one_by_one(connection, _damage(error))
+        for row in rows:
+            self._judge(_Row(*row))
+        return sum(len(row[-1]) for row in rows if isinstance(row[-1], bytes)), not rows
+
+    def _fetch_one_by_one(self, connection: sqlite3.Connection, damage: str) -> tuple[int, bool]:
+        """The same where a page is damaged: the rows that can be read are judged, the others are findings."""
+        if self._named is None:
+            self._named = self._names(connection)
+        begin = max(self._last, self._scanned) + 1
+        # Without the index it is not known how far the log goes: then the first row that cannot be read is the end.
+        end = max(self._named) if self._named else begin + _ROWS
+        read = 0
+        for position in range(begin, min(begin + _ROWS, end + 1)):
+            self._scanned = position
+            try:
+                with translated(self._path, "reading"):
+                    row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
+            except (BadStore, StoreUnavailable, OSError) as error:
+                if not self._named:
+                    self._find("corrupt", position, None, f"SQLite cannot read on: {_damage(error)}")
+                    return read, True
+                reason = f"the page that holds it cannot be read: {_damage(error)}"
+                self._find("corrupt", position, self._named.get(position), reason)
+                self._last, self._batch = position, (0, 0)
+                self._lost += 1
+                continue
+            if row is not None:
+                self._judge(_Row(*row))
+                read += len(row[-1]) if isinstance(row[-1], bytes) else 0
+        if not self._named and not read:
+            self._find("corrupt", begin, None, f"SQLite cannot read on: {damage}")
+            return 0, True
+        return read, bool(self._named) and self._scanned >= end
+
+    def _names(self, connection: sqlite3.Connection) -> dict[int, str | None]:
+        try:
+            with translated(self._path, "reading"):
+                return dict(connection.execute(_NAMED, [self._last]).fetchall())
+        except (BadStore, StoreUnavailable, OSError):
+            return {}  # then the scan ends at the damage, which is told
+
+    def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
+        """Begin at the last records. What came before counts as lost: that explains any first offset in a stream."""
+        try:
+            with translated(self._path, "reading"):
+                head = connection.execute("SELECT max(position) FROM records").fetchone()[0]
+        except (BadStore, StoreUnavailable, OSError):
+            return  # the scan comes to it, and tells it
+        if isinstance(head, int) and head > _QUICK_RECORDS:
+            self._last = head - _QUICK_RECORDS
+            self._lost = self._last + 1
+
+    def _check_file(self, connection: sqlite3.Connection) -> None:
+        """What SQLite finds in the file as a whole, its indexes included; for a quick look as far as it gets."""
+        look = "PRAGMA quick_check(20)" if self.quick else "PRAGMA integrity_check(20)"
+        if self.quick:
+            calls = iter(range(_QUICK_CALLS))
+            connection.set_progress_handler(lambda: int(next(calls, None) is None), _QUICK_STEPS)
+        try:
+            with translated(self._path, "reading"):
+                faults = [row[0] for row in connection.execute(look)]
+        except StoreInterrupted:
+            return  # as far as a quick look goes
+        except (BadStore, StoreUnavailable, OSError) as error:
+            faults = [_damage(error)]
+        for fault in faults:
+            if fault != "ok":
+                self._find("corrupt", None, None, f"SQLite says: {' '.join(str(fault).split())}")
 
     def _judge(self, row: _Row) -> None:
+        if not all(isinstance(getattr(row, name), kind) for name, kind in _TYPES.items()):
+            position = row.position if isinstance(row.position, int) else self._last + 1
+            self._find("corrupt", position, row.stream, "not a record: its fields are of other types")
+            self._last, self._batch = position, (0, 0)
+            self._lost += 1
+            return
         expected = self._last + 1
         if row.position != expected:
             count = row.position - expected
@@ -199,9 +304,20 @@ class SqliteVerification:
         line = None if position is None else position + 1
         return Finding(kind, str(self._path), line, position, stream, reason)
 
+    def _take_finding(self, finding: Finding | None) -> None:
+        if finding is not None:
+            self._found.append(finding)
+            self.summary.findings += 1
+
     def _drain(self) -> list[Finding]:
         found, self._found = self._found, []
         return found
+
+
+def _damage(error: Exception) -> str:
+    """What is wrong, without the advice to verify."""
+    text = str(error.__cause__ or error)
+    return text.split(": ")[-1] if isinstance(error, OSError) else text
 
 
 def _continues(previous: bytes, event: dict[str, Any], hash_: bytes) -> bool:

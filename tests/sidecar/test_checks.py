@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sqlite3
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from sidecar.home import Home, SidecarInfo
 from sidecar.installer import Target, install, shim_path, uninstall
 from sidecar.service_files import Service
 from streams.identity import seeded_identity, system_identity
+from streams.stores.hints import Hints
 from tests.real.durable import wait_until
 from tests.sidecar.cli.helpers import append, run
 from tests.streams.builders import event, events
@@ -393,3 +395,49 @@ def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found["home"].level == found["log"].level == "note"
     assert [problem[:22] for problem in status(home)["problems"]] == ["no plugin is installed"]
     assert not home.path.exists()
+
+
+def test_leftovers_are_named_with_the_command_that_takes_them_away(home: Home) -> None:
+    (home.store_path / "store.json.new").write_bytes(b"{")
+    (home.store_path / "hints").mkdir()
+    (home.store_path / "hints" / "cursor-mirror").write_bytes(b"?")
+    found = look(home)["leftovers"]
+    assert found.level == "note" and "store.json.new, hints/cursor-mirror" in found.text
+    assert "durable-stream repair" in found.hint
+    assert run(home.path, "repair").code == 0 and "leftovers" not in look(home)
+
+
+def test_a_tail_that_the_next_start_cuts_is_a_note(home: Home) -> None:
+    with next((home.store_path / "log").iterdir()).open("ab") as segment:
+        segment.write(b'{"crc":"0')
+    found = look(home)["log"]
+    assert found.level == "note" and "torn: " in found.text
+    (home.store_path / "head").unlink()
+    assert look(home)["log"].level == "note"
+
+
+def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
+    """A quick form of verify, which knows more than whether the newest records can be read."""
+    hints = Hints(home.store_path)
+    hints.advance("mirror", 7)
+    found = look(home)["log"]
+    assert found.level == "problem" and "records 5 to 7 were written and lost" in found.text
+    assert "durable-stream repair --dry-run" in found.hint
+    hints.forget_after(4)
+    assert look(home)["log"].level == "ok"
+
+
+def test_a_sqlite_log_is_looked_at_and_its_sqlite_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(home.path, "migrate", "--to", "sqlite").code == 0
+    monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 2))
+    found = look(home)
+    assert (found["sqlite"].level, found["log"].level) == ("note", "ok") and "SQLite 3.51.2" in found["sqlite"].text
+    assert doctor(home)[-1] and run(home.path, "doctor").code == 0
+    monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 3))
+    assert "sqlite" not in look(home)
+    connection = sqlite3.connect(home.store_path / "log.db")
+    with connection:
+        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 3")
+    connection.close()
+    found = look(home)
+    assert found["log"].level == "problem" and "log.db:4 (position 3, stream ses_b)" in found["log"].text

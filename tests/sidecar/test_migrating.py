@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import signal
 import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +18,18 @@ import pytest
 from sidecar.home import Home
 from streams.log import LogReader
 from streams.stores.directory import read_manifest
+from tests.sidecar import life
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, cli, run, running, start, wait_for
 
 PLAYED = ["chat", "task_parallel", "permission_child", "compaction_auto_overflow"]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path / "home")
     home.create()
-    return home
+    yield home
+    life.end_sidecars(home)
 
 
 def keys(home: Home) -> Counter[str]:
@@ -146,3 +153,58 @@ def test_a_home_may_begin_in_sqlite(home: Home) -> None:
     assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
     run(home, "stop")
     assert max(keys(home).values()) == 1
+
+
+HELD = (
+    sys.executable,
+    "-c",
+    "import os, sys, time, sidecar.upkeep, streams.migrate, streams.stores.sqlite as s; "
+    "sidecar.upkeep.LOOK_SECONDS, streams.migrate.CHUNK, streams.migrate.CLOSE_ENOUGH = 0.1, 8, 16; "
+    "hold = sys.argv[sys.argv.index('--home') + 1] + '/hold'; "
+    "wait = lambda: [time.sleep(0.01) for _ in iter(lambda: os.path.exists(hold), False)]; "
+    "copy = s.SqliteStore._copy; s.SqliteStore._copy = lambda *a: (copy(*a), wait())[0]; "
+    "from sidecar.cli import main; main()",
+)
+"""A sidecar that looks after its log often, and stops in the middle of a move while there is a file ``hold``."""
+
+
+def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) -> None:
+    """It grows past the limit and moves; killed in the middle, the next sidecar goes on; nothing lost or repeated."""
+    home.config_path.write_text("[store]\nmigrate_at_bytes = 200000\nsegment_bytes = 65536\n")
+    hold = home.path / "hold"
+    hold.touch()
+    with life.shims(1, home.path, command=HELD) as (shim,):
+        sent = 0
+
+        def record(count: int) -> None:
+            nonlocal sent
+            shim.ask("events", **{"from": sent, "count": count, "text": "x" * 300})
+            sent += count
+
+        record(300)
+        while not (home.store_path / "log.db").exists():
+            record(50)
+            assert sent < 10_000, "it moves by itself"
+        first = running(home)
+        os.kill(first.pid, signal.SIGKILL)
+        assert backend(home) == "jsonl", "killed in the middle"
+        record(50)
+        wait_for(lambda: (info := home.running()) is not None and info.pid != first.pid, "the next sidecar")
+        moving = wait_for(
+            lambda: (found := life.status(home).get("migration")) and found["running"] and found, "a move"
+        )
+        printed = run(home, "status").stdout
+        record(50)
+        hold.unlink()
+        wait_for(lambda: backend(home) == "sqlite", "the log moved")
+        record(50)
+        shim.until("acked", sent)
+        moved = life.status(home)["migration"]
+    assert (moving["backend"], moving["progress"]["to"], moving["failed"]) == ("jsonl", "sqlite", None)
+    assert re.search(r"^moving   to sqlite while it records: \d+ of \d+ records copied, \d+ %$", printed, re.M), printed
+    assert (moved["backend"], moved["running"], moved["failed"]) == ("sqlite", False, None)
+    assert moved["kept"]["backend"] == "jsonl" and "kept     the old jsonl store" in run(home, "status").stdout
+    assert run(home, "stop").returncode == 0
+    assert "kept     the old jsonl store" in run(home, "status").stdout and run(home, "verify").returncode == 0
+    ticks = Counter(key for key in keys(home) if "life.tick" in key)
+    assert len(ticks) == sent and set(ticks.values()) == {1}

@@ -24,6 +24,7 @@ from streams.store import OnKnown, Record, StreamStore
 from streams.stores.jsonl import JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.memory import MemoryStore
+from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite import SqliteStore
 from streams.stores.sqlite_reader import SqliteReader
 from streams.verify import Verification
@@ -163,6 +164,7 @@ async def _plain(records: AsyncIterator[Record]) -> list[dict[str, Any]]:
 
 async def play(script: list[Operation], directory: Path) -> None:
     (directory / "log").mkdir()
+    (directory / "head").write_bytes(format_head(EMPTY_HEAD))
     (directory / "store.json").write_bytes(MANIFEST)
 
     async def open_jsonl() -> JsonlStore:

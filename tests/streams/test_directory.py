@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import BadStore, CorruptLog, ForeignStore, StoreUnavailable
+from streams.errors import BadStore, CorruptLog, ForeignStore, MissingLog, StoreUnavailable
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import segment_name
 from tests.streams.builders import event
@@ -146,7 +146,7 @@ async def test_a_log_without_store_json_is_refused_untouched(tmp_path: Path, sma
     small_log.put(tmp_path)
     (tmp_path / "store.json").unlink()
     before = files(tmp_path)
-    with pytest.raises(ForeignStore, match=r"a log but no store\.json"):
+    with pytest.raises(MissingLog, match=r"a log but no store\.json"):
         await open_store(tmp_path)
     assert files(tmp_path) == before
     assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records, "reading it harms nothing"

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ForeignStore, StoreLocked
+from streams.errors import MissingLog, StoreLocked
 from streams.identity import seeded_identity
 from streams.log import Log, LogReader
 from streams.migrate import Migration
-from streams.store import StreamStore
+from streams.repair import decide
+from streams.repairing import Repairing, examine
+from streams.store import Snapshot, StreamStore
 from streams.stores.directory import Backend, read_manifest
+from streams.verify import Verification
 from tests.streams.builders import event, events
 from tests.streams.store_contract import StoreContract, collect
 
@@ -58,7 +61,7 @@ class TestDirectory:
         await log.append([event("a")])
         await log.close()
         (tmp_path / "store.json").unlink()
-        with pytest.raises(ForeignStore, match=r"no store\.json: restore"):
+        with pytest.raises(MissingLog, match=r"no store\.json.*repair"):
             await Log.open(tmp_path, seeded_identity(1), backend=backend)
 
 
@@ -74,3 +77,24 @@ async def test_a_reader_follows_the_log_to_its_new_place(tmp_path: Path) -> None
     assert reader.head == 6
     await log.close()
     await reader.close()
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: Path, backend: Backend) -> None:
+    """As after a WAL was deleted, or an older copy of the log put back: what comes instead is not what they read."""
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+    await log.append(events(3))
+    await log.advance("mirror", 1)
+    await log.put_snapshot("capture", Snapshot(1, 5, b"{}"))
+    await log.close()
+    for _ in range(2):
+        log = await Log.open(tmp_path, seeded_identity(1))
+        assert [(lost.after, lost.until) for lost in log.lost] == [(2, 5)]
+        await log.append(events(4, prefix="other"))
+        assert await log.cursor("mirror") == 1 and await log.snapshot("capture", 1) is None
+        await log.close()
+        found = [finding async for finding in Verification(tmp_path).run()]
+        assert [(f.kind, f.position) for f in found] == [("missing", 3)] and "records 3 to 5 were" in found[0].reason
+    (item,) = decide(await examine(tmp_path), log_id="new")
+    await Repairing(tmp_path).carry_out(item)
+    assert [finding async for finding in Verification(tmp_path).run()] == []

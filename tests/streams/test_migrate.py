@@ -19,8 +19,10 @@ from streams.migrate import Migration, MigrationFailed, Progress, discard_kept
 from streams.store import Record
 from streams.stores.directory import Backend, read_manifest
 from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite_reader import SqliteReader
 from tests.streams.builders import event
+from tests.streams.disks import GatedDisk
 from tests.streams.store_contract import collect
 
 BOTH = pytest.mark.parametrize(("start", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
@@ -179,7 +181,7 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "store.json").write_bytes(b'{"backend":"jsonl","format":1,"log_id":"x"}')
     for segment in (tmp_path / "log").iterdir():
         segment.unlink()
-    (tmp_path / "head").unlink()
+    (tmp_path / "head").write_bytes(format_head(EMPTY_HEAD))
     log = await open_log(tmp_path)
     other = await fill(log, 12, "other-")
     await Migration(log, "sqlite").run()
@@ -279,4 +281,45 @@ async def test_kill_at_every_step_and_run_again(tmp_path: Path, start: Backend, 
     assert code == 0 and at > 4
     log = await open_log(tmp_path)
     assert log.backend == to and plain(await collect(log.read_all())) == plain(first)
+    await log.close()
+
+
+async def test_an_append_that_nobody_waits_for_any_more_is_under_way_all_the_same(tmp_path: Path) -> None:
+    """Its caller was cancelled while the disk was at it: the move waits for the write, and takes it along."""
+    disk = GatedDisk(is_open=True)
+    log = await Log.open(tmp_path, seeded_identity(1), disk=disk)
+    first = await fill(log, 10)
+    disk.gate.clear()
+    disk.entered.clear()
+    left = asyncio.create_task(log.append([event("left")]))
+    await asyncio.to_thread(disk.entered.wait, HANG_S)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    moving = asyncio.create_task(Migration(log, "sqlite").run())
+    done, _ = await asyncio.wait([moving], timeout=0.2)
+    assert not done, "it waits for what is being written"
+    disk.gate.set()
+    async with asyncio.timeout(HANG_S):
+        await moving
+    found = await collect(log.read_all())
+    assert [r.event.idempotency_key for r in found[len(first) :]] == ["test:left"]
+    assert (await log.append([event("left")]))[0].duplicate
+    await log.close()
+
+
+async def test_a_move_that_is_cancelled_while_it_waits_for_a_write_lets_appends_go_on(tmp_path: Path) -> None:
+    disk = GatedDisk(is_open=True)
+    log = await Log.open(tmp_path, seeded_identity(1), disk=disk)
+    disk.gate.clear()
+    waiting = asyncio.create_task(log.append([event("a")]))
+    await asyncio.to_thread(disk.entered.wait, HANG_S)
+    moving = asyncio.create_task(Migration(log, "sqlite").run())
+    await asyncio.wait([moving], timeout=0.2)
+    moving.cancel()
+    await asyncio.wait([moving])
+    disk.gate.set()
+    async with asyncio.timeout(HANG_S):
+        await waiting
+        assert (await log.append([event("b")]))[0].position == 1 and log.backend == "jsonl"
     await log.close()

@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import termios
@@ -125,3 +126,15 @@ def test_a_turn_tells_how_long_it_took_and_a_child_of_a_child_where_it_stands(tm
     assert re.search(r"build         2 session   ses_b$", said, re.M)
     assert re.search(r"build         2\.1 turn end  completed · 2 steps · 1m 05s$", said, re.M)
     assert "1m 05s" not in run(tmp_path, "log", "ses_root").out
+
+
+def test_a_move_shows_a_bar_that_fits_and_ends_in_whole_words(home: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "home"
+    shutil.copytree(home, copy)
+    raw = on_terminal(copy, "migrate", "--to", "sqlite", width=80)
+    frames = [line for line in re.split(r"[\r\n]+", ANSI.sub("", raw)) if line.strip()]
+    assert max(map(cell_len, frames)) <= 80
+    *bars, verdict, paused, kept = frames
+    assert any(re.match(r"(opening  |copying  |switching) ━", bar) for bar in bars), bars
+    assert re.fullmatch(r"the log lies in sqlite now: \d+ records in \d+ streams, the same hashes", verdict)
+    assert paused.startswith("recording paused for ") and kept.startswith("the old store is kept: --rollback")

@@ -1,0 +1,140 @@
+"""``repair``: mend what can provably be mended in the log's store, and say what cannot be, and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.command import Failure, JsonFlag, explain, home_of
+
+if TYPE_CHECKING:
+    from sidecar.cli.output import Output
+    from sidecar.home import Home
+    from streams.repair import Item
+    from streams.repairing import Repairing
+
+
+async def repair(
+    context: typer.Context,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell what would be done; nothing is changed.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Mend the log's store, as far as that is provably safe.
+
+    What is taken away is kept in the store's directory. What was acknowledged is
+    never cut: that needs a backup. Verifies at the end, and ends with 0 only if
+    the store is sound then.
+    """
+    from sidecar.cli.output import Output
+    from streams.identity import system_identity
+    from streams.repair import decide
+    from streams.repairing import Repairing, examine
+
+    out, home = Output(json), home_of(context)
+    home.check_owner()
+    if not home.store_path.is_dir():
+        return _nothing(out, home)
+    with _held(home, dry_run):
+        facts = await examine(home.store_path)
+        items = decide(facts, log_id=system_identity().ulid())
+        if not facts.stores and not items:
+            return _nothing(out, home)
+        repairing = Repairing(home.store_path)
+        failed = 0
+        for item in items:
+            failed += await _do(out, repairing, item, dry_run)
+        if repairing.aside is not None:
+            _tell(out, f"what was taken away is kept in {repairing.aside}", {"aside": str(repairing.aside)})
+        if dry_run:
+            return _end_of_dry_run(out, items)
+        return await _verify(out, home, failed)
+
+
+@contextmanager
+def _held(home: Home, dry_run: bool) -> Iterator[None]:
+    """Nobody else may write meanwhile: what a sidecar is writing looks like damage."""
+    from streams.stores.directory import is_being_written, take_lock
+
+    if dry_run:
+        if home.is_locked() or is_being_written(home.store_path):
+            raise Failure(
+                f"a process writes to {home.path}; stop the sidecar with `durable-stream stop`, then look again"
+            )
+        yield
+        return
+    with home.lock():
+        lock = take_lock(home.store_path)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+
+async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> bool:
+    """Do and tell one item; whether it could not be done."""
+    from streams.errors import StreamError
+
+    outcome, text = "mended", item.text
+    if item.action is None:
+        outcome = "cannot"
+    elif dry_run:
+        outcome = "would"
+    else:
+        try:
+            await repairing.carry_out(item)
+        except (StreamError, OSError) as error:
+            outcome, text = "failed", explain(error)
+    if out.json:
+        out.object({"outcome": outcome, **item.as_json(), "text": text})
+    else:
+        out.prose(f"{outcome:8}", item.found, {"mended": "green", "would": "yellow"}.get(outcome, "bold red"))
+        out.prose(" " * 8, text, "dim")
+    return outcome in ("cannot", "failed")
+
+
+def _end_of_dry_run(out: Output, items: list[Item]) -> int:
+    cannot = sum(item.action is None for item in items)
+    would = len(items) - cannot
+    sound = "the store is sound: there is nothing to mend"
+    text = f"{would} to mend, {cannot} that cannot be; nothing was changed" if items else sound
+    _tell(out, text, {"would": would, "cannot": cannot}, "bold" if items else "green")
+    return 1 if items else 0
+
+
+async def _verify(out: Output, home: Home, failed: int) -> int:
+    from streams.verify import Verification
+
+    check = Verification(home.store_path, alone=True)
+    async for finding in check.run():
+        if out.json:
+            out.object({"finding": finding.as_json()})
+        elif not failed:
+            out.prose("", str(finding), "red")
+    summary = check.summary
+    sound = not summary.findings and not failed
+    records = f"{summary.records} record{'' if summary.records == 1 else 's'}"
+    if sound:
+        text = f"the store is sound: {records} verified"
+    else:
+        faults = max(summary.findings, failed)
+        text = f"the store is not sound: {faults} fault{'' if faults == 1 else 's'} left; {records} verified"
+    _tell(out, text, {"sound": sound, "summary": summary.as_json()}, "green" if sound else "bold")
+    return 0 if sound else 1
+
+
+def _nothing(out: Output, home: Home) -> int:
+    _tell(out, f"there is no log in {home.store_path} yet: nothing to repair", {"sound": True, "summary": None})
+    return 0
+
+
+def _tell(out: Output, text: str, facts: dict[str, object], style: str = "") -> None:
+    if out.json:
+        out.object(facts)
+    else:
+        out.prose("", text, style)

@@ -1,0 +1,61 @@
+"""Which stores lie in a directory, and whether the one that ``store.json`` names is among them.
+
+A backend's files are made before ``store.json`` first names it, so a store that
+is named and not there was deleted. Neither side goes on then: a writer
+would begin a second log in its place, a reader would show an empty one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streams.errors import MissingLog
+from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest
+from streams.stores.segments import list_segments
+from streams.stores.sqlite_files import LOG_FILE, holds_log
+
+
+def located(store: Path) -> Manifest | None:
+    """What ``store.json`` says, after looking that the store it names is there; ``None`` where no log was begun.
+
+    Raises:
+        ForeignStore: as ``read_manifest``.
+        MissingLog: records lie there without a ``store.json``, or it names a store that is not there.
+    """
+    manifest = read_manifest(store)
+    if manifest is None:
+        if with_records(store):
+            hint = f"`durable-stream repair` writes it anew if every record verifies; else restore {MANIFEST}"
+            raise MissingLog(str(store), f"it holds a log but no {MANIFEST}, which says where the log lies", hint)
+        return None
+    if manifest.backend == "jsonl":
+        # Either of them shows that the log was here; which one is missing is judged where it is read.
+        if not (store / "head").exists() and not list_segments(store / "log"):
+            raise _gone(store, manifest, "log/ and head are not there")
+    elif not holds_log(store / LOG_FILE):
+        raise _gone(store, manifest, f"{LOG_FILE} is not there, or is empty")
+    return manifest
+
+
+def with_records(store: Path) -> list[Backend]:
+    """The backends of which records, or a file that cannot be read, lie in the directory; whatever ``store.json`` says.
+
+    Raises:
+        ForeignStore: a file is a symbolic link.
+    """
+    found: list[Backend] = []
+    if any(segment.path.stat().st_size for segment in list_segments(store / "log")):
+        found.append("jsonl")
+    if holds_log(store / LOG_FILE, records=True):
+        found.append("sqlite")
+    return found
+
+
+def _gone(store: Path, manifest: Manifest, what: str) -> MissingLog:
+    others = [backend for backend in with_records(store) if backend != manifest.backend]
+    kept = "".join(f"; records in {backend} lie beside it, perhaps older ones" for backend in others)
+    return MissingLog(
+        str(store),
+        f"{MANIFEST} says that the log lies in {manifest.backend}, but {what}{kept}",
+        "restore the store from a backup; `durable-stream repair --dry-run` tells what else can be done",
+    )

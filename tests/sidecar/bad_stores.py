@@ -1,0 +1,194 @@
+"""Stores in every bad state that a person may bring us, as functions that make them of a sound one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from streams.identity import seeded_identity
+from streams.log import Log
+from tests.streams.builders import events
+
+Backend = Literal["jsonl", "sqlite"]
+
+STREAM = "ses_a"
+
+
+def make_store(store: Path, backend: Backend) -> str:
+    """A sound log of three segments, or of one database; returns the id of one of its events."""
+
+    async def write() -> str:
+        log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=1500)
+        made = [await log.append(events(2, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}")) for n in range(6)]
+        await log.close()
+        return made[0][0].event.id
+
+    return asyncio.run(write())
+
+
+def segments(store: Path) -> list[Path]:
+    return sorted((store / "log").glob("*.jsonl"))
+
+
+def database(store: Path, *statements: str) -> None:
+    connection = sqlite3.connect(store / "log.db")
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def newer_manifest(store: Path) -> None:
+    (store / "store.json").write_text('{"backend":"jsonl","format":99,"log_id":"x"}')
+
+
+def foreign_manifest(store: Path) -> None:
+    (store / "store.json").write_text('{"name":"an npm package"}')
+
+
+def damaged_manifest(store: Path) -> None:
+    (store / "store.json").write_text('{"backend":"jso')
+
+
+def no_manifest(store: Path) -> None:
+    (store / "store.json").unlink()
+
+
+def pointer_to_sqlite(store: Path) -> None:
+    (store / "store.json").write_text('{"backend":"sqlite","format":2,"log_id":"x"}')
+
+
+def pointer_to_jsonl(store: Path) -> None:
+    (store / "store.json").write_text('{"backend":"jsonl","format":1,"log_id":"x"}')
+
+
+def middle_segment_gone(store: Path) -> None:
+    segments(store)[1].unlink()
+
+
+def last_segment_gone(store: Path) -> None:
+    segments(store)[-1].unlink()
+
+
+def all_segments_gone(store: Path) -> None:
+    for segment in segments(store):
+        segment.unlink()
+
+
+def log_directory_gone(store: Path) -> None:
+    shutil.rmtree(store / "log")
+
+
+def head_gone(store: Path) -> None:
+    (store / "head").unlink()
+
+
+def log_and_head_gone(store: Path) -> None:
+    log_directory_gone(store)
+    head_gone(store)
+
+
+def corrupt_record(store: Path) -> None:
+    path = segments(store)[1]
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+
+
+def database_gone(store: Path) -> None:
+    for path in store.glob("log.db*"):
+        path.unlink()
+
+
+def database_of_another_program(store: Path) -> None:
+    database(store, "PRAGMA application_id = 7")
+
+
+def database_newer(store: Path) -> None:
+    database(store, "PRAGMA user_version = 99")
+
+
+def no_database(store: Path) -> None:
+    (store / "log.db").write_bytes(b"not a database at all, but long enough to be read as one" * 20)
+
+
+def database_empty(store: Path) -> None:
+    (store / "log.db").write_bytes(b"")
+
+
+def database_cut(store: Path) -> None:
+    path = store / "log.db"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def database_page(store: Path) -> None:
+    path = store / "log.db"
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 : 4096 * 3 + 100] = os.urandom(100)
+    path.write_bytes(data)
+
+
+def record_gone(store: Path) -> None:
+    database(store, "DELETE FROM records WHERE position = 5")
+
+
+def lock_alone(store: Path) -> None:
+    for path in store.iterdir():
+        if path.name != "lock":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def manifest_alone(store: Path) -> None:
+    for path in store.iterdir():
+        if path.name not in ("lock", "store.json"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+State = Callable[[Path], None]
+
+REFUSED: dict[Backend, dict[State, str]] = {
+    "jsonl": {
+        newer_manifest: r"format 99, this version reads up to \d+: upgrade durable-stream",
+        foreign_manifest: r"not written by Durable Stream: choose another home",
+        damaged_manifest: r"store\.json: it is damaged: `durable-stream repair`",
+        no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
+        pointer_to_sqlite: r"lies in sqlite, but log\.db is not there, or is empty; records in jsonl.*restore",
+        middle_segment_gone: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
+        last_segment_gone: r"records \d+ to 11 were written and are missing.*restore the file from a backup",
+        all_segments_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
+        log_directory_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
+        log_and_head_gone: r"lies in jsonl, but log/ and head are not there.*restore",
+    },
+    "sqlite": {
+        newer_manifest: r"format 99, this version reads up to \d+: upgrade durable-stream",
+        foreign_manifest: r"not written by Durable Stream: choose another home",
+        damaged_manifest: r"store\.json: it is damaged: `durable-stream repair`",
+        no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
+        pointer_to_jsonl: r"lies in jsonl, but log/ and head are not there; records in sqlite.*restore",
+        database_gone: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
+        database_empty: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
+        database_of_another_program: r"not written by Durable Stream: choose another home",
+        database_newer: r"schema 99, this version reads up to \d+: upgrade durable-stream",
+        no_database: r"it is damaged \(file is not a database\).*restore it from a backup",
+        database_cut: r"it is damaged \(database disk image is malformed\).*restore it from a backup",
+    },
+}
+"""What a store is refused with, whatever is asked of it."""
+
+
+def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with its time and its bytes, but the lock and SQLite's shared memory: they are no part of the log."""
+    return {
+        str(path.relative_to(store)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name != "lock" and not _is_shared_memory(path)
+    }
+
+
+def _is_shared_memory(path: Path) -> bool:
+    return path.name.endswith("-shm") or (path.name.endswith("-wal") and not path.stat().st_size)

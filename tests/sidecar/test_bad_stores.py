@@ -1,0 +1,312 @@
+"""A store that is newer, foreign, half deleted, locked, read-only or on a full disk: one sentence, nothing changed.
+
+Every command that opens the log is asked, on both backends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.cli.app import app
+from sidecar.home import Home
+from streams.stores.directory import read_manifest
+from tests.sidecar.bad_stores import (
+    REFUSED,
+    STREAM,
+    Backend,
+    State,
+    database_newer,
+    foreign_manifest,
+    head_gone,
+    lock_alone,
+    make_store,
+    newer_manifest,
+    snapshot,
+)
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, run
+
+BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
+
+READING = ("streams", "log", "query", "show", "tree", "why", "state", "export")
+WRITING = ("serve", "migrate", "repair")
+TELLING = ("status", "doctor")
+ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall"}
+"""Commands that do not open the log; ``verify`` is asked by itself."""
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A store that the tests damage copies of."""
+
+    store: Path
+    backend: Backend
+    event: str
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Sound]:
+    made = {}
+    for backend in BACKENDS:
+        store = tmp_path_factory.mktemp(backend) / "store"
+        made[backend] = Sound(store, backend, make_store(store, backend))
+    return made
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[int]:
+    """A port that another program has: a ``serve`` that gets past the log ends there, and does not stay."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+@pytest.fixture
+def home(tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = Home(tmp_path / "home")
+    home.create()
+    home.ensure_token(lambda: "a" * 64)
+    home.config_path.write_text(f"[link]\nport = {taken}\n")
+    return home
+
+
+def put(home: Home, sound: Sound) -> Path:
+    shutil.rmtree(home.store_path)
+    shutil.copytree(sound.store, home.store_path)
+    return home.store_path
+
+
+def registered(names: tuple[str, ...]) -> list[str]:
+    commands = {command.name for command in app.registered_commands}
+    return [name for name in names if name in commands]
+
+
+def arguments(name: str, sound: Sound) -> list[str]:
+    other = "jsonl" if sound.backend == "sqlite" else "sqlite"
+    more = {
+        "log": [STREAM],
+        "export": [STREAM],
+        "show": [sound.event],
+        "why": [sound.event],
+        "state": [STREAM],
+        "migrate": ["--to", other],
+    }
+    return [name, *more.get(name, [])]
+
+
+def is_sentence(done: Done, wanted: str) -> bool:
+    """Whether it failed with one line that says what is wanted."""
+    lines = done.err.splitlines()
+    return done.code == 1 and len(lines) == 1 and re.search(rf"^durable-stream: .*{wanted}", lines[0]) is not None
+
+
+def told(done: Done) -> str:
+    """What ``status --json`` and ``doctor --json`` find."""
+    found: list[Any] = done.objects()
+    return "\n".join(text for one in found for text in one.get("problems", [f"{one.get('text')}; {one.get('hint')}"]))
+
+
+def test_every_command_that_opens_the_log_is_asked() -> None:
+    known = {*READING, *WRITING, *TELLING, *ELSEWHERE}
+    assert {command.name for command in app.registered_commands} - known == set(), "add it to one of the tables"
+
+
+def explained(sentence: str) -> bool:
+    """Whether the page on operations says what to do about it."""
+    page = (ROOT / "docs" / "operations.md").read_text().split("### What is said of a store")[1]
+    quoted = [text for row in re.findall(r"^\| (`.*?) \|", page, re.M) for text in re.findall(r"`([^`]+)`", row)]
+    patterns = [re.sub(r"\bN\b", r"\\d+", re.escape(text).replace("…", ".*")) for text in quoted if len(text) > 15]
+    return any(re.search(pattern, sentence) for pattern in patterns)
+
+
+CASES = [(backend, state, wanted) for backend, states in REFUSED.items() for state, wanted in states.items()]
+
+
+@pytest.mark.parametrize(
+    ("backend", "state", "wanted"), CASES, ids=[f"{backend}-{state.__name__}" for backend, state, _ in CASES]
+)
+def test_it_is_refused_in_one_sentence(
+    home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
+) -> None:
+    store = put(home, sound[backend])
+    state(store)
+    before = snapshot(store)
+    for name in registered((*READING, "serve", "migrate")):
+        done = run(home.path, *arguments(name, sound[backend]))
+        assert is_sentence(done, wanted) and explained(done.err), (name, done)
+    for name in TELLING:
+        done = run(home.path, name, "--json")
+        assert done.code == 1 and done.err == "" and re.search(wanted, told(done)), (name, told(done))
+    done = run(home.path, "verify")
+    assert done.code == 1 and "Traceback" not in done.err
+    assert is_sentence(done, wanted) or re.search("^(missing|corrupt): ", done.out, re.M), done
+    assert snapshot(store) == before
+
+
+@pytest.mark.parametrize(
+    ("backend", "state", "wanted"), CASES, ids=[f"{backend}-{state.__name__}" for backend, state, _ in CASES]
+)
+def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
+    home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
+) -> None:
+    store = put(home, sound[backend])
+    state(store)
+    before = snapshot(store)
+    would = run(home.path, "repair", "--dry-run", "--json")
+    assert would.code == 1 and snapshot(store) == before
+    if state in (newer_manifest, foreign_manifest, database_newer):
+        assert is_sentence(would, wanted)
+        return
+    *items, last = would.objects()
+    assert items and last == {"would": len(items) - last["cannot"], "cannot": last["cannot"]}
+    for item in items:
+        assert item["outcome"] in ("would", "cannot") and item["found"] and "Traceback" not in would.err
+        assert item["outcome"] == "would" or "backup" in item["text"], "what to do where nothing is done"
+    done = run(home.path, "repair", "--json")
+    told = done.objects()
+    assert [item["found"] for item in told if "found" in item] == [item["found"] for item in items]
+    assert done.code == (1 if last["cannot"] else 0) and told[-1]["sound"] is (done.code == 0)
+    assert (snapshot(store) == before) is (done.code == 1)
+    assert run(home.path, "verify").code == done.code
+    assert run(home.path, "streams").code == done.code, "a store that is mended is opened again"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lock_alone_is_a_store_that_was_never_used(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
+    store = put(home, sound[backend])
+    lock_alone(store)
+    for name in registered(READING):
+        done = run(home.path, *arguments(name, sound[backend]))
+        assert len(done.err.splitlines()) == 1, done
+        assert "durable-stream install" in done.err or "no event" in done.err, name
+    assert run(home.path, "verify").code == 0 and snapshot(store) == {}
+    assert is_sentence(run(home.path, "migrate", "--to", "sqlite"), "no log in .* yet: nothing to move")
+
+
+def test_a_lost_head_file_keeps_nobody_from_working(home: Home, sound: dict[Backend, Sound]) -> None:
+    store = put(home, sound["jsonl"])
+    head_gone(store)
+    before = snapshot(store)
+    for name in registered(READING):
+        assert run(home.path, *arguments(name, sound["jsonl"])).code == 0, name
+    assert run(home.path, "verify").code == 1 and snapshot(store) == before
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_store_that_another_process_writes(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
+    store = put(home, sound[backend])
+    before = snapshot(store)
+    lock = os.open(store / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in registered(WRITING):
+            done = run(home.path, *arguments(name, sound[backend]))
+            assert is_sentence(done, r"being written by process \d+; stop the sidecar.*or wait"), (name, done)
+            assert explained(done.err), done
+        for name in registered(READING):
+            assert run(home.path, *arguments(name, sound[backend])).code == 0, name
+    finally:
+        os.close(lock)
+    with home.lock():
+        for name in registered(WRITING):
+            done = run(home.path, *arguments(name, sound[backend]))
+            assert is_sentence(done, r"another sidecar.* serves this home.*`durable-stream stop`"), (name, done)
+    assert snapshot(store) == before
+
+
+def test_a_database_that_another_program_holds(
+    home: Home, sound: dict[Backend, Sound], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.stores.sqlite_files.BUSY_MS", 20)
+    store = put(home, sound["sqlite"])
+    before = snapshot(store)
+    other = sqlite3.connect(store / "log.db", isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        for name in registered(READING + WRITING):
+            done = run(home.path, *arguments(name, sound["sqlite"]))
+            assert is_sentence(done, r"log\.db is held by another program; close the program"), (name, done)
+        for name in TELLING:
+            assert "held by another program" in told(run(home.path, name, "--json")), name
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    assert snapshot(store) == before
+
+
+# Places that only the system can make: a read-only file system and a full one, in a mount namespace of their own
+
+
+def in_a_place(kind: str, home: Home, sound: Sound) -> dict[str, Done]:
+    """Each command, run in a home that lies on such a file system."""
+    commands = {name: arguments(name, sound) for name in registered(READING + WRITING)}
+    commands |= {name: [name, "--json"] for name in TELLING} | {"verify": ["verify"]}
+    asked = {"kind": kind, "home": str(home.path), "commands": commands}
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-m", "tests.sidecar.bad_places"],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT_SECONDS,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, f"no mount namespace, or no file system in it: {done.stderr}"
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers.pop("changed") == []
+    return {name: Done(*answer) for name, answer in answers.items()}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_read_only_file_system(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
+    put(home, sound[backend])
+    answers = in_a_place("read-only", home, sound[backend])
+    for name in registered((*READING, "verify")):
+        assert answers[name].code == 0, (name, answers[name])
+    for name in registered(WRITING):
+        assert is_sentence(answers[name], r"Read-only file system\); check the directory"), (name, answers[name])
+        assert explained(answers[name].err), answers[name]
+    for name in TELLING:
+        assert answers[name].code == 1 and "is on a read-only file system" in told(answers[name]), answers[name]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_full_disk(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
+    put(home, sound[backend])
+    answers = in_a_place("full", home, sound[backend])
+    for name in registered((*READING, "verify")):
+        assert answers[name].code == 0, (name, answers[name])
+    for name in registered(("migrate",)):
+        assert is_sentence(answers[name], r"No space left on device; .*(free disk|has) space"), (name, answers[name])
+        assert explained(answers[name].err), answers[name]
+    for name in TELLING:
+        assert answers[name].code == 1 and "0 MiB free" in told(answers[name]), answers[name]
+
+
+def test_what_names_a_store_is_written_after_it(tmp_path: Path) -> None:
+    """So that a store that is named and not there was deleted, and not only begun."""
+    for backend in BACKENDS:
+        store = tmp_path / backend
+        make_store(store, backend)
+        manifest = read_manifest(store)
+        assert manifest is not None and manifest.backend == backend
+        named = (store / "store.json").stat().st_mtime_ns
+        made = (store / ("log" if backend == "jsonl" else "log.db")).stat()
+        assert made.st_mtime_ns <= named or made.st_size  # a directory's time moves with its files

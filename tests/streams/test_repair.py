@@ -1,0 +1,426 @@
+"""Repairing a store: only what is provably safe, nothing lost that verifies, and the same again after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streams.findings import Finding
+from streams.identity import seeded_identity
+from streams.log import Log, LogReader
+from streams.migrate import Migration
+from streams.repair import Facts, Item, StoreFacts, decide
+from streams.repairing import Repairing, examine
+from streams.store import Snapshot
+from streams.stores.directory import Backend, Kept, Manifest, read_manifest
+from streams.stores.hints import Hints
+from streams.stores.sqlite_search import SearchIndex
+from streams.verify import Verification
+from tests.streams.builders import event, events
+
+HANG_S = 60.0
+
+
+async def write(store: Path, backend: Backend = "jsonl", count: int = 8) -> None:
+    log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=1500)
+    for number in range(count):
+        await log.append(events(2, prefix=f"{number}-", stream=f"ses_{number % 2}"))
+    await log.close()
+
+
+async def move(store: Path, to: Backend) -> None:
+    log = await Log.open(store, seeded_identity(1), segment_bytes=1500)
+    await Migration(log, to).run()
+    await log.close()
+
+
+async def keys(store: Path) -> list[str | None]:
+    reader = LogReader(store)
+    found = [record.event.idempotency_key async for record in reader.read_all()]
+    await reader.close()
+    return found
+
+
+async def repair(store: Path) -> list[Item]:
+    items = decide(await examine(store), log_id="new")
+    repairing = Repairing(store)
+    for item in items:
+        if item.action is not None:
+            await repairing.carry_out(item)
+    return items
+
+
+async def faults(store: Path) -> list[str]:
+    return [str(finding) async for finding in Verification(store).run()]
+
+
+def segments(store: Path) -> list[Path]:
+    return sorted((store / "log").glob("*.jsonl"))
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name != "lock" and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+def execute(store: Path, *statements: str, file: str = "log.db") -> None:
+    connection = sqlite3.connect(store / file, isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+# What is safe, on real stores
+
+
+def torn_tail(store: Path) -> None:
+    with segments(store)[-1].open("ab") as file:
+        file.write(b'{"crc":"00000000","event":{"id"')
+
+
+def head_lost(store: Path) -> None:
+    (store / "head").unlink()
+
+
+def head_damaged(store: Path) -> None:
+    (store / "head").write_bytes(b"?" * 160)
+
+
+def torn_and_head_lost(store: Path) -> None:
+    torn_tail(store)
+    head_lost(store)
+
+
+def manifest_lost(store: Path) -> None:
+    (store / "store.json").unlink()
+
+
+def manifest_damaged(store: Path) -> None:
+    (store / "store.json").write_bytes(b'{"backend')
+
+
+def hints_damaged(store: Path) -> None:
+    Hints(store).put_snapshot("capture", Snapshot(1, 3, b"{}"))
+    (store / "hints" / "snapshot-capture").write_bytes(b"?")
+
+
+def hints_ahead(store: Path) -> None:
+    Hints(store).advance("mirror", 99)
+
+
+def drafts(store: Path) -> None:
+    (store / "store.json.new").write_bytes(b"{")
+    Hints(store).advance("mirror", 1)
+    (store / "hints" / "cursor-mirror.new").write_bytes(b"x")
+
+
+def index_row_lost(store: Path) -> None:
+    """An index that misses a row, as a bad sector or a fault of SQLite leaves it."""
+    execute(
+        store,
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_schema SET sql = 'CREATE INDEX records_by_type ON records (type) WHERE position <> 3'"
+        " WHERE name = 'records_by_type'",
+    )
+    execute(store, "REINDEX")
+    execute(
+        store,
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_schema SET sql = 'CREATE INDEX records_by_type ON records (type)'"
+        " WHERE name = 'records_by_type'",
+    )
+
+
+def search_damaged(store: Path) -> None:
+    index = SearchIndex(store)
+    index.advance(100)
+    index.close()
+    (store / "search.db").write_bytes(b"damaged" * 1000)
+
+
+def search_ahead(store: Path) -> None:
+    index = SearchIndex(store)
+    index.advance(100)
+    index.close()
+    execute(store, "UPDATE progress SET position = 99", file="search.db")
+
+
+def write_ahead_log_of_no_database(store: Path) -> None:
+    (store / "search.db-wal").write_bytes(b"stale" * 100)
+
+
+Damage = Callable[[Path], None]
+ANY: tuple[Damage, ...] = (manifest_lost, manifest_damaged, hints_damaged, hints_ahead, drafts)
+SAFE: dict[Backend, tuple[Damage, ...]] = {
+    "jsonl": (*ANY, torn_tail, head_lost, head_damaged, torn_and_head_lost),
+    "sqlite": (*ANY, index_row_lost, search_damaged, search_ahead, write_ahead_log_of_no_database),
+}
+CASES = [(backend, damage) for backend, all_of_them in SAFE.items() for damage in all_of_them]
+
+
+@pytest.mark.parametrize(("backend", "damage"), CASES, ids=[f"{b}-{d.__name__}" for b, d in CASES])
+async def test_what_is_safe_is_mended_and_mended_once(tmp_path: Path, backend: Backend, damage: Damage) -> None:
+    await write(tmp_path, backend)
+    before = await keys(tmp_path)
+    damage(tmp_path)
+    items = await repair(tmp_path)
+    assert items and all(item.action is not None for item in items), items
+    assert await faults(tmp_path) == [] and await keys(tmp_path) == before
+    after = contents(tmp_path)
+    assert await repair(tmp_path) == [] and contents(tmp_path) == after
+    log = await Log.open(tmp_path, seeded_identity(2))
+    assert log.backend == backend and (await log.append([event("more")]))[0].position == len(before)
+    await log.close()
+
+
+@pytest.mark.parametrize(("backend", "damage"), CASES, ids=[f"{b}-{d.__name__}" for b, d in CASES])
+async def test_looking_changes_nothing(tmp_path: Path, backend: Backend, damage: Damage) -> None:
+    await write(tmp_path, backend)
+    damage(tmp_path)
+    before = contents(tmp_path)
+    assert decide(await examine(tmp_path), log_id="new")
+    assert contents(tmp_path) == before
+
+
+async def test_what_is_taken_away_is_kept(tmp_path: Path) -> None:
+    await write(tmp_path)
+    torn_tail(tmp_path)
+    manifest_damaged(tmp_path)
+    hints_damaged(tmp_path)
+    await repair(tmp_path)
+    kept = {path.relative_to(tmp_path / "repaired" / "1") for path in (tmp_path / "repaired").rglob("*")}
+    assert {Path("store.json"), Path("hints/snapshot-capture")} <= kept
+    assert [path.read_bytes()[:7] for path in (tmp_path / "torn").iterdir()] == [b'{"crc":']
+    manifest_damaged(tmp_path)
+    await repair(tmp_path)
+    assert (tmp_path / "repaired" / "2" / "store.json").exists(), "nothing that was kept is replaced"
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_lost_pointer_to_one_of_two_stores(tmp_path: Path, backend: Backend) -> None:
+    """After a move the longer store is the truth, if it begins as the older one; that is kept as it was."""
+    other: Backend = "sqlite" if backend == "jsonl" else "jsonl"
+    await write(tmp_path, other)
+    await move(tmp_path, backend)
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.append([event("since")])
+    await log.close()
+    before = await keys(tmp_path)
+    manifest_lost(tmp_path)
+    items = await repair(tmp_path)
+    assert [item.action for item in items] == ["write manifest"]
+    assert read_manifest(tmp_path) == Manifest(backend, "new", Kept(other, 15))
+    assert await keys(tmp_path) == before and await faults(tmp_path) == []
+
+
+async def test_two_logs_of_different_histories_are_not_chosen_from(tmp_path: Path) -> None:
+    await write(tmp_path / "a")
+    await write(tmp_path, "sqlite", count=3)
+    shutil.copytree(tmp_path / "a" / "log", tmp_path / "log")
+    shutil.copy(tmp_path / "a" / "head", tmp_path / "head")
+    execute(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 5")
+    manifest_lost(tmp_path)
+    shutil.rmtree(tmp_path / "a")
+    before = contents(tmp_path)
+    items = await repair(tmp_path)
+    assert items[0].action is None and "backup" in items[0].text and contents(tmp_path) == before
+
+
+async def test_an_unfinished_copy_is_set_aside_and_a_foreign_one_is_not(tmp_path: Path) -> None:
+    await write(tmp_path)
+
+    def stop(progress: object) -> None:
+        if (tmp_path / "log.db").exists() and getattr(progress, "phase", "") == "switching":
+            raise asyncio.CancelledError
+
+    log = await Log.open(tmp_path, seeded_identity(1))
+    with pytest.raises(asyncio.CancelledError):
+        await Migration(log, "sqlite", stop).run()
+    await log.append([event("since")])
+    await log.close()
+    before = await keys(tmp_path)
+    items = await repair(tmp_path)
+    assert [item.action for item in items] == ["set aside"] and "migration" in items[0].text
+    assert (tmp_path / "repaired" / "1" / "log.db").exists() and not list(tmp_path.glob("log.db*"))
+    assert await keys(tmp_path) == before and await faults(tmp_path) == []
+
+    await write(tmp_path / "other", "sqlite", count=30)
+    shutil.copy(tmp_path / "other" / "log.db", tmp_path / "log.db")
+    items = await repair(tmp_path)
+    assert [item.action for item in items] == [None] and (tmp_path / "log.db").exists()
+
+
+# What is not
+
+
+@pytest.mark.parametrize("head", [True, False])
+async def test_damage_below_head_is_never_cut(tmp_path: Path, head: bool) -> None:
+    await write(tmp_path)
+    torn_tail(tmp_path)
+    path = segments(tmp_path)[1]
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([lines[0].replace(b"test:", b"tess:"), *lines[1:]]))
+    if not head:
+        head_lost(tmp_path)
+    before = contents(tmp_path)
+    items = await repair(tmp_path)
+    assert items and all(item.action is None for item in items) and contents(tmp_path) == before
+    assert any("wrong checksum" in item.found and "backup" in item.text for item in items)
+    assert any("damaged below" in item.text for item in items), "the tail stays, too"
+
+
+async def test_a_lost_pointer_to_a_damaged_log_is_not_written(tmp_path: Path) -> None:
+    await write(tmp_path)
+    segments(tmp_path)[1].unlink()
+    manifest_lost(tmp_path)
+    before = contents(tmp_path)
+    items = await repair(tmp_path)
+    assert items[0].action is None and "do not all verify" in items[0].text and contents(tmp_path) == before
+    assert any(item.found.startswith("missing") for item in items)
+
+
+async def test_a_pointer_to_a_store_that_is_gone(tmp_path: Path) -> None:
+    """What is left may be older, so only the user can say that it shall do; the way is named, and it works."""
+    await write(tmp_path)
+    await move(tmp_path, "sqlite")
+    for path in tmp_path.glob("log.db*"):
+        path.unlink()
+    before = contents(tmp_path)
+    items = await repair(tmp_path)
+    assert [item.action for item in items] == [None] and contents(tmp_path) == before
+    assert "move store.json away" in items[0].text and "up to record 15" in items[0].text
+    (tmp_path / "store.json").rename(tmp_path.parent / "store.json.away")
+    assert [item.action for item in await repair(tmp_path)] == ["write manifest"]
+    assert await faults(tmp_path) == [] and len(await keys(tmp_path)) == 16
+
+
+async def test_a_row_of_sqlite_that_was_changed_is_told(tmp_path: Path) -> None:
+    await write(tmp_path, "sqlite")
+    execute(tmp_path, "UPDATE records SET actor = 'nobody' WHERE position = 5")
+    before = contents(tmp_path)
+    items = await repair(tmp_path)
+    assert items and all(item.action is None for item in items) and contents(tmp_path) == before
+    assert "(position 5, stream ses_0)" in items[0].found
+
+
+# The decision alone
+
+
+def fault(kind: str, position: int | None = None, file: str = "/store/log/0.jsonl") -> Finding:
+    return Finding(kind, file, None, position, None, "why")  # type: ignore[arg-type]
+
+
+JSONL, SQLITE = Manifest("jsonl", "x"), Manifest("sqlite", "x")
+
+
+@pytest.mark.parametrize(
+    ("facts", "actions"),
+    [
+        (Facts(), []),
+        (Facts(JSONL, stores={"jsonl": StoreFacts(3, 4)}), []),
+        (Facts(JSONL, stores={"jsonl": StoreFacts(3, 4, (fault("torn", 4),))}), ["open"]),
+        (Facts(JSONL, stores={"jsonl": StoreFacts(3, 4, (fault("missing", file="/store/head"),))}), ["open"]),
+        (Facts(JSONL, stores={"jsonl": StoreFacts(3, 3, (fault("corrupt", 1), fault("torn", 4)))}), [None, None]),
+        (Facts(JSONL, stores={"jsonl": StoreFacts(3, 4, (fault("tampered", 1),))}), [None]),
+        (Facts(JSONL, stores={}), [None]),
+        (Facts(SQLITE, stores={"sqlite": StoreFacts(3, 4, (fault("corrupt"),))}), ["copy rows"]),
+        (Facts(SQLITE, stores={"sqlite": StoreFacts(3, 3, (fault("corrupt"),))}), [None]),
+        (Facts(SQLITE, stores={"sqlite": StoreFacts(3, 4, (fault("corrupt"), fault("tampered", 2)))}), [None, None]),
+        (Facts(manifest_is_damaged=True), ["set aside"]),
+        (Facts(stores={"jsonl": StoreFacts(3, 4)}), ["write manifest"]),
+        (Facts(stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2, 3)}), [None]),
+        (
+            Facts(stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2, 3)}, copies=frozenset({"sqlite"})),
+            ["write manifest"],
+        ),
+        (
+            Facts(JSONL, stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2)}, copies=frozenset({"sqlite"})),
+            ["set aside"],
+        ),
+        (Facts(JSONL, stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(9)}), [None]),
+        (
+            Facts(
+                Manifest("jsonl", "x", Kept("sqlite", 2)), stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2)}
+            ),
+            [],
+        ),
+        (
+            Facts(drafts=("a.new",), damaged_hints=("hints/a",), hints_ahead=("hints/b",), search_is_damaged=True),
+            ["set aside", "set aside", "set aside", "delete"],
+        ),
+    ],
+)
+def test_the_table(facts: Facts, actions: list[str | None]) -> None:
+    items = decide(facts, log_id="new")
+    assert [item.action for item in items] == actions
+    assert all(item.found and item.text for item in items)
+
+
+def test_many_faults_are_counted_and_not_all_told() -> None:
+    many = tuple(fault("corrupt", n) for n in range(100))
+    items = decide(Facts(JSONL, stores={"jsonl": StoreFacts(200, 100, many)}), log_id="new")
+    assert len(items) == 21 and items[-1].found == "80 more faults"
+
+
+# Killed in between
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from streams.repair import decide
+from streams.repairing import Repairing, examine
+
+async def repair(store, at):
+    calls = 0
+    for name in ("rename", "replace", "fsync", "ftruncate", "unlink", "mkdir"):
+        def counted(*args, real=getattr(os, name), **more):
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **more)
+        setattr(os, name, counted)
+    repairing = Repairing(Path(store))
+    for item in decide(await examine(Path(store)), log_id="new"):
+        await repairing.carry_out(item)
+
+for at, store in enumerate(sys.stdin, 1):
+    child = os.fork()
+    if not child:
+        asyncio.run(repair(store.strip(), at))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+async def test_killed_at_every_step_and_run_again(tmp_path: Path) -> None:
+    await write(tmp_path / "sound", count=3)
+    before = await keys(tmp_path / "sound")
+    for damage in (torn_and_head_lost, manifest_damaged, hints_damaged, drafts):
+        damage(tmp_path / "sound")
+    pipe = asyncio.subprocess.PIPE
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, stdin=pipe, stdout=pipe)
+    assert killed.stdin is not None and killed.stdout is not None
+    codes: list[int] = []
+    while 0 not in codes:
+        store = tmp_path / str(len(codes))
+        shutil.copytree(tmp_path / "sound", store)
+        killed.stdin.write(f"{store}\n".encode())
+        codes.append(int(await asyncio.wait_for(killed.stdout.readline(), HANG_S)))
+        items = await repair(store)
+        assert all(item.action is not None for item in items)
+        assert await faults(store) == [] and await keys(store) == before
+        assert await repair(store) == []
+    assert set(codes[:-1]) == {-signal.SIGKILL} and len(codes) > 8
+    killed.stdin.close()
+    assert await asyncio.wait_for(killed.wait(), HANG_S) == 0

@@ -1,0 +1,179 @@
+"""Verifying a damaged sqlite log: what is lost is named by row, position and stream, the rest is verified."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from streams.findings import Finding, Summary
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.repair import decide
+from streams.repairing import Repairing, examine
+from streams.store import Snapshot
+from streams.stores.directory import Backend
+from streams.stores.hints import Hints
+from streams.verify import Verification
+from tests.streams.builders import event
+
+PAGE = 4096
+RECORDS = 120
+
+
+async def write(store: Path) -> None:
+    """Each record is larger than a third of a page, so that a page holds few of them."""
+    log = await Log.open(store, seeded_identity(1), backend="sqlite")
+    for number in range(0, RECORDS, 2):
+        text = f"{number:04d}" * 200
+        await log.append([event(f"{number + n}", stream=f"ses_{n}", payload={"text": text, "n": n}) for n in (0, 1)])
+    await log.close()
+
+
+async def verify(store: Path) -> tuple[list[Finding], Summary]:
+    check = Verification(store)
+    return [finding async for finding in check.run()], check.summary
+
+
+def page_of(store: Path, position: int) -> int:
+    """The page that holds a record, found by its bytes."""
+    data = (store / "log.db").read_bytes()
+    return data.index(f'"idempotency_key":"test:{position}"'.encode()) // PAGE
+
+
+def root_page(store: Path, name: str) -> int:
+    connection = sqlite3.connect(store / "log.db")
+    page: int = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", [name]).fetchone()[0]
+    connection.close()
+    return page - 1
+
+
+def damage(store: Path, page: int, content: bytes = b"\xee" * 64) -> None:
+    with (store / "log.db").open("r+b") as file:
+        file.seek(page * PAGE)
+        file.write(content)
+
+
+def lost(findings: list[Finding]) -> list[tuple[str, int | None, int | None, str | None]]:
+    return [(f.kind, f.line, f.position, f.stream_id) for f in findings if f.position is not None]
+
+
+@pytest.mark.parametrize("positions", [[41], [3, 80], [0], [RECORDS - 1]])
+async def test_what_stands_on_other_pages_is_verified(tmp_path: Path, positions: list[int]) -> None:
+    await write(tmp_path)
+    for position in positions:
+        damage(tmp_path, page_of(tmp_path, position))
+    findings, summary = await verify(tmp_path)
+    told = lost(findings)
+    assert {p for _, _, p, _ in told} >= set(positions) and 0 < len(told) < 12 * len(positions)
+    assert summary.records == RECORDS - len(told) and summary.head == RECORDS - 1
+    assert told == [("corrupt", p + 1, p, f"ses_{p % 2}") for _, _, p, _ in told if p is not None]
+    assert all("cannot be read: database disk image is malformed" in f.reason for f in findings if f.line)
+
+
+async def test_a_file_that_was_cut_off(tmp_path: Path) -> None:
+    await write(tmp_path)
+    size = (tmp_path / "log.db").stat().st_size
+    os.truncate(tmp_path / "log.db", size - 6 * PAGE)
+    findings, summary = await verify(tmp_path)
+    assert findings and summary.records > RECORDS // 2
+    assert summary.records + len(lost(findings)) == RECORDS
+
+
+async def test_where_the_index_is_damaged_too_the_rest_is_one_finding(tmp_path: Path) -> None:
+    await write(tmp_path)
+    damage(tmp_path, page_of(tmp_path, 41))
+    damage(tmp_path, root_page(tmp_path, "records_by_stream"))
+    findings, summary = await verify(tmp_path)
+    assert summary.records > 20
+    first = findings[0]
+    assert (first.kind, first.position) == ("corrupt", summary.records) and "cannot read on" in first.reason
+
+
+async def test_a_damaged_index_is_told_and_built_anew(tmp_path: Path) -> None:
+    await write(tmp_path)
+    damage(tmp_path, root_page(tmp_path, "records_by_causation"))
+    findings, summary = await verify(tmp_path)
+    assert [(f.kind, f.line, f.position) for f in findings] == [("corrupt", None, None)] * len(findings) != []
+    assert summary.records == RECORDS
+    (item,) = decide(await examine(tmp_path), log_id="new")
+    assert item.action == "copy rows"
+    repairing = Repairing(tmp_path)
+    await repairing.carry_out(item)
+    findings, summary = await verify(tmp_path)
+    assert findings == [] and summary.records == RECORDS
+    assert repairing.aside is not None and [path.name for path in repairing.aside.iterdir()] == ["log.db"]
+    assert (tmp_path / "log.db").stat().st_mode & 0o777 == 0o600
+    log = await Log.open(tmp_path, seeded_identity(3))
+    assert (await log.append([event("more")]))[0].position == RECORDS
+    await log.close()
+
+
+async def test_bytes_that_are_no_text_and_values_of_other_types_are_findings(tmp_path: Path) -> None:
+    await write(tmp_path)
+    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+    connection.execute("UPDATE records SET actor = CAST(x'ff80' AS TEXT) WHERE position = 7")
+    # What a damaged row header may turn a value into; a STRICT table would not take it.
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE name = 'records'")
+    connection.close()
+    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+    connection.execute("UPDATE records SET event = 'text' WHERE position = 8")
+    connection.close()
+    findings, summary = await verify(tmp_path)
+    assert lost(findings)[:2] == [("tampered", 8, 7, "ses_1"), ("corrupt", 9, 8, "ses_0")]
+    assert "actor" in findings[0].reason and "other types" in findings[1].reason
+    assert summary.records == RECORDS - 1
+
+
+async def test_records_lost_with_a_deleted_wal_are_told_by_what_had_read_them(tmp_path: Path) -> None:
+    """The database alone is an older, sound log; a snapshot knows better."""
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    await write(source)
+    log = await Log.open(source, seeded_identity(2))
+    await log.append([event("in the wal"), event("this too")])
+    await log.put_snapshot("capture", Snapshot(1, log.head, b"{}"))
+    shutil.copytree(source, copy)
+    await log.close()
+    for path in copy.glob("log.db-*"):
+        path.unlink()
+    findings, summary = await verify(copy)
+    assert summary.head == RECORDS - 1
+    assert [(f.kind, f.position, Path(f.file).name) for f in findings] == [("missing", RECORDS, "snapshot-capture")]
+    assert f"records {RECORDS} to {RECORDS + 1} were written and lost" in findings[0].reason
+    assert Hints(copy).known()[0].position == RECORDS + 1
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_cursor_beside_a_running_writer_is_no_finding(tmp_path: Path, backend: Backend) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+    await log.append([event("a")])
+    await log.advance("mirror", 5)
+    assert (await verify(tmp_path))[0] == []
+    await log.close()
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_quick_look_begins_near_the_end_and_checks_the_chain_from_there(
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.stores.sqlite_verify._QUICK_RECORDS", 7)
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend, segment_bytes=3000)
+    for number in range(20):
+        await log.append([event(f"{number}-{n}", stream=f"ses_{(number + n) % 3}") for n in range(1 + number % 3)])
+    await log.close()
+    quick = Verification(tmp_path, quick=True)
+    assert [finding async for finding in quick.run()] == [] and 0 < quick.summary.records < log.head
+    if backend == "sqlite":
+        connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = ?", [log.head - 2])
+        connection.close()
+    else:
+        path = sorted((tmp_path / "log").iterdir())[-1]
+        lines = path.read_bytes().split(b"\n")
+        lines[0] = lines[0].replace(b'"actor":"build"', b'"actor":"other"')
+        path.write_bytes(b"\n".join(lines))
+    assert [finding async for finding in Verification(tmp_path, quick=True).run()]
