@@ -175,7 +175,7 @@ class MemoryEventBus:
             raise BusClosed
 
     def take(self, group: _Group) -> Delivery | None:
-        """The next message for a subscription of ``group``, or ``None``; a failed one whose time has come goes first."""
+        """The next message of ``group``, or ``None``; a failed one whose time has come goes first."""
         while group.again:
             pending = group.again.popleft()
             message = self._messages.get(pending.sequence)
