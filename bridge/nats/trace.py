@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from streams.lineage import span_id, trace_id
@@ -45,6 +46,7 @@ class TraceContext:
         return TraceContext(self.trace_id, span_id(f"{self.trace_id}:{self.span_id}:{name}"), self.flags)
 
 
+@lru_cache(maxsize=4096)
 def parse_traceparent(text: str) -> TraceContext | None:
     """What ``text`` says, or ``None`` when it is no valid ``traceparent``: then the trace starts anew.
 
