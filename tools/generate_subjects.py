@@ -371,7 +371,8 @@ def _recursion() -> list[str]:
             f"""What a user begins has depth 0; what is spawned is one deeper, computed at the one place that spawns.
             Both sides of every hop verify it: where the header and the depth recorded for the `correlation_id` are both
             there they must be equal, and a depth of the limit ({recursion.MAX_DEPTH} by default) or more ends the
-            chain. A chain that ends so is told as a task: `failed` with `{recursion.EXCEEDED}` or `{recursion.VIOLATION}`."""
+            chain. A chain that ends so is told as a task: `failed` with `{recursion.EXCEEDED}` or
+            `{recursion.VIOLATION}`."""
         ),
         "| operation | header | recorded |",
         "|---|---|---|",
@@ -389,8 +390,8 @@ def _streams() -> list[str]:
         "",
         *_prose(
             """All are kept in files. A stream that is missing is created, one whose settings differ is updated and
-            keeps what else is set there; one that cannot be made right (other storage, work queue or not, sealed, a mirror,
-            someone else's subjects) is refused with its reasons, and nothing is changed."""
+            keeps what else is set there; one that cannot be made right (other storage, work queue or not, sealed, a
+            mirror, someone else's subjects) is refused with its reasons, and nothing is changed."""
         ),
         "| stream | subjects | retention | age | what |",
         "|---|---|---|---|---|",
