@@ -122,7 +122,10 @@ def is_forgotten(event: StreamEvent) -> bool:
 
 def wire_size(headers: dict[str, str], body: int) -> int:
     """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
-    return body + (_VERSION_LINE + sum(len(k) + len(v) + 4 for k, v in headers.items()) if headers else 0)
+    if not headers:
+        return body
+    names, values = sum(map(len, headers)), sum(map(len, headers.values()))
+    return body + _VERSION_LINE + names + values + len(headers) * len(": \r\n")
 
 
 def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
