@@ -50,7 +50,9 @@ class LogReader:
         self._jsonl = JsonlReader(store)
 
     def _backend(self) -> DiskReader:
-        manifest = located(self.store)
+        # Once its database is open, the sqlite store was there; opening it for every reading would be slow.
+        look = located if self._sqlite is None else read_manifest
+        manifest = look(self.store)
         if manifest is None or manifest.backend == "jsonl":
             return self._jsonl
         if self._sqlite is None:

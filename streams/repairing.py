@@ -22,6 +22,7 @@ from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest,
 from streams.stores.disk import make_directory, sync_directory
 from streams.stores.hints import Hints
 from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.segments import list_segments
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, holds_log
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_repair import copy_rows, is_search_damaged
@@ -188,7 +189,7 @@ def _manifest(store: Path) -> tuple[Manifest | None, bool]:
 def _is_there(store: Path, backend: Backend) -> bool:
     if backend == "sqlite":
         return holds_log(store / LOG_FILE)
-    return (store / "head").exists() or any((store / "log").glob("*.jsonl"))
+    return (store / "head").exists() or bool(list_segments(store / "log"))
 
 
 def _truth(manifest: Manifest | None, stores: dict[Backend, StoreFacts]) -> tuple[Backend | None, int]:

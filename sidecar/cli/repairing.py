@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +41,8 @@ async def repair(
     if not home.store_path.is_dir():
         return _nothing(out, home)
     with _held(home, dry_run):
-        facts = await examine(home.store_path)
+        with _bar(out, home) as progress:
+            facts = await examine(home.store_path, progress)
         items = decide(facts, log_id=system_identity().ulid())
         if not facts.stores and not items:
             return _nothing(out, home)
@@ -74,6 +75,29 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
             yield
         finally:
             os.close(lock)
+
+
+@contextmanager
+def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None] | None]:
+    """A bar on a terminal while a log is verified that takes long enough for one."""
+    from sidecar.cli.checking import BAR_BYTES
+
+    store = home.store_path
+    size = sum(path.stat().st_size for path in (*store.glob("log.db*"), *store.glob("log/*")))
+    if not out.terminal or size < BAR_BYTES:
+        yield None
+        return
+    from rich import progress as rich
+
+    columns = (
+        rich.TextColumn("verifying"),
+        rich.BarColumn(bar_width=None),
+        rich.DownloadColumn(),
+        rich.TimeRemainingColumn(compact=True),
+    )
+    with rich.Progress(*columns, console=out.console, transient=True, expand=True) as bar:
+        task = bar.add_task("", total=size)
+        yield lambda read: bar.advance(task, read)
 
 
 async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> bool:
@@ -110,12 +134,13 @@ def _end_of_dry_run(out: Output, items: list[Item]) -> int:
 async def _verify(out: Output, home: Home, failed: int) -> int:
     from streams.verify import Verification
 
-    check = Verification(home.store_path, alone=True)
-    async for finding in check.run():
-        if out.json:
-            out.object({"finding": finding.as_json()})
-        elif not failed:
-            out.prose("", str(finding), "red")
+    with _bar(out, home) as progress:
+        check = Verification(home.store_path, progress, alone=True)
+        async for finding in check.run():
+            if out.json:
+                out.object({"finding": finding.as_json()})
+            elif not failed:
+                out.prose("", str(finding), "red")
     summary = check.summary
     sound = not summary.findings and not failed
     records = f"{summary.records} record{'' if summary.records == 1 else 's'}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from streams.errors import ForeignStore, StoreLocked, StoreUnavailable, StreamError
+from streams.stores.directory import is_being_written
 from streams.stores.disk import open_or_create, refuse_link
 
 LOG_FILE: Final = "log.db"
@@ -184,6 +185,8 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
     except StoreLocked:
         raise
     except (OSError, StoreUnavailable) as error:
+        if is_being_written(path.parent):
+            raise
         if _wal_bytes(path):
             raise StoreUnavailable(
                 f"{path} cannot be read where it lies, because a part of it is still in {path.name}-wal",

@@ -23,7 +23,6 @@ import pytest
 
 from sidecar.cli.app import app
 from sidecar.home import Home
-from streams.stores.directory import read_manifest
 from tests.sidecar.bad_stores import (
     REFUSED,
     STREAM,
@@ -298,15 +297,3 @@ def test_a_full_disk(home: Home, sound: dict[Backend, Sound], backend: Backend) 
         assert explained(answers[name].err), answers[name]
     for name in TELLING:
         assert answers[name].code == 1 and "0 MiB free" in told(answers[name]), answers[name]
-
-
-def test_what_names_a_store_is_written_after_it(tmp_path: Path) -> None:
-    """So that a store that is named and not there was deleted, and not only begun."""
-    for backend in BACKENDS:
-        store = tmp_path / backend
-        make_store(store, backend)
-        manifest = read_manifest(store)
-        assert manifest is not None and manifest.backend == backend
-        named = (store / "store.json").stat().st_mtime_ns
-        made = (store / ("log" if backend == "jsonl" else "log.db")).stat()
-        assert made.st_mtime_ns <= named or made.st_size  # a directory's time moves with its files

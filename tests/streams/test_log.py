@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -98,3 +99,25 @@ async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: P
     (item,) = decide(await examine(tmp_path), log_id="new")
     await Repairing(tmp_path).carry_out(item)
     assert [finding async for finding in Verification(tmp_path).run()] == []
+
+
+@pytest.mark.parametrize("begun", ["jsonl", "sqlite"])
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_first_start_that_was_killed_before_it_named_the_log_is_begun_again(
+    tmp_path: Path, begun: Backend, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``store.json`` comes last, so a store that it names was there; an empty one without it is nothing."""
+
+    def killed(*_: object) -> Never:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("streams.log.name_log", killed)
+        with pytest.raises(KeyboardInterrupt):
+            await Log.open(tmp_path, seeded_identity(1), backend=begun)
+    assert not (tmp_path / "store.json").exists() and len(list(tmp_path.iterdir())) > 1
+    assert await collect(LogReader(tmp_path).read_all()) == []
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+    assert log.backend == backend and (await log.append([event("a")]))[0].position == 0
+    await log.close()
+    assert len(await collect(LogReader(tmp_path).read_all())) == 1

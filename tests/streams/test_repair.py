@@ -382,7 +382,7 @@ from streams.repairing import Repairing, examine
 
 async def repair(store, at):
     calls = 0
-    for name in ("rename", "replace", "fsync", "ftruncate", "unlink", "mkdir"):
+    for name in ("rename", "replace", "fsync", "ftruncate", "unlink", "mkdir", "link"):
         def counted(*args, real=getattr(os, name), **more):
             nonlocal calls
             calls += 1
@@ -403,10 +403,19 @@ for at, store in enumerate(sys.stdin, 1):
 """
 
 
-async def test_killed_at_every_step_and_run_again(tmp_path: Path) -> None:
-    await write(tmp_path / "sound", count=3)
+@pytest.mark.parametrize(
+    ("backend", "damages"),
+    [
+        ("jsonl", (torn_and_head_lost, manifest_damaged, hints_damaged, drafts)),
+        ("sqlite", (search_ahead, index_row_lost, hints_ahead)),
+    ],
+)
+async def test_killed_at_every_step_and_run_again(
+    tmp_path: Path, backend: Backend, damages: tuple[Damage, ...]
+) -> None:
+    await write(tmp_path / "sound", backend, count=3)
     before = await keys(tmp_path / "sound")
-    for damage in (torn_and_head_lost, manifest_damaged, hints_damaged, drafts):
+    for damage in damages:
         damage(tmp_path / "sound")
     pipe = asyncio.subprocess.PIPE
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, stdin=pipe, stdout=pipe)
