@@ -256,7 +256,7 @@ async def open_backend(
         return await SqliteStore.open(store)
 
     def blocking() -> JsonlStore:
-        create(store / "log")
+        create(store, store / "log")
         return JsonlStore(store, -1, disk or Disk(), segment_bytes)
 
     try:

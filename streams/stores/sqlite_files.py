@@ -140,7 +140,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path, newest: int) -> sqlite3.Connection | None:
-    """A connection that cannot write, for any thread or process; ``None`` where no file is. Raises as above."""
+    """A connection that cannot write, for any thread or process; ``None`` where no log is. Raises as above."""
     _refuse_links(path)
     if not path.exists():
         return None
@@ -152,6 +152,12 @@ def connect_to_read(path: Path, newest: int) -> sqlite3.Connection | None:
             if _check_owner(connection, path, newest) == 0:
                 connection.close()
                 return None
+        except sqlite3.OperationalError as error:
+            connection.close()
+            # Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it.
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+                return None
+            raise
         except BaseException:
             connection.close()
             raise

@@ -31,7 +31,7 @@ from tests.torture.figures import note
 CHUNKS = size("KILL_CHUNKS", 1)
 LENGTH = 200 if is_set("KILL_CHUNKS") else 48
 """Operations of the script; the short one has all kinds of them too."""
-BETWEEN = 6
+BETWEEN = 4
 HANG_S = 120
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -79,8 +79,8 @@ def _wanted(calls: Sequence[Call], chunk: int) -> list[int]:
         return list(range(1 + chunk, len(calls) + 1, CHUNKS))
     kinds: dict[tuple[str, ...], int] = {}
     for number, call in enumerate(calls, 1):
-        # The last of each kind: the log holds something then. A file's name without its numbers is its kind.
-        kinds[call.kind, call.by, "".join(c for c in Path(call.path).name if not c.isdigit())] = number
+        # The last of each kind: the log holds something then.
+        kinds[call.kind, call.by, "pointer" if "store.json" in call.path else ""] = number
     evenly = range(1, len(calls), len(calls) // BETWEEN)
     return sorted({*kinds.values(), *evenly})
 
