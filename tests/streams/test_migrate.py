@@ -187,6 +187,23 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     await log.close()
 
 
+@BOTH
+async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
+    """Discarding was cut off; what it left must not keep the log from moving there again."""
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 30)
+    await Migration(log, to).run()
+    if start == "jsonl":
+        for segment in sorted((tmp_path / "log").iterdir())[:2]:
+            segment.unlink()
+    else:
+        (tmp_path / "log.db").write_bytes((tmp_path / "log.db").read_bytes()[:5000])
+    written += await fill(log, 5, "since-")
+    await Migration(log, start).run()
+    assert log.backend == start and plain(await collect(log.read_all())) == plain(written)
+    await log.close()
+
+
 async def test_damage_is_not_moved(tmp_path: Path) -> None:
     log = await open_log(tmp_path)
     await fill(log, 30)
