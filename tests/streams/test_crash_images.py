@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import tempfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -61,12 +62,13 @@ async def test_after_a_power_loss_what_was_acknowledged_is_there(
     # What is opened here need not survive anything.
     monkeypatch.setattr("os.fsync", lambda fd: None)
     monkeypatch.setattr("os.fdatasync", lambda fd: None)
+    # In memory where there is such a place.
+    place = "/dev/shm" if Path("/dev/shm").is_dir() else None
     wrong: list[str] = []
     for moment in range(len(calls) + 1):
         for _ in range(moments[moment]):
             made += 1
-            image = tmp_path / "image"
-            image.mkdir()
+            image = Path(tempfile.mkdtemp(dir=place))
             loss: Loss = random.choice(get_args(Loss))
             sector = random.choice([512, 4096])
             lost += disk.image(image, Random(random.random()), loss, sector)
