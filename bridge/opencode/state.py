@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import PlainSerializer, TypeAdapter
 
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -23,6 +23,10 @@ STATE_VERSION = 2
 
 REMEMBERED = 256
 """Inputs, turns and calls remembered a session. Older ones are still once: the log knows their keys."""
+
+
+Names = Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]
+"""Dumped in one order: a set has another in each process, and equal states are equal bytes."""
 
 
 @dataclass(slots=True)
@@ -42,7 +46,7 @@ class Turn:
     steps: int = 0
     cost: float = 0.0
     tokens: dict[str, float] = field(default_factory=dict)
-    counted: set[str] = field(default_factory=set)
+    counted: Names = field(default_factory=set)
     """Keys of the steps in these sums: one that is sent again, because its ack was lost, counts once."""
 
 
@@ -57,7 +61,7 @@ class SessionState:
     known: bool
     event_id: str
     directory: str | None = None
-    boots: set[str] = field(default_factory=set)
+    boots: Names = field(default_factory=set)
     born: bool = False
     """Its creation is in the log, so no turn of it can be missing before."""
     first_turn: str | None = None
