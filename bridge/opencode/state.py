@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Annotated, Any
 
+import orjson
 from pydantic import PlainSerializer, TypeAdapter
 
 from streams.event import StreamEvent
@@ -25,8 +26,11 @@ REMEMBERED = 256
 """Inputs, turns and calls remembered a session. Older ones are still once: the log knows their keys."""
 
 
+# Equal states are equal bytes: a set has another order in each process, what a payload holds another one in the log.
 Names = Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]
-"""Dumped in one order: a set has another in each process, and equal states are equal bytes."""
+Fields = Annotated[dict[str, Any], PlainSerializer(lambda found: orjson.loads(canonical(found)))]
+# A count that comes back as 10.0 would make another payload of the turn's end.
+Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sorted(found.items())))]
 
 
 @dataclass(slots=True)
@@ -40,12 +44,12 @@ class Turn:
     started_ms: int
     boot: str
     agent: str
-    model: dict[str, Any] | None
+    model: Fields | None
     finish: str | None = None
     error: str | None = None
     steps: int = 0
     cost: float = 0.0
-    tokens: dict[str, float] = field(default_factory=dict)
+    tokens: Sums = field(default_factory=dict)
     counted: Names = field(default_factory=set)
     """Keys of the steps in these sums: one that is sent again, because its ack was lost, counts once."""
 
