@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 from zlib import crc32
 
-from streams.errors import CorruptLog, StreamError
+from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.query import Filter
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.recovery import key_digest
@@ -38,8 +38,10 @@ class SqliteReader:
         StoreUnavailable: it cannot be opened.
     """
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, exists: bool = False) -> None:
         self._store, self._path = store, store / LOG_FILE
+        self._exists = exists
+        """The file is there or was; without it this log is not empty but gone."""
         self._connection: sqlite3.Connection | None = None
         self._search: sqlite3.Connection | None = None
         self._lock = Lock()
@@ -178,7 +180,12 @@ class SqliteReader:
         with self._lock, translated(self._path, "reading"):
             if self._connection is None:
                 self._connection = connect_to_read(self._path, len(STEPS))
-            return [] if self._connection is None else self._connection.execute(query, values).fetchall()
+            if self._connection is None:
+                if self._exists:
+                    raise StoreUnavailable(f"{self._path} was moved away while it was read", "read the log again")
+                return []
+            self._exists = True
+            return self._connection.execute(query, values).fetchall()
 
     def _search_rows(self, grams: str, after: int, until: int) -> list[int]:
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"

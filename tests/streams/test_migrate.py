@@ -187,6 +187,22 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     await log.close()
 
 
+async def test_a_reading_whose_store_is_discarded_does_not_end_as_if_it_were_whole(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 300)
+    reading = log.read_all()
+    assert await anext(reading) == written[0]
+    old = log.source
+    await Migration(log, "jsonl").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    with pytest.raises(StoreUnavailable, match="moved away while it was read; read the log again"):
+        await collect(reading)
+    with pytest.raises(StoreUnavailable, match="moved away"):
+        await old.find(written[-1].event.idempotency_key)
+    assert await collect(log.read_all()) == written
+    await log.close()
+
+
 @BOTH
 async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
     """Discarding was cut off; what it left must not keep the log from moving there again."""
