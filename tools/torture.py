@@ -81,9 +81,7 @@ PLAN = (
     Part("two-writers", "writers that want one store", (f"{STREAMS}/test_two_writers.py",), 1, {"WRITER_ROUNDS": 100}),
     Part("recovery", "opening after a crash", (f"{TORTURE}/test_recovery_time.py",), 1, {"RECOVERED": 100_000}),
     Part("soak", "a mixed load with kills and full disks", (f"{TORTURE}/test_soak.py",), 12, {"SOAK_S": 300}),
-    Part(
-        "log-differential", "memory, jsonl, sqlite", (f"{STREAMS}/test_differential.py",), 10, {"SEQUENCES": 1_000}
-    ),
+    Part("log-differential", "memory, jsonl, sqlite", (f"{STREAMS}/test_differential.py",), 10, {"SEQUENCES": 1_000}),
     Part(
         "log-damage",
         "every cut and every bit",

@@ -197,7 +197,7 @@ class _PythonFiles:
             raise
 
     def ftruncate(self, fd: int, size: int) -> None:
-        if fd in self._open and os.fstat(fd).st_size != size:
+        if fd in self._open:
             _tell(Call("truncate", self._open[fd], _number(fd), size=size))
         self._real["ftruncate"](fd, size)
 

@@ -175,9 +175,7 @@ async def perform(store: StreamStore, operation: Operation, ids: int) -> Any:
         case PutSnapshot():
             position = max(store.head - operation.behind, NOTHING)
             state = b"state at %d" % position
-            return await _refused(
-                store.put_snapshot(operation.name, Snapshot(operation.version, position, state))
-            )
+            return await _refused(store.put_snapshot(operation.name, Snapshot(operation.version, position, state)))
         case Hints():
             return (
                 await _refused(store.cursor(operation.name)),
@@ -245,13 +243,9 @@ class Machine(RuleBasedStateMachine):
             (self.directory / name / "log").mkdir(parents=True)
             (self.directory / name / "store.json").write_bytes(MANIFEST)
         self.opens: list[Callable[[], Awaitable[StreamStore]]] = [
-            lambda: JsonlStore.open(
-                self.directory / "jsonl", seeded_identity(1), disk=FastDisk(), segment_bytes=700
-            ),
+            lambda: JsonlStore.open(self.directory / "jsonl", seeded_identity(1), disk=FastDisk(), segment_bytes=700),
             lambda: SqliteStore.open(self.directory / "sqlite"),
-            lambda: Log.open(
-                self.directory / "moving", seeded_identity(1), disk=FastDisk(), segment_bytes=900
-            ),
+            lambda: Log.open(self.directory / "moving", seeded_identity(1), disk=FastDisk(), segment_bytes=900),
         ]
         self.stores: list[StreamStore] = []
         self.runner.run(self._open())

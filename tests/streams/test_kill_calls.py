@@ -95,8 +95,6 @@ async def test_killed_at_any_change_nothing_acknowledged_is_lost(tmp_path: Path,
         home = tmp_path / str(number)
         home.mkdir()
         acked = await asyncio.to_thread(_killed_at, home, start, number, number % 2 == 0)
-        _, was_torn = await check(
-            home / "store", start, LENGTH, len(acked), power_lost=False, again=place % 4 == 0
-        )
+        _, was_torn = await check(home / "store", start, LENGTH, len(acked), power_lost=False, again=place % 4 == 0)
         torn += was_torn
     note(f"call-kills {start}", kills=len(wanted), of=len(calls), torn=torn, lost=0)

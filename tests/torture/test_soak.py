@@ -176,7 +176,9 @@ class Worker:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
                 try:
                     for number in range(500):
-                        await self.log.append([event(f"fill-{self.life}-{self.counts['full']}-{number}", stream="fill")])
+                        await self.log.append(
+                            [event(f"fill-{self.life}-{self.counts['full']}-{number}", stream="fill")]
+                        )
                 except StoreFailed:
                     self.counts["full"] += 1
                 finally:
