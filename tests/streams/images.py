@@ -58,7 +58,7 @@ class Disk:
         elif call.kind in ("unlink", "rmdir"):
             self._pending.append((call, self._now.pop(call.path)))
         elif call.kind == "sync directory":
-            mine = [change for change in self._pending if os.path.dirname(change[0].path) == call.path]
+            mine = [change for change in self._pending if _above(change[0].path) == call.path]
             for change in mine:
                 _apply(self._durable, *change)
             self._pending = [change for change in self._pending if change not in mine]
@@ -157,10 +157,14 @@ def _apply(names: dict[str, int], call: Call, place: int) -> None:
         del names[call.path]
 
 
+def _above(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
 def _parents(name: str, root: str) -> list[str]:
     found = []
-    parent = os.path.dirname(name)
+    parent = _above(name)
     while parent != root:
         found.append(parent)
-        parent = os.path.dirname(parent)
+        parent = _above(parent)
     return found

@@ -6,7 +6,6 @@ The log has a torn tail and no head newer than its middle, or a WAL that was nev
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from pathlib import Path
@@ -45,7 +44,7 @@ async def test_a_crashed_log_opens_whole(tmp_path: Path, backend: Backend) -> No
         with list_segments(crashed / "log")[-1].path.open("ab") as segment:
             segment.write(b'{"crc":"a torn tail')
     else:
-        assert os.stat(crashed / "log.db-wal").st_size > 0
+        assert (crashed / "log.db-wal").stat().st_size > 0
     before, began = rss_mib(), time.perf_counter()
     log = await Log.open(crashed, identity)
     took = time.perf_counter() - began

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
-import os
 import pickle
 import resource
 import sys
@@ -193,7 +192,7 @@ class Worker:
             await asyncio.sleep(LIFE_S / 20)
             async with self.busy:
                 gc.collect()
-                open_files = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+                open_files = len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
                 assert self.log is not None
                 self.tell("sample", Sample(self.log.head + 1, rss_mib(), open_files, threading.active_count()))
 

@@ -31,7 +31,10 @@ with watching(home, calls.append):
 out.write_text(json.dumps([[c.kind, c.path, c.offset, len(c.data), c.size, c.to] for c in calls]))
 """
 
-TRACED = "write,pwrite64,pwritev,writev,fsync,fdatasync,ftruncate,fallocate,rename,renameat,renameat2,unlink,unlinkat,mkdir,rmdir"
+TRACED = (
+    "write,pwrite64,pwritev,writev,fsync,fdatasync,ftruncate,fallocate,"
+    "rename,renameat,renameat2,unlink,unlinkat,mkdir,rmdir"
+)
 _LINE = re.compile(r"^(?:\d+ +)?(\w+)\((.*)$")
 _FD = re.compile(r"^\d+<([^>]*)>")
 _PATHS = re.compile(r'"((?:[^"\\]|\\.)*)"')
