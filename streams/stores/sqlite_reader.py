@@ -43,6 +43,7 @@ class SqliteReader:
         self._exists = exists
         """The file is there or was; without it this log is not empty but gone."""
         self._connection: sqlite3.Connection | None = None
+        self._place: tuple[int, int] | None = None
         self._search: sqlite3.Connection | None = None
         self._lock = Lock()
 
@@ -178,8 +179,13 @@ class SqliteReader:
 
     def _rows(self, query: str, values: list[Any]) -> list[Any]:
         with self._lock, translated(self._path, "reading"):
+            place = _place(self._path)
+            if self._connection is not None and place not in (None, self._place):
+                # The log moved away, was discarded here, and moved back: this file is another one.
+                self._connection.close()
+                self._connection = None
             if self._connection is None:
-                self._connection = connect_to_read(self._path, len(STEPS))
+                self._connection, self._place = connect_to_read(self._path, len(STEPS)), place
             if self._connection is None:
                 if self._exists:
                     raise StoreUnavailable(f"{self._path} was moved away while it was read", "read the log again")
@@ -204,3 +210,11 @@ class SqliteReader:
                 found: int = self._search.execute("SELECT position FROM progress").fetchone()[0]
                 return found
         return NOTHING
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """Which file a name stands for now."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None

@@ -203,6 +203,21 @@ async def test_a_reading_whose_store_is_discarded_does_not_end_as_if_it_were_who
     await log.close()
 
 
+async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 30)
+    reader = LogReader(tmp_path)
+    assert await collect(reader.read_all()) == written
+    await Migration(log, "jsonl").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    log.reread_manifest()
+    await Migration(log, "sqlite").run()
+    written += await fill(log, 5, "later-")
+    assert await collect(reader.read_all()) == written and reader.head == log.head
+    await reader.close()
+    await log.close()
+
+
 @BOTH
 async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
     """Discarding was cut off; what it left must not keep the log from moving there again."""
