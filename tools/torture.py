@@ -89,6 +89,13 @@ PLAN = (
         1,
         {"OPENINGS": 1_000_000, "READ_EVERY": 1, "EXAMPLES": 10_000},
     ),
+    Part(
+        "sqlite-damage",
+        "bytes changed in a sqlite log",
+        (f"{STREAMS}/test_sqlite.py", "-k", "flipped or may_be_lost"),
+        10,
+        {"SQLITE_FLIPS": 2_000},
+    ),
     Part("marked", "tests that run here only", ("tests", "-m", "torture")),
 )
 
