@@ -297,7 +297,7 @@ async def open_backend(
     """One backend of a directory whose lock the caller holds. Raises as its ``open``."""
 
     def jsonl() -> JsonlStore:
-        create(store / "log")
+        create(store, store / "log")
         return JsonlStore(store, -1, disk or Disk(), segment_bytes)
 
     try:

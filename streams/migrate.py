@@ -20,11 +20,12 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from streams.errors import StoreUnavailable
+from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
 from streams.log import DiskStore, Log, open_backend
 from streams.store import NOTHING
@@ -108,11 +109,22 @@ class Migration:
         return self.progress
 
     async def _open_copy(self) -> DiskStore:
-        """The other backend, as far as an earlier run or an earlier life got; made anew if it is another log's."""
-        copy = await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
-        if await self._continues(copy):
-            return copy
-        await copy.close()
+        """The other backend, as far as an earlier run or an earlier life got; made anew if that is of no use.
+
+        It is of none when it is another log's, or not whole: discarding it may have been cut off half-way. It is not
+        the truth, so nothing is lost with it.
+        """
+        copy: DiskStore | None = None
+        with suppress(BadStore):
+            copy = await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+        if copy is not None:
+            try:
+                if await self._continues(copy):
+                    return copy
+            except BaseException:
+                await copy.close()
+                raise
+            await copy.close()
         await asyncio.to_thread(discard, self.log.store, self.to)
         return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
 
@@ -121,8 +133,10 @@ class Migration:
             return True
         if copy.head > self.log.head:
             return False
-        mine, theirs = await _record_at(self.log.source, copy.head), await _record_at(copy, copy.head)
-        return mine is not None and mine == theirs
+        mine = await _record_at(self.log.source, copy.head)
+        with suppress(BadStore):
+            return mine is not None and mine == await _record_at(copy, copy.head)
+        return False
 
     async def _copy_to(self, copy: DiskStore) -> None:
         if self.progress.phase == "opening":

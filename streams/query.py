@@ -84,7 +84,8 @@ def parse_moment(text: str, now_ms: int) -> int:
 
 
 def describe_span(milliseconds: float) -> str:
-    """A duration for people: ``85ms``, ``1.2s``, ``3m 05s``, ``2h 10m``."""
+    """A duration for people: ``85ms``, ``1.2s``, ``3m 05s``, ``2h 10m``; ``0ms`` where a clock was set back."""
+    milliseconds = max(milliseconds, 0.0)
     if milliseconds < 1000:
         return f"{milliseconds:.0f}ms"
     span = timedelta(milliseconds=milliseconds)

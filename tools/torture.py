@@ -42,6 +42,7 @@ class Part:
 
 
 KILL_TEST = f"{STREAMS}/test_kill.py::test_nothing_acknowledged_is_lost_and_nothing_is_invented"
+CALLS_TEST = f"{STREAMS}/test_kill_calls.py::test_killed_at_any_change_nothing_acknowledged_is_lost"
 
 PLAN = (
     Part(
@@ -75,13 +76,32 @@ PLAN = (
     ),
     Part("sqlite-kills", "the same on sqlite", (f"{KILL_TEST}[sqlite-{{n}}]",), 50, {"KILLS": 1000}),
     Part("moving-kills", "the same while it moves", (f"{KILL_TEST}[moving-{{n}}]",), 50, {"KILLS": 1000}),
-    Part("log-differential", "memory, jsonl, sqlite", (f"{STREAMS}/test_differential.py",), 1, {"SEQUENCES": 10_000}),
+    Part(
+        "call-kills",
+        "kill -9 at every change of the disk",
+        (f"{CALLS_TEST}[jsonl-{{n}}]", f"{CALLS_TEST}[sqlite-{{n}}]"),
+        40,
+        {"KILL_CHUNKS": 40},
+    ),
+    Part("crash-images", "power losses", (f"{STREAMS}/test_crash_images.py",), 20, {"IMAGES": 250}),
+    Part("slow-disk", "+5, +50, +500 ms a sync", (f"{STREAMS}/test_slow_disk.py",), 1, {"SLOW_SYNCS": 100}),
+    Part("two-writers", "writers that want one store", (f"{STREAMS}/test_two_writers.py",), 1, {"WRITER_ROUNDS": 100}),
+    Part("recovery", "opening after a crash", (f"{TORTURE}/test_recovery_time.py",), 1, {"RECOVERED": 100_000}),
+    Part("soak", "a mixed load with kills and full disks", (f"{TORTURE}/test_soak.py",), 12, {"SOAK_S": 300}),
+    Part("log-differential", "memory, jsonl, sqlite", (f"{STREAMS}/test_differential.py",), 10, {"SEQUENCES": 1_000}),
     Part(
         "log-damage",
         "every cut and every bit",
         (f"{STREAMS}/test_recovery.py", f"{STREAMS}/test_vectors.py"),
         1,
         {"OPENINGS": 1_000_000, "READ_EVERY": 1, "EXAMPLES": 10_000},
+    ),
+    Part(
+        "sqlite-damage",
+        "bytes changed in a sqlite log",
+        (f"{STREAMS}/test_sqlite.py", "-k", "flipped or may_be_lost"),
+        10,
+        {"SQLITE_FLIPS": 2_000},
     ),
     Part("marked", "tests that run here only", ("tests", "-m", "torture")),
 )
@@ -164,7 +184,10 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
     return False
 
 
-SUMMED = ("inputs", "kills", "events", "resent", "hangs", "lost", "doubled", "connections_closed")
+SUMMED = (
+    "inputs", "kills", "events", "resent", "hangs", "lost", "doubled", "connections_closed",
+    "torn", "early", "lives", "appends", "reads", "moves", "full", "reopened", "seconds",
+)  # fmt: skip
 
 
 def rows(state: State) -> Iterator[str]:

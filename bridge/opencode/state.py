@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+import orjson
+from pydantic import PlainSerializer, TypeAdapter
 
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -23,6 +24,13 @@ STATE_VERSION = 2
 
 REMEMBERED = 256
 """Inputs, turns and calls remembered a session. Older ones are still once: the log knows their keys."""
+
+
+# Equal states are equal bytes: a set has another order in each process, what a payload holds another one in the log.
+Names = Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]
+Fields = Annotated[dict[str, Any], PlainSerializer(lambda found: orjson.loads(canonical(found)))]
+# A count that comes back as 10.0 would make another payload of the turn's end.
+Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sorted(found.items())))]
 
 
 @dataclass(slots=True)
@@ -36,13 +44,13 @@ class Turn:
     started_ms: int
     boot: str
     agent: str
-    model: dict[str, Any] | None
+    model: Fields | None
     finish: str | None = None
     error: str | None = None
     steps: int = 0
     cost: float = 0.0
-    tokens: dict[str, float] = field(default_factory=dict)
-    counted: set[str] = field(default_factory=set)
+    tokens: Sums = field(default_factory=dict)
+    counted: Names = field(default_factory=set)
     """Keys of the steps in these sums: one that is sent again, because its ack was lost, counts once."""
 
 
@@ -57,7 +65,7 @@ class SessionState:
     known: bool
     event_id: str
     directory: str | None = None
-    boots: set[str] = field(default_factory=set)
+    boots: Names = field(default_factory=set)
     born: bool = False
     """Its creation is in the log, so no turn of it can be missing before."""
     first_turn: str | None = None

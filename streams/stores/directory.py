@@ -18,7 +18,7 @@ import orjson
 
 from streams.errors import ForeignStore, StoreLocked
 from streams.identity import Identity
-from streams.stores.disk import make_directory, open_or_create, read_file, write_durably
+from streams.stores.disk import make_directory, open_or_create, read_file, sync_directory, write_durably
 
 Backend = Literal["jsonl", "sqlite"]
 
@@ -106,10 +106,15 @@ def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend
     return manifest
 
 
-def create(*directories: Path) -> None:
+def create(store: Path, *inside: Path) -> None:
     """Make directories that are missing, mode 0700, and their names durable. Raises as ``make_directory``."""
-    for directory in directories:
+    for directory in (store, *inside):
         make_directory(directory)
+    if not (store / MANIFEST).exists():
+        # A new store, perhaps in a new home: a power loss must not take the directories above it with all records.
+        for directory in store.absolute().parents:
+            with suppress(PermissionError):  # what we may not list we did not make
+                sync_directory(directory)
 
 
 def take_lock(store: Path) -> int:

@@ -108,12 +108,16 @@ class JsonlStore(KeepsHints):
         # A compressed last segment was put there by hand: a commit begins the next one.
         is_open = bool(self._index.segments) and not self._index.segments[-1].is_compressed
         self._fd = disk.open(self._index.segments[-1].path) if is_open else -1
-        self._head_fd = open_or_create(store / "head")
         self._head = self._index.next_position() - 1
         if self._head > NOTHING and is_open:
             # A whole batch above the old head was written but perhaps not synced when its writer died.
             disk.sync(self._fd)
-        disk.rewrite(self._head_fd, format_head(Head(self._head, self._index.last_hash)))
+        found = format_head(Head(self._head, self._index.last_hash))
+        if head is None:
+            # It is rewritten without a sync, so that a power loss may leave an older head, but never none.
+            write_durably(store / "head", found)
+        self._head_fd = open_or_create(store / "head")
+        disk.rewrite(self._head_fd, found)
         self._live = LiveTail(lambda after: self.read_all(after=after))
         self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name)
 

@@ -57,7 +57,7 @@ class SqliteStore(KeepsHints):
         self._path = store / LOG_FILE
         self._wal = store / f"{LOG_FILE}-wal"
         self._connection = connect_to_write(self._path, STEPS)
-        self._reader = SqliteReader(store)
+        self._reader = SqliteReader(store, exists=True)
         self._hints = Hints(store)
         self._head = self._stored_head()
         self._next = self._head + 1

@@ -19,7 +19,7 @@ from typing import Final
 
 from streams.errors import ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.stores.directory import is_being_written
-from streams.stores.disk import open_or_create, refuse_link
+from streams.stores.disk import open_or_create, refuse_link, sync_directory
 
 LOG_FILE: Final = "log.db"
 SEARCH_FILE: Final = "search.db"
@@ -165,6 +165,8 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
             # The writer checkpoints when it has the time, see SqliteStore.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             _upgrade(connection, steps)
+            # SQLite syncs the directory for the WAL only through the connection that made it, which a reader may be.
+            sync_directory(path.parent)
         except BaseException:
             connection.close()
             raise
@@ -198,6 +200,12 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
             if _check_owner(connection, path, newest) == 0:
                 connection.close()
                 return None
+        except sqlite3.OperationalError as error:
+            connection.close()
+            # Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it.
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+                return None
+            raise
         except BaseException:
             connection.close()
             raise

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 from zlib import crc32
 
-from streams.errors import CorruptLog, StreamError
+from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.query import Filter
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.recovery import key_digest
@@ -38,9 +38,12 @@ class SqliteReader:
         StoreUnavailable: it cannot be opened.
     """
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, exists: bool = False) -> None:
         self._store, self._path = store, store / LOG_FILE
+        self._exists = exists
+        """The file is there or was; without it this log is not empty but gone."""
         self._connection: sqlite3.Connection | None = None
+        self._place: tuple[int, int] | None = None
         self._search: sqlite3.Connection | None = None
         self._lock = Lock()
 
@@ -176,9 +179,19 @@ class SqliteReader:
 
     def _rows(self, query: str, values: list[Any]) -> list[Any]:
         with self._lock, translated(self._path, "reading"):
+            place = _place(self._path)
+            if self._connection is not None and place not in (None, self._place):
+                # The log moved away, was discarded here, and moved back: this file is another one.
+                self._connection.close()
+                self._connection = None
             if self._connection is None:
-                self._connection = connect_to_read(self._path, len(STEPS))
-            return [] if self._connection is None else self._connection.execute(query, values).fetchall()
+                self._connection, self._place = connect_to_read(self._path, len(STEPS)), place
+            if self._connection is None:
+                if self._exists:
+                    raise StoreUnavailable(f"{self._path} was moved away while it was read", "read the log again")
+                return []
+            self._exists = True
+            return self._connection.execute(query, values).fetchall()
 
     def _search_rows(self, grams: str, after: int, until: int) -> list[int]:
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
@@ -197,3 +210,11 @@ class SqliteReader:
                 found: int = self._search.execute("SELECT position FROM progress").fetchone()[0]
                 return found
         return NOTHING
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """Which file a name stands for now."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None

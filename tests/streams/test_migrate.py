@@ -189,6 +189,54 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     await log.close()
 
 
+async def test_a_reading_whose_store_is_discarded_does_not_end_as_if_it_were_whole(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 300)
+    reading = log.read_all()
+    assert await anext(reading) == written[0]
+    old = log.source
+    await Migration(log, "jsonl").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    with pytest.raises(StoreUnavailable, match="moved away while it was read; read the log again"):
+        await collect(reading)
+    with pytest.raises(StoreUnavailable, match="moved away"):
+        await old.find(written[-1].event.idempotency_key)
+    assert await collect(log.read_all()) == written
+    await log.close()
+
+
+async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 30)
+    reader = LogReader(tmp_path)
+    assert await collect(reader.read_all()) == written
+    await Migration(log, "jsonl").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    log.reread_manifest()
+    await Migration(log, "sqlite").run()
+    written += await fill(log, 5, "later-")
+    assert await collect(reader.read_all()) == written and reader.head == log.head
+    await reader.close()
+    await log.close()
+
+
+@BOTH
+async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
+    """Discarding was cut off; what it left must not keep the log from moving there again."""
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 30)
+    await Migration(log, to).run()
+    if start == "jsonl":
+        for segment in sorted((tmp_path / "log").iterdir())[:2]:
+            segment.unlink()
+    else:
+        (tmp_path / "log.db").write_bytes((tmp_path / "log.db").read_bytes()[:5000])
+    written += await fill(log, 5, "since-")
+    await Migration(log, start).run()
+    assert log.backend == start and plain(await collect(log.read_all())) == plain(written)
+    await log.close()
+
+
 async def test_damage_is_not_moved(tmp_path: Path) -> None:
     log = await open_log(tmp_path)
     await fill(log, 30)

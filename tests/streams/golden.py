@@ -1,0 +1,94 @@
+"""Small stores of every format that was ever written, kept as they were: each later version must open them.
+
+``python -m tests.streams.golden NAME`` writes a new one beside those that are there; a store that is there is never
+written anew, that would be breaking the promise instead of keeping it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.opencode.state import STATE_VERSION, CaptureState
+from sidecar.upkeep import SNAPSHOT
+from streams.identity import seeded_identity
+from streams.lineage import Lineage
+from streams.log import Log, LogReader
+from streams.migrate import Migration
+from streams.projection import fold, state_hash
+from streams.store import Snapshot, StreamReader
+from streams.stores.directory import Backend, read_manifest
+from streams.verify import Verification
+from tests.bridge.playing import play
+from tests.streams.store_contract import collect
+
+FOLDER: Final = Path(__file__).with_name("golden")
+PLAYED: Final = ("task_child", "two_queued", "fork")
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
+
+
+def expected(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return found
+
+
+async def described(reader: StreamReader, backend: Backend) -> dict[str, Any]:
+    """All that must come out of a store the same, for ever."""
+    records = await collect(reader.read_all())
+    state = CaptureState()
+    for record in records:
+        state.apply(record.event)
+    tails = {record.event.stream_id: record.hash for record in records}
+    return {
+        "backend": backend,
+        "records": len(records),
+        "tails": tails,
+        "lineage": state_hash(await fold(Lineage(), reader.read_all())),
+        "capture": {"version": STATE_VERSION, "sha256": sha256(state.dump()).hexdigest()},
+    }
+
+
+async def write(name: str, backend: Backend, *, moved: bool) -> None:
+    """Write a store that was moved to ``backend``, or that began there."""
+    store = FOLDER / name
+    other: Backend = "sqlite" if backend == "jsonl" else "jsonl"
+    log = await Log.open(store, seeded_identity(1), backend=other if moved else backend, segment_bytes=30_000)
+    state = CaptureState()
+    for number, played in enumerate(PLAYED):
+        for event in play(played).log.events.values():
+            for record in await log.append([event], on_known="keep_first"):
+                state.apply(record.event)
+        if number == 1:
+            await log.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, log.head, state.dump()))
+            await log.put_snapshot("older", Snapshot(1, log.head, b'{"sessions":{}}'))
+            await log.advance("mirror", log.head)
+    if moved:
+        await Migration(log, backend).run()
+    description = await described(log, backend)
+    await log.close()
+    for path in [store / "lock", *store.glob("log.db-*"), *store.glob("search.db*")]:
+        path.unlink(missing_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps(description, indent=1) + "\n")
+
+
+async def opened(name: str, to: Path) -> tuple[Log, LogReader, Backend]:
+    """A copy of a kept store, for writing and for reading."""
+    shutil.copytree(FOLDER / name, to)
+    manifest = read_manifest(to)
+    assert manifest is not None
+    assert [str(finding) async for finding in Verification(to).run()] == []
+    return await Log.open(to, seeded_identity(2)), LogReader(to), manifest.backend
+
+
+if __name__ == "__main__":
+    backend_, how = sys.argv[2:]
+    assert backend_ in ("jsonl", "sqlite") and not (FOLDER / sys.argv[1]).exists()
+    asyncio.run(write(sys.argv[1], backend_, moved=how == "moved"))  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""One long life of a log, the same in every run: appends, hints, rolled segments, a torn tail, moves there and back.
+
+It is played once to know every change of the disk, and then cut off at each of them. What is appended has keys and ids
+of its own number, so that playing it again after a cut adds only what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Final, Literal
+
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.migrate import Migration, discard_kept
+from streams.store import Record, Snapshot
+from streams.stores.directory import Backend
+from streams.stores.segments import list_segments
+from tests.streams.builders import event
+
+SEGMENT_BYTES: Final = 6_000
+CURSOR, SNAPSHOT, VERSION = "mirror", "capture", 7
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    events: tuple[StreamEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A cursor and a snapshot at the head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    to: Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Simple:
+    do: Literal["discard", "reopen", "tear"]
+    """``tear``: what a writer leaves that dies in a write, and the next opening."""
+
+
+Step = Append | Hint | Move | Simple
+Told = Callable[[list[Record]], None]
+"""Called with the records of each acknowledged append."""
+
+
+@cache
+def steps(start: Backend, length: int = 200) -> tuple[Step, ...]:
+    """A script of so many operations that begins on ``start``."""
+    random = Random(f"{start}:{length}")
+    other: Backend = "sqlite" if start == "jsonl" else "jsonl"
+    found: list[Step] = []
+    for number in range(length):
+        at = number / length
+        if number and number % (length // 4) == 0:
+            found.append(Move(other if at < 0.4 or at > 0.7 else start))
+        elif number and number % (length // 8) == 0:
+            found.append(Simple("tear" if at < 0.5 else "discard" if at > 0.8 else "reopen"))
+        elif number % 9 == 8:
+            found.append(Hint())
+        else:
+            found.append(Append(_batch(number, random)))
+    return tuple(found)
+
+
+def _batch(number: int, random: Random) -> tuple[StreamEvent, ...]:
+    identity = seeded_identity(number)
+    return tuple(
+        event(
+            f"{number}-{index}",
+            stream=random.choice(["ses_a", "ses_b", f"ses_{number % 7}"]),
+            identity=identity,
+            payload={"n": number, "text": "é" * random.choice([0, 0, 10, 200, 700])},
+        )
+        for index in range(random.choice([1, 1, 2, 3]))
+    )
+
+
+def state_at(position: int) -> bytes:
+    """The snapshot that is kept at a position."""
+    return b'{"position":%d,"filling":"%b"}' % (position, b"x" * 600)
+
+
+async def open_log(store: Path, start: Backend = "jsonl") -> Log:
+    return await Log.open(store, seeded_identity(5), backend=start, segment_bytes=SEGMENT_BYTES)
+
+
+async def play(store: Path, start: Backend, told: Told, length: int = 200) -> None:
+    """Play the script to its end; where parts of it are in the log already, they are known."""
+    log = await open_log(store, start)
+    try:
+        for step in steps(start, length):
+            if isinstance(step, Append):
+                told(await log.append(step.events))
+            elif isinstance(step, Hint):
+                await log.advance(CURSOR, log.head)
+                await log.put_snapshot(SNAPSHOT, Snapshot(VERSION, log.head, state_at(log.head)))
+            elif isinstance(step, Move):
+                if log.backend != step.to:
+                    await Migration(log, step.to).run()
+            elif step.do == "discard":
+                await asyncio.to_thread(discard_kept, store)
+                log.reread_manifest()
+            else:
+                await log.close()
+                if step.do == "tear":
+                    tear(store)
+                log = await open_log(store, start)
+    finally:
+        await log.close()
+
+
+def tear(store: Path) -> None:
+    """Append half a line to a jsonl log's last segment."""
+    segments = list_segments(store / "log")
+    if segments:
+        fd = os.open(segments[-1].path, os.O_WRONLY | os.O_APPEND)
+        os.write(fd, b'{"crc":"00000000","event":{"half')
+        os.close(fd)
+
+
+def batches(start: Backend, length: int = 200) -> list[tuple[StreamEvent, ...]]:
+    """What the script appends, in its order."""
+    return [step.events for step in steps(start, length) if isinstance(step, Append)]

@@ -1,0 +1,235 @@
+"""Disks that fail or fill, under both backends and the whole log (RELIABILITY 6).
+
+First at the seam of ``calls.py``: the N-th call of a kind gives an error. Then the real thing, in a process of its own:
+a limit on the size of files, on the number of open ones, a small disk that is full or read-only (where this user may
+mount one; the limits need no rights). ``test_faults.py`` has the jsonl backend's own seam.
+
+After a fault nothing is acknowledged any more, the error says what to do, and what was acknowledged stays: readable at
+once, and in the next opening when the fault is gone, which then goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import multiprocessing
+import os
+import resource
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from streams.errors import StoreFailed, StoreUnavailable, StreamError
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from streams.log import Log, LogReader
+from streams.store import Record
+from streams.stores.directory import Backend
+from streams.verify import Verification
+from tests.mounts import can_mount, mounted, remount
+from tests.streams.builders import event
+from tests.streams.calls import Call, ShortWrite, watching
+from tests.streams.store_contract import collect
+
+BATCHES = 40
+MANY = 4000
+"""More than fits."""
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.streams.test_disk_faults"])
+BOTH = pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+
+
+def batch(number: int) -> list[StreamEvent]:
+    identity = seeded_identity(number)
+    payload = {"n": number, "text": "x" * 3000}
+    return [
+        event(f"{number}-{n}", stream=f"ses_{n}", identity=identity, payload=payload) for n in range(1 + number % 3)
+    ]
+
+
+async def open_log(store: Path, backend: Backend) -> Log:
+    return await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=20_000)
+
+
+async def append_until_it_fails(log: Log, most: int, first: int = 0) -> tuple[list[Record], StreamError | None]:
+    """The records of what was acknowledged, and the error; everything after it must fail like it."""
+    acked: list[Record] = []
+    for number in range(first, most):
+        try:
+            acked += await log.append(batch(number))
+        except StreamError as error:
+            for late in range(number, number + 3):
+                with pytest.raises(StoreFailed):
+                    await log.append(batch(late))
+            return acked, error
+    return acked, None
+
+
+async def check_reopened(store: Path, backend: Backend, acked: list[Record], most: int) -> None:
+    """All that was acknowledged, perhaps the one batch more that was under way; and the log goes on, each once."""
+    log = await open_log(store, backend)
+    try:
+        left = await collect(log.read_all())
+        assert left[: len(acked)] == acked
+        more = [record.event for record in left[len(acked) :]]
+        following = next(n for n in range(most + 1) if sum(len(batch(before)) for before in range(n)) == len(acked))
+        assert more in ([], batch(following)), "nothing but the whole batch that was under way"
+        for number in range(following + 5):
+            await log.append(batch(number))
+        keys = [record.event.idempotency_key for record in await collect(log.read_all())]
+        assert keys == [each.idempotency_key for number in range(following + 5) for each in batch(number)]
+    finally:
+        await log.close()
+    assert [str(finding) async for finding in Verification(store).run()] == []
+
+
+SEAM = [
+    ("write", errno.EIO, None),
+    ("write", errno.ENOSPC, None),
+    ("write", errno.ENOSPC, 100),
+    ("sync", errno.EIO, None),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("kind", "code", "short"), SEAM)
+@pytest.mark.parametrize("nth", [1, 2, 9, 30])
+async def test_after_an_error_nothing_is_acknowledged(
+    tmp_path: Path, backend: Backend, kind: str, code: int, short: int | None, nth: int
+) -> None:
+    calls = failed = 0
+    is_open = False
+
+    def fail(call: Call) -> None:
+        nonlocal calls, failed
+        if not is_open or call.kind != kind:
+            return
+        calls += 1
+        if calls == nth:
+            failed += 1
+            raise OSError(code, os.strerror(code)) if short is None else ShortWrite(code, min(short, len(call.data)))
+
+    store = tmp_path / "store"
+    with watching(tmp_path, fail):
+        log = await open_log(store, backend)
+        is_open = True
+        acked, error = await append_until_it_fails(log, BATCHES)
+        assert failed == 1, "a failed call is not repeated"
+        assert isinstance(error, StoreFailed)
+        assert os.strerror(code) in str(error) and "start again" in str(error)
+        assert (await collect(log.read_all()))[: len(acked)] == acked, "what was acknowledged stays readable"
+        await log.close()
+    await check_reopened(store, backend, acked, BATCHES)
+
+
+# Real faults, in a process of its own
+
+
+def _fill(store: Path, backend: Backend, limits: dict[int, int], told: Connection) -> None:
+    """Append until it fails, under the limits; tells the error and the hashes that were acknowledged."""
+    told.send(asyncio.run(_filled(store, backend, limits)))
+
+
+async def _filled(store: Path, backend: Backend, limits: dict[int, int]) -> tuple[str, list[str]]:
+    log = await open_log(store, backend)
+    acked = await log.append(batch(0))
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))
+    more, error = await append_until_it_fails(log, MANY, first=1)
+    acked += more
+    assert isinstance(error, StoreFailed), error
+    await log.close()
+    return str(error), [record.hash for record in acked]
+
+
+async def _records(store: Path) -> list[Record]:
+    reader = LogReader(store)
+    try:
+        return await collect(reader.read_all())
+    finally:
+        await reader.close()
+
+
+async def fill(store: Path, backend: Backend, limits: dict[int, int]) -> tuple[str, list[Record]]:
+    """Let another process append until it fails; its error and what it acknowledged, as a reader sees it then."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_fill, args=(store, backend, limits, theirs))
+    process.start()
+    theirs.close()
+    assert await asyncio.to_thread(ours.poll, 60), "the process hangs"
+    try:
+        error, hashes = ours.recv()
+    except EOFError:
+        raise AssertionError("the process that was to fill the disk ended") from None
+    process.join(60)
+    seen = await _records(store)
+    assert [record.hash for record in seen][: len(hashes)] == hashes
+    return error, seen[: len(hashes)]
+
+
+@BOTH
+async def test_files_may_not_grow(tmp_path: Path, backend: Backend) -> None:
+    """``RLIMIT_FSIZE``: a write is cut short, and the next gives EFBIG."""
+    limit = 17_777 if backend == "jsonl" else 300_000
+    error, acked = await fill(tmp_path, backend, {resource.RLIMIT_FSIZE: limit})
+    assert "has stopped" in error and "start again" in error and acked
+    await check_reopened(tmp_path, backend, acked, MANY)
+
+
+async def test_no_file_can_be_opened(tmp_path: Path) -> None:
+    """``RLIMIT_NOFILE``: a new segment needs a file. SQLite holds open what it needs."""
+    error, acked = await fill(tmp_path, "jsonl", {resource.RLIMIT_NOFILE: 3})
+    assert os.strerror(errno.EMFILE) in error and acked
+    await check_reopened(tmp_path, "jsonl", acked, MANY)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB, half of it filled by a file ``ballast``."""
+    place = tmp_path / "small"
+    place.mkdir()
+    with mounted(place, "2m"):
+        (place / "ballast").write_bytes(bytes(2**20))
+        yield place
+
+
+@BOTH
+@pytest.mark.skipif(not can_mount(), reason="only root may mount a small disk; the limits above need no rights")
+async def test_a_full_disk_and_space_again(small_disk: Path, backend: Backend) -> None:
+    error, acked = await fill(small_disk / "store", backend, {})
+    assert os.strerror(errno.ENOSPC) in error and acked
+    # While it is full, opening works or is refused in words; either way nothing is lost.
+    for _ in range(2):
+        try:
+            log = await open_log(small_disk / "store", backend)
+        except StoreUnavailable as refused:
+            assert "disk has space" in str(refused) or "disk" in str(refused)
+        else:
+            assert (await collect(log.read_all()))[: len(acked)] == acked
+            await log.close()
+    (small_disk / "ballast").unlink()
+    await check_reopened(small_disk / "store", backend, acked, MANY)
+
+
+@BOTH
+@pytest.mark.skipif(not can_mount(), reason="root may write everywhere but on a disk mounted read-only")
+async def test_a_read_only_disk(small_disk: Path, backend: Backend) -> None:
+    log = await open_log(small_disk / "store", backend)
+    acked = [record for number in range(5) for record in await log.append(batch(number))]
+    await log.close()
+    before = {path: path.read_bytes() for path in (small_disk / "store").rglob("*") if path.is_file()}
+    remount(small_disk, "ro")
+    with pytest.raises(StoreUnavailable, match=r"(?i)read-only|cannot be opened|cannot open"):
+        await open_log(small_disk / "store", backend)
+    if backend == "jsonl":
+        assert await _records(small_disk / "store") == acked, "it can be read all the same"
+    else:
+        # SQLite reads a log in WAL mode only where it may make its shared-memory file.
+        with pytest.raises(StoreUnavailable, match="cannot be opened"):
+            await _records(small_disk / "store")
+    assert {path: path.read_bytes() for path in (small_disk / "store").rglob("*") if path.is_file()} == before
+    remount(small_disk, "rw")
+    await check_reopened(small_disk / "store", backend, acked, MANY)

@@ -1,0 +1,131 @@
+"""Replay gives the same state to the byte, from a snapshot and from the beginning, in every process (RELIABILITY 17).
+
+The recordings under ``tests/recordings`` are what is replayed, and the stores under ``golden/``: one of each format
+that was ever released, which each later version must open, read, verify, write and move.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.opencode.state import STATE_VERSION, CaptureState
+from sidecar.upkeep import SNAPSHOT, restore
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.migrate import Migration
+from streams.store import Snapshot
+from streams.stores.directory import FORMATS, Backend, read_manifest
+from streams.verify import Verification
+from tests.bridge.playing import RECORDINGS, names, play
+from tests.streams.builders import event
+from tests.streams.golden import FOLDER, described, expected, opened
+from tests.streams.golden import names as golden_names
+from tests.streams.store_contract import collect
+
+
+@pytest.mark.parametrize("name", golden_names())
+async def test_a_store_of_any_released_format_opens_and_goes_on(tmp_path: Path, name: str) -> None:
+    wanted = expected(name)
+    log, reader, backend = await opened(name, tmp_path / "store")
+    try:
+        for one in (log, reader):
+            found = await described(one, backend)
+            if found["capture"]["version"] != wanted["capture"]["version"]:
+                # A fold that changed says so by its version; then older snapshots are worth nothing.
+                found["capture"] = wanted["capture"]
+                assert await log.snapshot(SNAPSHOT, STATE_VERSION) is None
+            assert found == wanted
+        assert await log.cursor("mirror") > 0
+        assert await log.snapshot("older", STATE_VERSION) is None, "in another form it counts as none"
+        assert (await restore(log)).dump() == await _folded(log), "from the snapshot as from the beginning"
+        last = (await collect(log.read_all()))[-1]
+        assert (await log.append([last.event], on_known="keep_first"))[0].duplicate
+        assert (await log.append([event("new")]))[0].position == wanted["records"]
+        other: Backend = "sqlite" if backend == "jsonl" else "jsonl"
+        await Migration(log, other).run()
+        assert (await collect(log.read_all(after=-1)))[-2] == last
+    finally:
+        await reader.close()
+        await log.close()
+    assert [str(finding) async for finding in Verification(tmp_path / "store").run()] == []
+
+
+def test_every_format_has_its_store() -> None:
+    manifests = {name: read_manifest(FOLDER / name) for name in golden_names()}
+    kept = {(manifest.backend, FORMATS[manifest.backend]) for manifest in manifests.values() if manifest is not None}
+    assert kept >= set(FORMATS.items()), "a new format needs a store that is kept: python -m tests.streams.golden"
+
+
+async def _folded(log: Log) -> bytes:
+    state = CaptureState()
+    async for record in log.read_all():
+        state.apply(record.event)
+    return state.dump()
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_snapshot_anywhere_gives_the_state_of_a_whole_replay(name: str) -> None:
+    events = list(play(name).log.events.values())
+    whole = CaptureState()
+    for each in events:
+        whole.apply(each)
+    for at in range(0, len(events) + 1, max(len(events) // 3, 1)):
+        state = CaptureState()
+        for each in events[:at]:
+            state.apply(each)
+        resumed = CaptureState.load(state.dump())
+        assert resumed.dump() == state.dump()
+        for each in events[at:]:
+            resumed.apply(each)
+        assert resumed.dump() == whole.dump(), f"from a snapshot after {at} of {len(events)}"
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_start_from_a_snapshot_is_a_start_from_the_beginning(tmp_path: Path, backend: Backend) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+    state = CaptureState()
+    for name in ("task_nested", "compaction_manual", "permission_child", "revert"):
+        await log.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, log.head, state.dump()))
+        for each in play(name).log.events.values():
+            for record in await log.append([each], on_known="keep_first"):
+                state.apply(record.event)
+        assert (await restore(log)).dump() == await _folded(log)
+    await log.close()
+
+
+HASHES = """
+import sys
+from hashlib import sha256
+from bridge.opencode.state import CaptureState
+from streams.lineage import Lineage
+from streams.projection import state_hash
+from streams.store import Record
+from tests.bridge.playing import play
+
+for name in sys.argv[1:]:
+    state, lineage = CaptureState(), Lineage()
+    for position, event in enumerate(play(name).log.events.values()):
+        state.apply(event)
+        lineage.apply(Record(event, 0, position, ""))
+    print(name, sha256(state.dump()).hexdigest(), state_hash(lineage))
+"""
+
+
+def test_every_process_comes_to_the_same_bytes() -> None:
+    """Whatever the seed of Python's own hashes is: a set has another order in each process."""
+    played = [name for name in names() if (RECORDINGS / f"{name}.jsonl").stat().st_size < 200_000][::6]
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", HASHES, *played],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(RECORDINGS.parents[1]), "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(told) == 1 and told.pop().count("\n") == len(played)

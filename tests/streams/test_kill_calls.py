@@ -1,0 +1,100 @@
+"""``kill -9`` at every change of the disk (RELIABILITY 2): each write, sync, rename, unlink, truncation, new file.
+
+A script of 200 operations (appends over several segments, cursors, snapshots, a torn tail, moves between the backends,
+discarding the old one) is played in a process that dies just before its N-th change, or between two pages of it.
+For a killed process a sync changes nothing, but the moments before and after it are looked at like any other.
+
+``TORTURE_KILL_CHUNKS`` = n looks at every change, in n parts; otherwise at one of each kind, and some between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from streams.store import Record
+from streams.stores.directory import Backend
+from tests.streams.calls import Call, kill_at, watching
+from tests.streams.script import play
+from tests.streams.sizes import is_set, size
+from tests.streams.survivors import check
+from tests.torture.figures import note
+
+CHUNKS = size("KILL_CHUNKS", 1)
+LENGTH = 200 if is_set("KILL_CHUNKS") else 48
+"""Operations of the script; the short one has all kinds of them too."""
+BETWEEN = 4
+HANG_S = 120
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.streams.script", "tests.streams.calls"])
+
+
+def _play_until_killed(home: Path, start: Backend, number: int, torn: bool, journal: Connection) -> None:
+    """The process that is killed; journals each acknowledged append before it goes on."""
+
+    def told(records: list[Record]) -> None:
+        journal.send_bytes(json.dumps([record.hash for record in records]).encode())
+
+    with watching(home, kill_at(number, torn=torn)):
+        asyncio.run(play(home / "store", start, told, LENGTH))
+
+
+def _killed_at(home: Path, start: Backend, number: int, torn: bool) -> list[str]:
+    """The hashes of the records that were acknowledged before the process died."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_play_until_killed, args=(home, start, number, torn, theirs))
+    process.start()
+    theirs.close()
+    acked: list[str] = []
+    with suppress(EOFError):
+        while ours.poll(HANG_S):
+            acked += json.loads(ours.recv_bytes())
+    process.join(HANG_S)
+    # As in test_kill.py: another thread may have taken the exit code, never a normal end's.
+    assert process.exitcode in (-SIGKILL, 255), f"it was to be killed at change {number}: {process.exitcode}"
+    ours.close()
+    return acked
+
+
+def _changes(home: Path, start: Backend) -> list[Call]:
+    calls: list[Call] = []
+    home.mkdir()
+    with watching(home, calls.append):
+        asyncio.run(play(home / "store", start, lambda records: None, LENGTH))
+    return calls
+
+
+def _wanted(calls: Sequence[Call], chunk: int) -> list[int]:
+    """Which changes to die at, from 1."""
+    if is_set("KILL_CHUNKS"):
+        return list(range(1 + chunk, len(calls) + 1, CHUNKS))
+    kinds: dict[tuple[str, ...], int] = {}
+    for number, call in enumerate(calls, 1):
+        # The last of each kind: the log holds something then.
+        kinds[call.kind, call.by, "pointer" if "store.json" in call.path else ""] = number
+    evenly = range(1, len(calls), len(calls) // BETWEEN)
+    return sorted({*kinds.values(), *evenly})
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("start", ["jsonl", "sqlite"])
+async def test_killed_at_any_change_nothing_acknowledged_is_lost(tmp_path: Path, start: Backend, chunk: int) -> None:
+    calls = await asyncio.to_thread(_changes, tmp_path / "counted", start)
+    wanted = _wanted(calls, chunk)
+    torn = 0
+    for place, number in enumerate(wanted):
+        home = tmp_path / str(number)
+        home.mkdir()
+        acked = await asyncio.to_thread(_killed_at, home, start, number, number % 2 == 0)
+        _, was_torn = await check(home / "store", start, LENGTH, len(acked), power_lost=False, again=place % 4 == 0)
+        torn += was_torn
+    note(f"call-kills {start}", kills=len(wanted), of=len(calls), torn=torn, lost=0)
