@@ -370,7 +370,7 @@ class _Sqlite:
             if is_new:
                 _created(path)
             self._paths[file] = path
-            if is_new and flags & _IS_LOG:
+            if flags & 4 and flags & _IS_LOG:  # whether it was there or not
                 self._unnamed.add(file)
             else:
                 self._unnamed.discard(file)

@@ -149,7 +149,7 @@ filters = st.builds(
     text=st.sampled_from([None, "disk full", "✓"]),
 )
 hint_names = st.sampled_from(["mirror", "lineage", "Not a name"])
-behinds = st.integers(-1, 3)
+behinds = st.integers(0, 3)
 versions = st.integers(1, 2)
 
 

@@ -224,12 +224,11 @@ async def test_a_read_only_disk(small_disk: Path, backend: Backend) -> None:
     remount(small_disk, "ro")
     with pytest.raises(StoreUnavailable, match=r"(?i)read-only|cannot be opened|cannot open"):
         await open_log(small_disk / "store", backend)
-    if backend == "jsonl":
+    try:
         assert await _records(small_disk / "store") == acked, "it can be read all the same"
-    else:
+    except StoreUnavailable as refused:
         # SQLite reads a log in WAL mode only where it may make its shared-memory file.
-        with pytest.raises(StoreUnavailable, match="cannot be opened"):
-            await _records(small_disk / "store")
+        assert backend == "sqlite" and "cannot be opened" in str(refused)
     assert {path: path.read_bytes() for path in (small_disk / "store").rglob("*") if path.is_file()} == before
     remount(small_disk, "rw")
     await check_reopened(small_disk / "store", backend, acked, MANY)
