@@ -94,7 +94,7 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
         log.warning("the head file was missing or damaged: records lost at the log's very end would not be noticed")
     sidecar, ingest = await _assemble(home, config, store, identity)
     # Taken down in the opposite order: moves stop, what is under way is written, then it is worth a snapshot.
-    stack.push_async_callback(sidecar.upkeep.keep_snapshot)
+    stack.push_async_callback(sidecar.upkeep.keep_last)
     stack.push_async_callback(ingest.close)
     stack.push_async_callback(sidecar.upkeep.close)
     return sidecar, ingest
@@ -129,7 +129,7 @@ async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
 
 
 async def _assemble(home: Home, config: Config, store: Log, identity: Identity) -> tuple[Sidecar, Ingest]:
-    state = await restore(store)
+    state, kept = await restore(store)
     wanted = config.redact
     redact = Redactor(
         wanted.patterns,
@@ -141,7 +141,7 @@ async def _assemble(home: Home, config: Config, store: Log, identity: Identity) 
     )
     translator = Translator(identity, state, clean=redact.clean, hold_s=config.link.hold_seconds)
     ingest = Ingest(store, translator, exclude=config.capture.exclude)
-    upkeep = Upkeep(store, state, lambda: ingest.is_quiet, migrate_at_bytes=config.store.migrate_at_bytes)
+    upkeep = Upkeep(store, state, lambda: ingest.is_quiet, kept=kept, migrate_at_bytes=config.store.migrate_at_bytes)
     return Sidecar(home, config, store, ingest, translator, upkeep), ingest
 
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.opencode.state import STATE_VERSION, CaptureState
+from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StreamError
 from streams.log import Log
 from streams.migrate import Migration, Progress, discard_kept
-from streams.store import Snapshot
+from streams.projection import resume
+from streams.store import NOTHING, Snapshot, StreamStore
 from streams.stores.directory import Backend
 from streams.stores.segments import list_segments
 from streams.stores.sqlite_search import SearchIndex
@@ -29,40 +31,49 @@ SNAPSHOT: Final = "capture"
 SNAPSHOT_RECORDS: Final = 2000
 """Records after which a new snapshot is worth its writing; folding so many takes some 20 ms."""
 
+SLOW_TAIL: Final = 20_000
+"""Records that are not folded while somebody waits without a word; some 0.4 s."""
+
 LOOK_SECONDS: Final = 10.0
 INDEX_RECORDS: Final = 128
 """Records indexed at a time, between which appends have their turn."""
 
 
-async def restore(store: Log) -> CaptureState:
-    """The capture state: the last snapshot, and what was recorded after it.
+async def restore(store: StreamStore) -> tuple[CaptureState, int]:
+    """The capture state, and the position of the snapshot that it was resumed from; what came after is applied.
 
     Raises:
         CorruptLog: a record after the snapshot is damaged.
     """
-    state, after = CaptureState(), -1
-    snapshot = await store.snapshot(SNAPSHOT, STATE_VERSION)
-    if snapshot is not None:
-        try:
-            state, after = CaptureState.load(snapshot.state), snapshot.position
-        except ValueError:
-            log.warning("the snapshot of the capture state cannot be read; the whole log is read instead")
-    async for record in store.read_all(after=after):
+    state, kept = await resume(store, SNAPSHOT, STATE_VERSION, CaptureState.load, CaptureState)
+    if store.head - kept > SLOW_TAIL:
+        log.info("reading %d records for the capture state", store.head - kept)
+    async for record in store.read_all(after=kept):
         state.apply(record.event)
-    return state
+    return state, kept
 
 
 class Upkeep:
     """One for the sidecar; belongs to its event loop.
 
     ``is_quiet`` says whether ``state`` is what a fold over the log to its head gives:
-    nothing is on its way to the disk.
+    nothing is on its way to the disk. ``kept`` is the position of its last snapshot.
     """
 
-    def __init__(self, store: Log, state: CaptureState, is_quiet: Callable[[], bool], *, migrate_at_bytes: int) -> None:
+    def __init__(
+        self,
+        store: Log,
+        state: CaptureState,
+        is_quiet: Callable[[], bool],
+        *,
+        kept: int = NOTHING,
+        migrate_at_bytes: int,
+    ) -> None:
         self._store, self._state, self._is_quiet = store, state, is_quiet
         self._migrate_at_bytes = migrate_at_bytes
-        self._kept = store.head
+        self._kept = kept
+        self._catalog: Catalog | None = None
+        self._catalog_kept = NOTHING
         self._migration: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
         self._failed: str | None = None
@@ -80,6 +91,7 @@ class Upkeep:
     async def look(self) -> None:
         """Do what is due now."""
         await self.keep_snapshot(SNAPSHOT_RECORDS)
+        await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
             self.migrate("sqlite")
         await self._advance_index()
@@ -91,6 +103,29 @@ class Upkeep:
         position = self._store.head
         await self._store.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, position, self._state.dump()))
         self._kept = position
+
+    async def keep_catalog(self, records: int) -> None:
+        """Bring the catalog of streams and sessions up to the head; keep it, if it grew by so many records since."""
+        if self._catalog is None:
+            fresh, after = await resume(self._store, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+            self._catalog, self._catalog_kept = fresh, after
+        catalog = self._catalog
+        async for record in self._store.read_all(after=catalog.position):
+            catalog.apply(record)
+        if catalog.position - self._catalog_kept >= records:
+            position = catalog.position
+            await self._store.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, position, catalog.dump()))
+            self._catalog_kept = position
+
+    async def keep_last(self) -> None:
+        """Keep what makes the next start and the next command quick, before the log is closed."""
+        try:
+            await self.keep_snapshot()
+            known = NOTHING if self._catalog is None else self._catalog.position
+            if self._store.head - known <= SLOW_TAIL:
+                await self.keep_catalog(1)
+        except (StreamError, OSError) as error:
+            log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
 
     # Moving to another backend
 

@@ -19,7 +19,7 @@ from streams.errors import StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.query import Filter
-from streams.store import NOTHING, OnKnown, Record
+from streams.store import NOTHING, OnKnown, Record, Snapshot
 from streams.stores.directory import Backend, Manifest, create, prepare, read_manifest, take_lock, write_manifest
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints
@@ -79,6 +79,11 @@ class LogReader:
     async def find_event(self, event_id: str) -> Record | None:
         """The record of an event id, or ``None``."""
         return await self._backend().find_event(event_id)
+
+    async def snapshot(self, name: str, version: int) -> Snapshot | None:
+        """See ``StreamStore.snapshot``: what the log's writer kept last."""
+        found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
+        return found if found is not None and found.position <= self.head else None
 
     async def close(self) -> None:
         """See ``StreamReader.close``."""
