@@ -106,24 +106,36 @@ class Upkeep:
 
     async def keep_catalog(self, records: int) -> None:
         """Bring the catalog of streams and sessions up to the head; keep it, if it grew by so many records since."""
-        if self._catalog is None:
-            fresh, after = await resume(self._store, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
-            self._catalog, self._catalog_kept = fresh, after
-        catalog = self._catalog
+        catalog = await self._resumed_catalog()
         async for record in self._store.read_all(after=catalog.position):
             catalog.apply(record)
-        if catalog.position - self._catalog_kept >= records:
-            position = catalog.position
-            await self._store.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, position, catalog.dump()))
-            self._catalog_kept = position
+        await self._put_catalog(records)
+
+    async def _resumed_catalog(self) -> Catalog:
+        if self._catalog is not None:
+            return self._catalog
+        resumed: tuple[Catalog, int] = await resume(self._store, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+        self._catalog, self._catalog_kept = resumed
+        return resumed[0]
+
+    async def _put_catalog(self, records: int) -> None:
+        catalog = self._catalog
+        if catalog is None or catalog.position - self._catalog_kept < records:
+            return
+        position = catalog.position
+        await self._store.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, position, catalog.dump()))
+        self._catalog_kept = position
 
     async def keep_last(self) -> None:
         """Keep what makes the next start and the next command quick, before the log is closed."""
         try:
             await self.keep_snapshot()
-            known = NOTHING if self._catalog is None else self._catalog.position
-            if self._store.head - known <= SLOW_TAIL:
+            catalog = await self._resumed_catalog()
+            if self._store.head - catalog.position <= SLOW_TAIL:
                 await self.keep_catalog(1)
+            else:
+                # It is being made for the first time, which would hold up the end: keep as much as there is.
+                await self._put_catalog(1)
         except (StreamError, OSError) as error:
             log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
 

@@ -60,6 +60,11 @@ class LogReader:
         """See ``StreamReader.head``. Read from disk at each call."""
         return self._backend().head
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether one stream, or one event, is found without reading the whole log."""
+        return isinstance(self._backend(), SqliteReader)
+
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
         return self._backend().read(stream_id, from_offset=from_offset)
@@ -79,6 +84,10 @@ class LogReader:
     async def find_event(self, event_id: str) -> Record | None:
         """The record of an event id, or ``None``."""
         return await self._backend().find_event(event_id)
+
+    def event_ids(self) -> AsyncIterator[str]:
+        """The ids of all events, in no certain order; their payloads are not looked at."""
+        return self._backend().event_ids()
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
         """See ``StreamStore.snapshot``: what the log's writer kept last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sidecar.catalog import Catalog
 from sidecar.checks import (
     NotAsked,
     SidecarSilent,
@@ -15,7 +16,7 @@ from sidecar.checks import (
     torn_files,
 )
 from sidecar.cli.output import Output, bytes_text, local_time
-from sidecar.cli.overview import Overview
+from sidecar.cli.select import catalog_of
 from sidecar.home import Home
 from streams.errors import StreamError
 from streams.log import LogReader
@@ -63,20 +64,20 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
 
 async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
-    overview = Overview()
+    catalog = Catalog()
     head = NOTHING
-    last_ts = None
     try:
         reader = LogReader(home.store_path)
         head = reader.head
-        async for record in reader.read_all():
-            overview.apply(record)
-            last_ts = max(last_ts or 0, record.event.ts)
+        catalog, fault = await catalog_of(reader)
+        if fault is not None:
+            problems.append(str(fault))
     except StreamError as error:
         problems.append(str(error))
+    last_ts = max((stream.last_ts for stream in catalog.streams.values()), default=None)
     torn = torn_files(home.store_path)
-    log = {"head": head, "torn": str(torn[-1]) if torn else None, "streams": len(overview.streams), "last_ts": last_ts}
-    return {"log": log, "spool": spool_size(home), "gaps": overview.gaps}
+    log = {"head": head, "torn": str(torn[-1]) if torn else None, "streams": len(catalog.streams), "last_ts": last_ts}
+    return {"log": log, "spool": spool_size(home), "gaps": catalog.gaps}
 
 
 def print_status(out: Output, found: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from streams.stores.segments import (
     EMPTY_HEAD,
     BadLine,
     Head,
+    LineKeys,
     Segment,
     check_crc,
     list_segments,
@@ -33,7 +34,7 @@ from streams.stores.segments import (
 )
 from streams.stores.stored import Stored
 
-Parsed = TypeVar("Parsed", Record, Stored)
+Parsed = TypeVar("Parsed", Record, Stored, LineKeys)
 
 _CHUNK = 1024 * 1024
 
@@ -95,6 +96,11 @@ class JsonlReader:
             if record.event.id == event_id:
                 return record
         return None
+
+    async def event_ids(self) -> AsyncIterator[str]:
+        """The ids of all events, oldest first. Scans the log."""
+        async for place in self._places(NOTHING):
+            yield _checked(parse_keys, place).event.id
 
     async def close(self) -> None:
         """Nothing is held open between calls."""
