@@ -1,4 +1,4 @@
-"""Stores: appends against raw writes and bare SQLite, a slow disk, replay against ``orjson.loads`` of the same lines."""
+"""Stores: appends against raw writes and bare SQLite, a slow disk, replay against ``orjson.loads``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from streams.stores.sqlite import SqliteStore
 IDENTITY = system_identity()
 PAYLOAD = {"session": "ses_bench", "text": "x" * 560, "tokens": {"input": 10, "output": 5}}
 CHUNK = 2000
+SLOW_CHUNK = 50
 SLOWER_SECONDS = 0.005
 
 
@@ -56,8 +57,9 @@ def an_event(number: int) -> StreamEvent:
     )
 
 
-async def append_rate(store: StreamStore, in_flight: int, seconds: float, chunk: int = CHUNK) -> float:
+async def append_rate(store: StreamStore, in_flight: int, seconds: float, chunk: int | None = None) -> float:
     """Appends a second with so many waiting at a time; encoding is included, making the events is not."""
+    chunk = chunk or CHUNK
     done, spent = 0, 0.0
     while spent < seconds:
         batch = iter([an_event(done + n) for n in range(chunk)])
@@ -106,7 +108,9 @@ async def _jsonl(directory: Path, seconds: float) -> list[Row]:
     rows = [Row("raw file, 64 lines a sync", rate, limit, "R")]
     for in_flight, floor, aim in ((1, 0.45, 0.85), (64, 5, 14)):
         rate, limit = await beside(
-            lambda s: raw_rate(directory, s), lambda s, n=in_flight: append_rate(store, n, s), seconds  # type: ignore[misc]
+            lambda s: raw_rate(directory, s),
+            lambda s, n=in_flight: append_rate(store, n, s),
+            seconds,  # type: ignore[misc]
         )
         rows.append(Row(f"jsonl append, {in_flight} in flight", rate, limit, "R", floor, aim))
     await store.close()
@@ -121,7 +125,9 @@ async def _sqlite(directory: Path, seconds: float) -> list[Row]:
     rows = []
     for in_flight, floor, aim in ((1, None, None), (64, 0.6, 0.95)):
         rate, limit = await beside(
-            lambda s: bare_sqlite_rate(directory, s), lambda s, n=in_flight: append_rate(store, n, s), seconds  # type: ignore[misc]
+            lambda s: bare_sqlite_rate(directory, s),
+            lambda s, n=in_flight: append_rate(store, n, s),
+            seconds,  # type: ignore[misc]
         )
         rows.append(Row(f"sqlite append, {in_flight} in flight", rate, limit, "sqlite3 executemany", floor, aim))
     await store.close()
@@ -138,7 +144,7 @@ async def _slow_disk(directory: Path, seconds: float) -> list[Row]:
     }
     for name, store in stores.items():
         rate, limit = await beside(
-            lambda s, one=store: append_rate(one, 1, s, 50),  # type: ignore[misc]
+            lambda s, one=store: append_rate(one, 1, s, SLOW_CHUNK),  # type: ignore[misc]
             lambda s, one=store: append_rate(one, 64, s),  # type: ignore[misc]
             seconds,
         )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from rich.tree import Tree
 
-    from sidecar.cli.output import Output
     from sidecar.catalog import SessionView
+    from sidecar.cli.output import Output
     from sidecar.cli.overview import Overview, TurnView
     from streams.errors import CorruptLog
     from streams.log import LogReader

@@ -22,6 +22,7 @@ from streams.store import NOTHING, Record
 _SHOWN = 5
 """Near matches that an error names."""
 
+
 def open_reader(store: Path) -> LogReader:
     """The log beside a running sidecar, or of a stopped one; one that does not exist yet reads as empty."""
     return LogReader(store)

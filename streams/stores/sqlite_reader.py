@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
-from heapq import heapify, heappop, heapreplace
+from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -39,13 +39,6 @@ _TYPES = (
     " SELECT name FROM types WHERE name IS NOT NULL"
 )
 """The types that there are, by as many steps in their index."""
-
-
-async def _one(records: AsyncIterator[Record]) -> AsyncIterator[Record]:
-    """The first of ``records``, if there is one."""
-    first = await anext(records, None)
-    if first is not None:
-        yield first
 
 
 class SqliteReader:
@@ -187,12 +180,15 @@ class SqliteReader:
         """The records of ``wanted.streams`` that match, merged by position: an index holds them by offset."""
         head = await self._head_now()
         reads = [self._stream(stream, 0, head) for stream in dict.fromkeys(wanted.streams)]
-        waiting = [(record.position, number, record) for number, read in enumerate(reads) async for record in _one(read)]
-        heapify(waiting)
+        waiting: list[tuple[int, int, Record]] = []
+        for number, read in enumerate(reads):
+            record = await anext(read, None)
+            if record is not None:
+                heappush(waiting, (record.position, number, record))
         while waiting:
-            _, number, record = waiting[0]
-            if wanted.matches(record.event):
-                yield record
+            _, number, first = waiting[0]
+            if wanted.matches(first.event):
+                yield first
             following = await anext(reads[number], None)
             if following is None:
                 heappop(waiting)
