@@ -85,8 +85,8 @@ class LogReader:
         """The record of an event id, or ``None``."""
         return await self._backend().find_event(event_id)
 
-    def event_ids(self) -> AsyncIterator[str]:
-        """The ids of all events, in no certain order; their payloads are not looked at."""
+    def event_ids(self) -> AsyncIterator[list[str]]:
+        """The ids of all events, many at a time, in no certain order; their payloads are not looked at."""
         return self._backend().event_ids()
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:

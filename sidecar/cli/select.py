@@ -103,21 +103,21 @@ async def find_event(reader: LogReader, given: str) -> Record:
     begins: list[str] = []
     ends: list[str] = []
     near: list[str] = []
-    async for identifier in reader.event_ids():
-        if len(wanted) >= 3 and identifier.startswith(wanted):
-            begins.append(identifier)
-        elif len(wanted) >= 3 and identifier.endswith(wanted):
-            ends.append(identifier)
-        elif len(near) < _SHOWN and _is_near(identifier, wanted):
-            near.append(identifier)
-        del begins[_SHOWN + 1 :], ends[_SHOWN + 1 :]
+    async for identifiers in reader.event_ids():
+        if len(wanted) >= 3:
+            begins += [each for each in identifiers if each.startswith(wanted)]
+            ends += [each for each in identifiers if each.endswith(wanted)]
+        if len(near) < _SHOWN:
+            near += [each for each in identifiers if _is_near(each, wanted)]
+        for some in (begins, ends, near):
+            del some[_SHOWN + 1 :]
     found = begins or ends
     if len(found) == 1 and (record := await reader.find_event(found[0])) is not None:
         return record
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
         raise Failure(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
-    hint = f"near it: {_some(near)}" if near else "`durable-stream log STREAM` and `query` show ids"
+    hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
     raise Failure(f"there is no event {given!r}; {hint}")
 
 

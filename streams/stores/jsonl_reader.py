@@ -97,10 +97,10 @@ class JsonlReader:
                 return record
         return None
 
-    async def event_ids(self) -> AsyncIterator[str]:
+    async def event_ids(self) -> AsyncIterator[list[str]]:
         """The ids of all events, oldest first. Scans the log."""
         async for place in self._places(NOTHING):
-            yield _checked(parse_keys, place).event.id
+            yield [_checked(parse_keys, place).event.id]
 
     async def close(self) -> None:
         """Nothing is held open between calls."""

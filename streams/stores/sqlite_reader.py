@@ -105,15 +105,14 @@ class SqliteReader:
         rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
         return record_of(rows[0], str(self._path)) if rows else None
 
-    async def event_ids(self) -> AsyncIterator[str]:
-        """The ids of all events, in no certain order. Reads their index alone."""
+    async def event_ids(self) -> AsyncIterator[list[str]]:
+        """The ids of all events, many at a time, in no certain order. Reads their index alone."""
         last = ""
         while True:
             rows = await self._fetch(
                 "SELECT event_id FROM records WHERE event_id > ? ORDER BY event_id LIMIT ?", [last, _FETCH_IDS]
             )
-            for (identifier,) in rows:
-                yield identifier
+            yield [identifier for (identifier,) in rows]
             if len(rows) < _FETCH_IDS:
                 return
             last = rows[-1][0]
