@@ -149,7 +149,7 @@ class GroupCommit:
     def _flush(self) -> None:
         """Commit what this turn of the loop submitted.
 
-        The thread is woken here and not before: it would commit the first append of the turn alone, make all
+        The thread is woken here and not before: it might commit the first appends of the turn alone, make the
         others wait for a second sync, and fight with the loop for the interpreter meanwhile.
         """
         self._flush_is_due = False
