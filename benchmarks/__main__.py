@@ -46,13 +46,14 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bench-", dir=os.environ.get("BENCH_DIR")) as name:
         for group, measure in GROUPS.items():
-            if not given.only or group in given.only:
-                rows += asyncio.run(measure(Path(name), given.seconds))
-    print(table(rows))
-    if given.json is not None:
-        given.json.write_bytes(
-            orjson.dumps({"machine": machine(), "rows": [row.as_json() for row in rows]}, option=orjson.OPT_INDENT_2)
-        )
+            if given.only and group not in given.only:
+                continue
+            found = asyncio.run(measure(Path(name), given.seconds))
+            print(table(found), flush=True)
+            rows += found
+            if given.json is not None:  # after each group, so that a run that is cut off leaves what it has
+                figures = {"machine": machine(), "rows": [row.as_json() for row in rows]}
+                given.json.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     return 1 if any(row.verdict == "BELOW FLOOR" for row in rows) else 0
 
 

@@ -182,10 +182,14 @@ async def _served(home: Home, seconds: float) -> Served:
         ready = time.perf_counter() - start
         seen = [_resident(process.pid)]
         if seconds:
+            reader = LogReader(home.store_path)
+            before, sent = reader.head, 0
             # Half the time to become warm, so that what is gained afterwards is growth.
             for _ in range(4):
-                await record_for(home, seconds / 4)
+                sent += await record_for(home, seconds / 4)
                 seen.append(_resident(process.pid))
+            if reader.head - before < sent:
+                raise RuntimeError(f"of {sent} events {reader.head - before} were recorded")
     return Served(ready, max(seen), seen[-1] - seen[len(seen) // 2])
 
 
@@ -211,7 +215,9 @@ async def _commands(home: Home, name: str) -> list[Row]:
     for arguments in COMMANDS:
         start = time.perf_counter()
         command = [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), *arguments]
-        done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
-        await done.wait()
+        # What they print besides (that nothing fits) is of no interest; that they fail is.
+        done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if await done.wait():
+            raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}")
         rows.append(Row(f"{' '.join(arguments)}, {name}", time.perf_counter() - start, None, "s"))
     return rows

@@ -55,7 +55,7 @@ class Row:
 
 def table(rows: list[Row]) -> str:
     """The rows as aligned text."""
-    lines = [f"{'path':42} {'measured':>12} {'limit':>10}  {'figure':>22}  {'floor':>7} {'aim':>6}"]
+    lines = [f"{'path':58} {'measured':>12} {'limit':>10}  {'figure':>22}  {'floor':>7} {'aim':>6}"]
     for row in rows:
         if row.limit:
             digits = 0 if row.limit >= 100 else 2
@@ -64,5 +64,5 @@ def table(rows: list[Row]) -> str:
         else:
             measured, limit, figure = f"{row.value:.3g} {row.unit}", "", ""
         promise = f"{row.floor:>7g} {row.aim:>6g}" if row.floor is not None else f"{'':7} {'':6}"
-        lines.append(f"{row.label:42} {measured:>12} {limit:>10}  {figure:>22}  {promise}  {row.verdict}".rstrip())
+        lines.append(f"{row.label:58} {measured:>12} {limit:>10}  {figure:>22}  {promise}  {row.verdict}".rstrip())
     return "\n".join(lines)
