@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 from benchmarks.limits import beside, raw_rate
@@ -18,9 +19,13 @@ from bridge.opencode.frames import HookItem, ShimIdentity
 from sidecar.client import Address, ShimClient
 from sidecar.home import Home
 from streams.identity import system_identity
+from streams.log import LogReader
 
 IDENTITY = system_identity()
-START_SECONDS = 30.0
+ASKED, ANSWER = "msg_1", "msg_2"
+"""As OpenCode's ids ascend: an answer before its question would be taken for history that a fork copied."""
+START_SECONDS = 180.0
+"""A limit for what hangs: a first start may read a million events."""
 
 
 def _bus(number: int, type_: str, properties: dict[str, object]) -> HookItem:
@@ -31,7 +36,7 @@ def _bus(number: int, type_: str, properties: dict[str, object]) -> HookItem:
 def first_hooks() -> list[HookItem]:
     """A session and a turn for the parts to belong to."""
     info = {"id": "ses_bench", "title": "bench", "directory": "/bench"}
-    message = {"id": "msg_a", "role": "assistant", "parentID": "msg_u", "agent": "build", "time": {"created": 1}}
+    message = {"id": ANSWER, "role": "assistant", "parentID": ASKED, "agent": "build", "time": {"created": 1}}
     return [_bus(-2, "session.created", {"info": info}), _bus(-1, "message.updated", {"info": message})]
 
 
@@ -39,13 +44,17 @@ def a_hook(number: int) -> HookItem:
     """A text part that ended: one hook, one event of about 1 KiB."""
     part = {
         "id": f"prt_{number}",
-        "messageID": "msg_a",
+        "messageID": ANSWER,
         "sessionID": "ses_bench",
         "type": "text",
         "text": "x" * 500,
         "time": {"start": 1, "end": 2},
     }
     return _bus(number, "message.part.updated", {"part": part})
+
+
+_numbers = count()
+"""Of the hooks of ``record_for``: no two of a run make one event."""
 
 
 @asynccontextmanager
@@ -65,6 +74,19 @@ async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen
         process.send_signal(signal.SIGCONT)
         process.terminate()
         await asyncio.to_thread(process.wait)
+
+
+async def record_for(home: Home, seconds: float) -> int:
+    """Hand hooks to a running sidecar for so long, 64 at a time; returns how many made an event."""
+    identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
+    async with await ShimClient.connect(Address.of(home), identity=identity, nonce=IDENTITY.nonce) as client:
+        await client.send(first_hooks())
+        sent, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            await client.send([a_hook(next(_numbers)) for _ in range(64)])
+            await client.drained()
+            sent += 64
+    return sent
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
@@ -89,5 +111,8 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
                     return (sent - before) / (time.perf_counter() - start)
 
                 rate, limit = await beside(lambda s: raw_rate(directory, s), work, seconds)
+            recorded = LogReader(home.store_path).head
+            if recorded < sent:
+                raise RuntimeError(f"of {sent} hooks {recorded} were recorded")
         rows.append(Row(f"hook to durable ack, window {window}", rate, limit, "R", floor, aim))
     return rows

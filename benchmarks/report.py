@@ -11,7 +11,7 @@ class Row:
     """A figure and what it is held against.
 
     ``unit`` "R" and the like: ``value`` and ``limit`` are rates, and their ratio
-    must not be under ``floor``. ``unit`` "µs" and "s": ``value`` is a time that must
+    must not be under ``floor``. ``unit`` "µs", "s" and "MiB": ``value`` is a time or a size that must
     not be over ``floor``; there is no limit. ``floor`` ``None``: nothing is promised.
     """
 
@@ -21,6 +21,8 @@ class Row:
     unit: str
     floor: float | None = None
     aim: float | None = None
+    is_peer: bool = False
+    """Held against a peer: nothing is promised, but the verdict says who is ahead."""
 
     @property
     def figure(self) -> float:
@@ -28,7 +30,10 @@ class Row:
         return self.value / self.limit if self.limit else self.value
 
     @property
-    def verdict(self) -> Literal["", "aim met", "floor met", "BELOW FLOOR"]:
+    def verdict(self) -> Literal["", "aim met", "floor met", "BELOW FLOOR", "ahead", "behind"]:
+        """How the figure stands to what is promised; empty where nothing is."""
+        if self.is_peer:
+            return "ahead" if self.figure > 1 else "behind"
         if self.floor is None or self.aim is None:
             return ""
         better = (lambda promise: self.figure >= promise) if self.limit else (lambda promise: self.figure <= promise)
@@ -50,7 +55,7 @@ class Row:
 
 def table(rows: list[Row]) -> str:
     """The rows as aligned text."""
-    lines = [f"{'path':42} {'measured':>12} {'limit':>10}  {'figure':>22}  {'floor':>7} {'aim':>6}"]
+    lines = [f"{'path':58} {'measured':>12} {'limit':>10}  {'figure':>22}  {'floor':>7} {'aim':>6}"]
     for row in rows:
         if row.limit:
             digits = 0 if row.limit >= 100 else 2
@@ -59,5 +64,5 @@ def table(rows: list[Row]) -> str:
         else:
             measured, limit, figure = f"{row.value:.3g} {row.unit}", "", ""
         promise = f"{row.floor:>7g} {row.aim:>6g}" if row.floor is not None else f"{'':7} {'':6}"
-        lines.append(f"{row.label:42} {measured:>12} {limit:>10}  {figure:>22}  {promise}  {row.verdict}".rstrip())
+        lines.append(f"{row.label:58} {measured:>12} {limit:>10}  {figure:>22}  {promise}  {row.verdict}".rstrip())
     return "\n".join(lines)

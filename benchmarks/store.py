@@ -1,24 +1,46 @@
-"""Stores: appends against raw writes, replay against ``orjson.loads`` of the same lines."""
+"""Stores: appends against raw writes and bare SQLite, a slow disk, replay against ``orjson.loads``."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import orjson
 
-from benchmarks.limits import ROUNDS, beside, raw_rate
+from benchmarks.limits import ROUNDS, bare_sqlite_rate, beside, raw_group_rate, raw_rate
 from benchmarks.report import Row
 from streams.event import StreamEvent
 from streams.identity import system_identity
+from streams.store import StreamStore
+from streams.stores.commit import Pending
+from streams.stores.disk import Disk
 from streams.stores.jsonl import JsonlStore
 from streams.stores.segments import parse_keys, parse_record
+from streams.stores.sqlite import SqliteStore
 
 IDENTITY = system_identity()
 PAYLOAD = {"session": "ses_bench", "text": "x" * 560, "tokens": {"input": 10, "output": 5}}
 CHUNK = 2000
+SLOW_CHUNK = 50
+SLOWER_SECONDS = 0.005
+
+
+class SlowDisk(Disk):
+    """A disk whose syncs take 5 ms longer."""
+
+    def sync(self, fd: int) -> None:
+        time.sleep(SLOWER_SECONDS)
+        super().sync(fd)
+
+
+class SlowSqlite(SqliteStore):
+    """SQLite syncs once a commit, its log: each commit takes 5 ms longer."""
+
+    def _commit(self, group: Sequence[Pending]) -> float:
+        time.sleep(SLOWER_SECONDS)
+        return super()._commit(group) + SLOWER_SECONDS
 
 
 def an_event(number: int) -> StreamEvent:
@@ -35,11 +57,12 @@ def an_event(number: int) -> StreamEvent:
     )
 
 
-async def append_rate(store: JsonlStore, in_flight: int, seconds: float) -> float:
+async def append_rate(store: StreamStore, in_flight: int, seconds: float, chunk: int | None = None) -> float:
     """Appends a second with so many waiting at a time; encoding is included, making the events is not."""
+    chunk = chunk or CHUNK
     done, spent = 0, 0.0
     while spent < seconds:
-        batch = iter([an_event(done + n) for n in range(CHUNK)])
+        batch = iter([an_event(done + n) for n in range(chunk)])
 
         async def one(events: Iterator[StreamEvent] = batch) -> None:
             for event in events:
@@ -48,7 +71,7 @@ async def append_rate(store: JsonlStore, in_flight: int, seconds: float) -> floa
         start = time.perf_counter()
         await asyncio.gather(*(one() for _ in range(in_flight)))
         spent += time.perf_counter() - start
-        done += CHUNK
+        done += chunk
     return done / spent
 
 
@@ -62,10 +85,27 @@ def _rate(lines: list[bytes], read: Callable[[bytes], object], seconds: float) -
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """The rows of the jsonl store."""
-    rows: list[Row] = []
+    """The rows of both stores."""
+    return [
+        *await _jsonl(directory, seconds),
+        *await _sqlite(directory, seconds),
+        *await _slow_disk(directory, seconds),
+        *await _replay(directory, seconds),
+    ]
+
+
+async def _jsonl(directory: Path, seconds: float) -> list[Row]:
     store = await JsonlStore.open(directory / "store", IDENTITY)
     await append_rate(store, 64, seconds / ROUNDS)  # warm
+
+    def appending(in_flight: int) -> Callable[[float], object]:
+        return lambda s: append_rate(store, in_flight, s)
+
+    async def group(s: float) -> float:
+        return raw_group_rate(directory, s)
+
+    rate, limit = await beside(lambda s: raw_rate(directory, s), group, seconds)
+    rows = [Row("raw file, 64 lines a sync", rate, limit, "R")]
     for in_flight, floor, aim in ((1, 0.45, 0.85), (64, 5, 14)):
         rate, limit = await beside(
             lambda s: raw_rate(directory, s),
@@ -74,9 +114,49 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         )
         rows.append(Row(f"jsonl append, {in_flight} in flight", rate, limit, "R", floor, aim))
     await store.close()
+    return rows
 
+
+async def _sqlite(directory: Path, seconds: float) -> list[Row]:
+    home = directory / "sqlite"
+    home.mkdir()
+    store = await SqliteStore.open(home)
+    await append_rate(store, 64, seconds / ROUNDS)  # warm
+    rows = []
+    for in_flight, floor, aim in ((1, None, None), (64, 0.6, 0.95)):
+        rate, limit = await beside(
+            lambda s: bare_sqlite_rate(directory, s),
+            lambda s, n=in_flight: append_rate(store, n, s),
+            seconds,  # type: ignore[misc]
+        )
+        rows.append(Row(f"sqlite append, {in_flight} in flight", rate, limit, "sqlite3 executemany", floor, aim))
+    await store.close()
+    return rows
+
+
+async def _slow_disk(directory: Path, seconds: float) -> list[Row]:
+    rows = []
+    home = directory / "slow-sqlite"
+    home.mkdir()
+    stores: dict[str, StreamStore] = {
+        "jsonl": await JsonlStore.open(directory / "slow", IDENTITY, disk=SlowDisk()),
+        "sqlite": await asyncio.to_thread(SlowSqlite, home),
+    }
+    for name, store in stores.items():
+        rate, limit = await beside(
+            lambda s, one=store: append_rate(one, 1, s, SLOW_CHUNK),  # type: ignore[misc]
+            lambda s, one=store: append_rate(one, 64, s),  # type: ignore[misc]
+            seconds,
+        )
+        rows.append(Row(f"{name}, disk 5 ms slower, 64 in flight", rate, limit, "1 in flight", 50, 60))
+        await store.close()
+    return rows
+
+
+async def _replay(directory: Path, seconds: float) -> list[Row]:
     path = min((directory / "store" / "log").iterdir())
     lines = path.read_bytes().split(b"\n")[:-1][:2000]
+    rows = []
     for label, read, floor, aim in (
         ("replay, raw records", parse_keys, 0.6, 1.2),
         ("replay, typed records", parse_record, 0.35, 0.6),

@@ -98,7 +98,7 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
         )
     sidecar, ingest = await _assemble(home, config, store, identity)
     # Taken down in the opposite order: moves stop, what is under way is written, then it is worth a snapshot.
-    stack.push_async_callback(sidecar.upkeep.keep_snapshot)
+    stack.push_async_callback(sidecar.upkeep.keep_last)
     stack.push_async_callback(ingest.close)
     stack.push_async_callback(sidecar.upkeep.close)
     return sidecar, ingest
@@ -133,7 +133,7 @@ async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
 
 
 async def _assemble(home: Home, config: Config, store: Log, identity: Identity) -> tuple[Sidecar, Ingest]:
-    state = await restore(store)
+    state, kept = await restore(store)
     wanted = config.redact
     redact = Redactor(
         wanted.patterns,
@@ -149,6 +149,7 @@ async def _assemble(home: Home, config: Config, store: Log, identity: Identity) 
         store,
         state,
         lambda: ingest.is_quiet,
+        kept=kept,
         migrate_at_bytes=config.store.migrate_at_bytes,
         compress=config.store.compress,
     )

@@ -15,10 +15,12 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.opencode.state import STATE_VERSION, CaptureState
+from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StreamError
 from streams.log import Log
 from streams.migrate import Migration, Progress, discard_kept
-from streams.store import Snapshot
+from streams.projection import resume
+from streams.store import NOTHING, Snapshot, StreamStore
 from streams.stores.directory import Backend
 from streams.stores.sqlite_search import SearchIndex
 
@@ -28,6 +30,9 @@ SNAPSHOT: Final = "capture"
 SNAPSHOT_RECORDS: Final = 2000
 """Records after which a new snapshot is worth its writing; folding so many takes some 20 ms."""
 
+SLOW_TAIL: Final = 20_000
+"""Records that are not folded while somebody waits without a word; some 0.4 s."""
+
 LOOK_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 600.0
 """How long a segment that could not be compressed is left alone."""
@@ -36,29 +41,25 @@ INDEX_RECORDS: Final = 128
 """Records indexed at a time, between which appends have their turn."""
 
 
-async def restore(store: Log) -> CaptureState:
-    """The capture state: the last snapshot, and what was recorded after it.
+async def restore(store: StreamStore) -> tuple[CaptureState, int]:
+    """The capture state, and the position of the snapshot that it was resumed from; what came after is applied.
 
     Raises:
         CorruptLog: a record after the snapshot is damaged.
     """
-    state, after = CaptureState(), -1
-    snapshot = await store.snapshot(SNAPSHOT, STATE_VERSION)
-    if snapshot is not None:
-        try:
-            state, after = CaptureState.load(snapshot.state), snapshot.position
-        except ValueError:
-            log.warning("the snapshot of the capture state cannot be read; the whole log is read instead")
-    async for record in store.read_all(after=after):
+    state, kept = await resume(store, SNAPSHOT, STATE_VERSION, CaptureState.load, CaptureState)
+    if store.head - kept > SLOW_TAIL:
+        log.info("reading %d records for the capture state", store.head - kept)
+    async for record in store.read_all(after=kept):
         state.apply(record.event)
-    return state
+    return state, kept
 
 
 class Upkeep:
     """One for the sidecar; belongs to its event loop.
 
     ``is_quiet`` says whether ``state`` is what a fold over the log to its head gives:
-    nothing is on its way to the disk.
+    nothing is on its way to the disk. ``kept`` is the position of its last snapshot.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Upkeep:
         state: CaptureState,
         is_quiet: Callable[[], bool],
         *,
+        kept: int = NOTHING,
         migrate_at_bytes: int,
         compress: bool = True,
     ) -> None:
@@ -77,7 +79,9 @@ class Upkeep:
         self._compress_after = 0.0
         self.compressed = 0
         """How many segments were compressed in the life of this object."""
-        self._kept = store.head
+        self._kept = kept
+        self._catalog: Catalog | None = None
+        self._catalog_kept = NOTHING
         self._migration: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
         self._failed: str | None = None
@@ -95,6 +99,7 @@ class Upkeep:
     async def look(self) -> None:
         """Do what is due now."""
         await self.keep_snapshot(SNAPSHOT_RECORDS)
+        await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
             self.migrate("sqlite")
         await self._advance_index()
@@ -107,6 +112,41 @@ class Upkeep:
         position = self._store.head
         await self._store.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, position, self._state.dump()))
         self._kept = position
+
+    async def keep_catalog(self, records: int) -> None:
+        """Bring the catalog of streams and sessions up to the head; keep it, if it grew by so many records since."""
+        catalog = await self._resumed_catalog()
+        async for record in self._store.read_all(after=catalog.position):
+            catalog.apply(record)
+        await self._put_catalog(records)
+
+    async def _resumed_catalog(self) -> Catalog:
+        if self._catalog is not None:
+            return self._catalog
+        resumed: tuple[Catalog, int] = await resume(self._store, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+        self._catalog, self._catalog_kept = resumed
+        return resumed[0]
+
+    async def _put_catalog(self, records: int) -> None:
+        catalog = self._catalog
+        if catalog is None or catalog.position - self._catalog_kept < records:
+            return
+        position = catalog.position
+        await self._store.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, position, catalog.dump()))
+        self._catalog_kept = position
+
+    async def keep_last(self) -> None:
+        """Keep what makes the next start and the next command quick, before the log is closed."""
+        try:
+            await self.keep_snapshot()
+            catalog = await self._resumed_catalog()
+            if self._store.head - catalog.position <= SLOW_TAIL:
+                await self.keep_catalog(1)
+            else:
+                # It is being made for the first time, which would hold up the end: keep as much as there is.
+                await self._put_catalog(1)
+        except (StreamError, OSError) as error:
+            log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
 
     # Compressing
 

@@ -18,7 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from streams.store import Record
 
@@ -26,6 +28,9 @@ CREATED = "lifecycle.session.created"
 RESUMED = "lifecycle.session.resumed"
 ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
+
+LINEAGE_VERSION: Final = 1
+"""Form of the dumped family tree, and of what the fold does: a greater one makes older snapshots worthless."""
 
 
 def trace_id(root: str) -> str:
@@ -66,6 +71,18 @@ class Lineage:
 
     def __init__(self) -> None:
         self.sessions: dict[str, Session] = {}
+        self._below: dict[str, list[Session]] | None = None
+
+    def dump(self) -> bytes:
+        """Everything, as JSON that ``load`` takes; for a snapshot in the form ``LINEAGE_VERSION``."""
+        return msgspec.json.encode(list(self.sessions.values()))
+
+    @classmethod
+    def load(cls, dumped: bytes) -> Lineage:
+        """The family tree that ``dump`` gave. Raises ``ValueError`` when it is something else."""
+        lineage = cls()
+        lineage.sessions = {session.id: session for session in _DECODER.decode(dumped)}
+        return lineage
 
     def apply(self, record: Record) -> None:
         """Take one record; other types than lifecycle and lineage change nothing."""
@@ -75,26 +92,28 @@ class Lineage:
             session_id = payload.get("session", event.stream_id)
             session = self.sessions.get(session_id)
             if session is None:
+                self._below = None
                 self.sessions[session_id] = Session(
                     id=session_id,
                     stream=event.stream_id,
-                    parent=payload.get("parent"),
+                    parent=_text(payload.get("parent")),
                     known=payload.get("lineage") != "unknown",
-                    title=payload.get("title"),
+                    title=_text(payload.get("title")),
                     first_position=record.position,
                 )
             else:
                 session.ended = False
-                session.title = payload.get("title") or session.title
+                session.title = _text(payload.get("title")) or session.title
         elif event.type == ENDED:
             session = self.sessions.get(event.payload.get("session", event.stream_id))
             if session is not None:
                 session.ended = True
-                session.title = event.payload.get("title") or session.title
+                session.title = _text(event.payload.get("title")) or session.title
         elif event.type == LINKED:
             session = self.sessions.get(event.payload.get("session", event.stream_id))
             if session is not None:
-                session.parent, session.known = event.payload.get("parent"), True
+                self._below = None
+                session.parent, session.known = _text(event.payload.get("parent")), True
 
     def root(self, session_id: str) -> str:
         """The root session above ``session_id``, following links; itself when nothing is known above.
@@ -114,7 +133,12 @@ class Lineage:
 
     def children(self, session_id: str) -> list[Session]:
         """Direct children in the order they first appeared; empty for a leaf or an unknown session."""
-        return [s for s in self.sessions.values() if s.parent == session_id]
+        if self._below is None:
+            self._below = {}
+            for session in self.sessions.values():
+                if session.parent is not None:
+                    self._below.setdefault(session.parent, []).append(session)
+        return list(self._below.get(session_id, ()))
 
     def roots(self) -> list[Session]:
         """Sessions with no known parent in this log, in the order they first appeared; every session is below one."""
@@ -147,3 +171,10 @@ class Lineage:
                 for s in self.sessions.values()
             }
         }
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+_DECODER: Final = msgspec.json.Decoder(list[Session])

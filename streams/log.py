@@ -19,7 +19,7 @@ from streams.errors import StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.query import Filter
-from streams.store import NOTHING, OnKnown, Record
+from streams.store import NOTHING, OnKnown, Record, Snapshot
 from streams.stores.directory import Backend, Manifest, create, name_log, read_manifest, take_lock, write_manifest
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints, Lost
@@ -64,6 +64,11 @@ class LogReader:
         """See ``StreamReader.head``. Read from disk at each call."""
         return self._backend().head
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether one stream, or one event, is found without reading the whole log."""
+        return isinstance(self._backend(), SqliteReader)
+
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
         return self._backend().read(stream_id, from_offset=from_offset)
@@ -87,6 +92,15 @@ class LogReader:
     def file_sizes(self) -> Sizes | None:
         """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
         return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
+
+    def event_ids(self) -> AsyncIterator[list[str]]:
+        """The ids of all events, many at a time, in no certain order; their payloads are not looked at."""
+        return self._backend().event_ids()
+
+    async def snapshot(self, name: str, version: int) -> Snapshot | None:
+        """See ``StreamStore.snapshot``: what the log's writer kept last."""
+        found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
+        return found if found is not None and found.position <= self.head else None
 
     async def close(self) -> None:
         """See ``StreamReader.close``."""

@@ -8,14 +8,15 @@ Source: seed 004, 1 ("Projection-Based State"); seed 003, "Replay Determinism".
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 from typing import Any, Protocol, TypeVar
 
 from streams.hashing import canonical
-from streams.store import Record
+from streams.store import NOTHING, Record, Snapshot
 
 P = TypeVar("P", bound="Projection")
+T = TypeVar("T")
 
 
 class Projection(Protocol):
@@ -28,6 +29,31 @@ class Projection(Protocol):
     def state(self) -> dict[str, Any]:
         """The whole state as JSON values."""
         ...
+
+
+class KeepsSnapshots(Protocol):
+    """Where snapshots are kept: a ``StreamStore``, or whatever reads beside one."""
+
+    async def snapshot(self, name: str, version: int) -> Snapshot | None:
+        """See ``StreamStore.snapshot``."""
+        ...
+
+
+async def resume(
+    source: KeepsSnapshots, name: str, version: int, load: Callable[[bytes], T], fresh: Callable[[], T]
+) -> tuple[T, int]:
+    """A projection at its last snapshot, and the position after which records are still to be applied to it.
+
+    Without a snapshot in this form, or with one that ``load`` refuses (``ValueError``): ``fresh()`` and ``NOTHING``.
+    """
+    snapshot = await source.snapshot(name, version)
+    if snapshot is not None:
+        try:
+            return load(snapshot.state), snapshot.position
+        except ValueError:
+            # A snapshot is a hint: one that cannot be read costs the time of a full replay.
+            return fresh(), NOTHING
+    return fresh(), NOTHING
 
 
 async def fold(projection: P, records: AsyncIterator[Record]) -> P:

@@ -37,7 +37,7 @@ class Filter:
 
     def matches(self, event: StreamEvent) -> bool:
         """Whether ``event`` is wanted; the cheap conditions come first."""
-        if self.types and not any(_type_matches(event.type, wanted) for wanted in self.types):
+        if self.types and not any(type_matches(event.type, wanted) for wanted in self.types):
             return False
         if self.streams and event.stream_id not in self.streams:
             return False
@@ -54,7 +54,8 @@ class Filter:
         return self.text is None or self.text.casefold() in payload_text(event).casefold()
 
 
-def _type_matches(actual: str, wanted: str) -> bool:
+def type_matches(actual: str, wanted: str) -> bool:
+    """Whether a type is ``wanted``, or lies below it where that ends in ``.*``."""
     return actual.startswith(wanted[:-1]) if wanted.endswith(".*") else actual == wanted
 
 

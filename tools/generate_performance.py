@@ -1,19 +1,26 @@
-"""Write ``docs/performance.md`` from the figures of a run: ``docs/performance.json``, as ``make bench`` gave them.
+"""Write ``docs/performance.md`` and its plot from the figures of a run: ``docs/performance.json``.
 
 python -m benchmarks --json docs/performance.json
-python tools/generate_performance.py          write the page
-python tools/generate_performance.py --check  exit 1 when the page is not what the figures say
+python tools/generate_performance.py          write the page and the plot
+python tools/generate_performance.py --check  exit 1 when they are not what the figures say
+
+The plot names the digest of the figures that it was drawn from, so checking it does not need what draws it.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE, FIGURES = DOCS / "performance.md", DOCS / "performance.json"
+PAGE, FIGURES, PLOT = DOCS / "performance.md", DOCS / "performance.json", DOCS / "performance.svg"
+
+OURS = {"jsonl append, 64 in flight": "Durable Stream, jsonl", "sqlite append, 64 in flight": "Durable Stream, sqlite"}
+LIMITS = {"raw file, 64 lines a sync": "raw file, 64 lines a sync"}
 
 HEAD = """# Performance
 
@@ -23,6 +30,8 @@ one by one. Events have about 1 KiB. A figure is a ratio to the limit, or a time
 where we want to be. A time is never asserted in a test.
 
 The run below was made on: {machine}.
+
+![Durable appends a second with 64 in flight, beside peers and limits](performance.svg)
 
 | path | measured | limit | figure | floor | aim | |
 |---|---:|---:|---:|---:|---:|---|
@@ -46,17 +55,66 @@ def _row(row: dict[str, Any]) -> str:
     return f"| {row['path']} | {value} | {limit} | {figure} | {floor} | {aim} | {row['verdict']} |"
 
 
+def bars(figures: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """(label, events a second, "ours", "peer" or "limit") of every way to store events with 64 in flight."""
+    found: list[tuple[str, float, str]] = []
+    peers: dict[str, list[float]] = {}
+    for row in figures["rows"]:
+        if row["verdict"] in ("ahead", "behind"):
+            peers.setdefault(row["unit"], []).append(row["limit"])
+            continue
+        if row["path"] in OURS:
+            found.append((OURS[row["path"]], row["value"], "ours"))
+        if row["path"] in LIMITS:
+            found.append((LIMITS[row["path"]], row["value"], "limit"))
+        if row["path"] == "sqlite append, 64 in flight":
+            found.append((row["unit"], row["limit"], "limit"))
+    found += [(name, statistics.median(rates), "peer") for name, rates in peers.items()]
+    return sorted(found, key=lambda bar: bar[1])
+
+
+def digest(figures: dict[str, Any]) -> str:
+    """What the plot is known by: the bars and the machine that it shows."""
+    return sha256(json.dumps([figures["machine"], bars(figures)]).encode()).hexdigest()
+
+
+def draw(figures: dict[str, Any], path: Path) -> None:
+    """Draw the bars; needs the extra ``bench``."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams |= {"svg.hashsalt": "performance", "svg.fonttype": "none", "font.size": 10}
+    colours = {"ours": "#0b7285", "peer": "#868e96", "limit": "#dee2e6"}
+    shown = bars(figures)
+    picture, axes = pyplot.subplots(figsize=(8.5, 0.42 * len(shown) + 1.3), layout="constrained")
+    drawn = axes.barh([bar[0] for bar in shown], [bar[1] for bar in shown], color=[colours[bar[2]] for bar in shown])
+    axes.bar_label(drawn, labels=[f"{bar[1]:,.0f}" for bar in shown], padding=4)
+    axes.set_xscale("log")
+    axes.set_xlim(right=max(bar[1] for bar in shown) * 4)
+    axes.set_xlabel("durable events of 1 KiB a second, 64 in flight (logarithmic)")
+    axes.set_title(figures["machine"], fontsize=9, color="#495057", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    picture.savefig(path, metadata={"Date": None, "Description": f"figures {digest(figures)}"})
+
+
 def main(arguments: list[str]) -> int:
-    """Write or check the page."""
+    """Write or check the page and the plot."""
+    figures = json.loads(FIGURES.read_text())
+    is_drawn = PLOT.exists() and digest(figures) in PLOT.read_text()
     old = PAGE.read_text() if PAGE.exists() else ""
     # The notes begin with the first heading below the table.
     begin = old.find("\n## ")
-    wanted = page(json.loads(FIGURES.read_text()), old[begin:] if begin >= 0 else "")
+    wanted = page(figures, old[begin:] if begin >= 0 else "")
     if "--check" in arguments:
-        if old != wanted:
-            print("docs/performance.md is not what its figures say: run `make docs`", file=sys.stderr)
-        return int(old != wanted)
+        for name, is_right in (("md", old == wanted), ("svg", is_drawn)):
+            if not is_right:
+                print(f"docs/performance.{name} is not what its figures say: run `make docs`", file=sys.stderr)
+        return int(old != wanted or not is_drawn)
     PAGE.write_text(wanted)
+    if not is_drawn:
+        draw(figures, PLOT)
     return 0
 
 

@@ -19,11 +19,18 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Form of the dumped state, and of what the fold does: a greater one makes older snapshots worthless."""
 
 REMEMBERED = 256
 """Inputs, turns and calls remembered a session. Older ones are still once: the log knows their keys."""
+
+BUSY_SESSIONS = 64
+"""Sessions that remember so much: those that last began a turn or appeared. The state of a log of any length
+stays small, and with it the snapshot, the start and the memory."""
+
+REMEMBERED_AT_REST = 4
+"""What is remembered of each kind in the other sessions."""
 
 
 # Equal states are equal bytes: a set has another order in each process, what a payload holds another one in the log.
@@ -85,6 +92,12 @@ class SessionState:
     spawning: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Task parts that already told of their child, with the ``agent.spawned`` event's id."""
 
+    def rest(self) -> None:
+        """Others are busy now: forget all but the newest."""
+        for known in (self.inputs, self.turns, self.calls, self.asks, self.errors, self.spawning):
+            while len(known) > REMEMBERED_AT_REST:
+                known.popitem(last=False)
+
 
 def input_digest(value: Any) -> str:
     """What is remembered of a tool call's input, to tell a second call with the same id from an echo."""
@@ -107,10 +120,12 @@ class CaptureState:
         """Bus events that became an error or a compaction, which nothing else tells from a resend."""
         self.spawns: dict[str, str] = {}
         """The latest ``agent.spawned`` event of each child session."""
+        self.busy: OrderedDict[str, None] = OrderedDict()
+        """The sessions that remember the most, the one that rested longest first."""
 
     def dump(self) -> bytes:
         """Everything, as JSON that ``load`` takes; for a snapshot in the form ``STATE_VERSION``."""
-        return _ADAPTER.dump_json(_Dump(self.sessions, self.told, self.spawns))
+        return _ADAPTER.dump_json(_Dump(self.sessions, self.told, self.spawns, list(self.busy)))
 
     @classmethod
     def load(cls, dumped: bytes) -> CaptureState:
@@ -118,6 +133,7 @@ class CaptureState:
         found = _ADAPTER.validate_json(dumped)
         state = cls()
         state.sessions, state.told, state.spawns = found.sessions, OrderedDict(found.told), found.spawns
+        state.busy = OrderedDict.fromkeys(found.busy)
         return state
 
     def unknown(self) -> list[SessionState]:
@@ -149,6 +165,7 @@ class CaptureState:
             self._turn_started(session, event)
         elif event.type == "turn.ended":
             if session.turn is not None and session.turn.user_message == payload["message"]:
+                session.turn.counted.clear()  # its sums are told: nothing more is added to them
                 session.last_turn, session.turn = session.turn, None
             session.last_end = event.id
         elif event.type == "execution.step":
@@ -182,10 +199,20 @@ class CaptureState:
                 title=payload.get("title"),
                 born=event.type == CREATED,
             )
+            self._is_busy(session)
         session.ended = False
         boot = event.metadata.get("boot")
-        if isinstance(boot, str):
+        if isinstance(boot, str) and boot not in session.boots:
             session.boots.add(boot)
+            self._is_busy(session)
+
+    def _is_busy(self, session: SessionState) -> None:
+        """Only what a record says for the first time comes here, so that one that is sent again changes nothing."""
+        self.busy[session.id] = None
+        self.busy.move_to_end(session.id)
+        if len(self.busy) > BUSY_SESSIONS:
+            resting, _ = self.busy.popitem(last=False)
+            self.sessions[resting].rest()
 
     def _turn_started(self, session: SessionState, event: StreamEvent) -> None:
         payload = event.payload
@@ -200,6 +227,8 @@ class CaptureState:
         )
         session.compacted = None
         session.first_turn = session.first_turn or payload["message"]
+        if payload["message"] not in session.turns:
+            self._is_busy(session)
         remember(session.turns, payload["message"], event.id)
 
     def _step(self, session: SessionState, event: StreamEvent) -> None:
@@ -228,12 +257,13 @@ class _Dump:
     sessions: dict[str, SessionState]
     told: OrderedDict[str, str]
     spawns: dict[str, str]
+    busy: list[str]
 
 
 _ADAPTER = TypeAdapter(_Dump)
 
 
-def add_tokens(total: dict[str, float], tokens: Any, prefix: str = "") -> None:
+def add_tokens(total: dict[str, int | float], tokens: Any, prefix: str = "") -> None:
     """Add a step's token counts, nested ones as ``cache_read`` and so on."""
     if not isinstance(tokens, dict):
         return

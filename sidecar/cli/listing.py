@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
     from rich.tree import Tree
 
+    from sidecar.catalog import SessionView
     from sidecar.cli.output import Output
-    from sidecar.cli.overview import Overview, SessionView, TurnView
+    from sidecar.cli.overview import Overview, TurnView
     from streams.errors import CorruptLog
+    from streams.log import LogReader
     from streams.store import Record
 
 STATUS_STYLES = {"active": "bold green", "unknown": "yellow", "ended": "dim"}
@@ -34,11 +36,11 @@ SHORT_STREAM = 10
 async def streams(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
     """List the streams of the log, newest first."""
     from sidecar.cli.output import Output
-    from sidecar.cli.select import EMPTY_HINT, open_reader
+    from sidecar.cli.select import EMPTY_HINT, catalog_of, open_reader
 
     out = Output(json)
-    overview, fault = await _overview(open_reader(home_of(context).store_path).read_all())
-    found = [overview.stream_json(stream_id) for stream_id in overview.streams]
+    catalog, fault = await catalog_of(open_reader(home_of(context).store_path))
+    found = [catalog.stream_json(stream_id) for stream_id in catalog.streams]
     found.sort(key=lambda stream: int(stream["last_ts"]), reverse=True)
     found = found[:limit]
     if json:
@@ -136,15 +138,50 @@ async def tree(
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
-    session = None
     if stream is None:
-        overview, fault = await _overview(reader.read_all())
+        printed = await _whole_tree(out, reader, limit)
     else:
         stream, session = await find_session(reader, stream)
         overview, fault = await _overview(records_of(reader, await family_of(reader, stream)))
-    roots = overview.roots() if session is None else [overview.sessions[session]]
-    for root in roots[-limit:] if limit else roots:
-        if json:
+        roots = overview.roots() if session is None else [overview.sessions[session]]
+        printed = _print_roots(out, overview, roots[-limit:] if limit else roots)
+        if fault is not None:
+            raise fault
+    if not printed:
+        note(f"No sessions yet: {EMPTY_HINT}." if stream is None else f"{stream} holds no session.")
+
+
+async def _whole_tree(out: Output, reader: LogReader, limit: int | None) -> int:
+    """Print every session, or those below the newest ``limit`` roots; returns how many roots there were.
+
+    Where the log finds a stream's records by an index, one family is read and printed after the other, so
+    that the first is there at once and a log of any length needs little memory.
+    """
+    from sidecar.cli.select import catalog_of
+    from streams.query import Filter
+
+    if not reader.is_indexed:
+        overview, fault = await _overview(reader.read_all())
+        roots = overview.roots()
+        printed = _print_roots(out, overview, roots[-limit:] if limit else roots)
+        if fault is not None:
+            raise fault
+        return printed
+    catalog, fault = await catalog_of(reader)
+    heads = catalog.roots()
+    for root in heads[-limit:] if limit else heads:
+        streams = tuple(catalog.lineage.streams_of(root.id))
+        overview, torn = await _overview(reader.query(Filter(streams=streams)))
+        _print_roots(out, overview, [overview.sessions[root.id]] if root.id in overview.sessions else [])
+        fault = fault or torn
+    if fault is not None:
+        raise fault
+    return len(heads)
+
+
+def _print_roots(out: Output, overview: Overview, roots: list[SessionView]) -> int:
+    for root in roots:
+        if out.json:
             out.object(overview.session_json(root))
         elif out.terminal:
             from rich.tree import Tree
@@ -154,10 +191,7 @@ async def tree(
             out.console.print(top, no_wrap=True, overflow="ellipsis", crop=True)
         else:
             _plain(out, overview, root, 0)
-    if fault is not None:
-        raise fault
-    if not roots:
-        note(f"No sessions yet: {EMPTY_HINT}." if stream is None else f"{stream} holds no session.")
+    return len(roots)
 
 
 def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> None:
@@ -184,7 +218,7 @@ def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView |
     """The session's turns with the sessions each one started; last, under no turn, those nobody is known to start."""
     below = {child.id: child for child in overview.children(session.id)}
     branches: list[tuple[TurnView | None, list[SessionView]]] = [
-        (turn, [below.pop(child) for child in turn.spawned if child in below]) for turn in session.turns
+        (turn, [below.pop(child) for child in turn.spawned if child in below]) for turn in overview.turns(session.id)
     ]
     return [*branches, (None, list(below.values()))]
 

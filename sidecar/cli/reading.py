@@ -265,12 +265,20 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
 async def causes(reader: LogReader, record: Record) -> list[Record]:
     """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log.
 
-    Most causes stand in the effect's own stream, so that is read as a whole, once for the links and once for
-    the records, instead of the log once for each cause.
+    Without an index: most causes stand in the effect's own stream, so that is read as a whole, once for the
+    links and once for the records, instead of the log once for each cause.
     """
     chain = [record]
     seen = {record.event.id}
     while True:
+        if reader.is_indexed:
+            cause = chain[-1].event.causation_id
+            above = await reader.find_event(cause) if cause is not None and cause not in seen else None
+            if above is None:
+                return chain[::-1]
+            seen.add(above.event.id)
+            chain.append(above)
+            continue
         stream = chain[-1].event.stream_id
         links = {r.event.id: r.event.causation_id async for r in reader.read(stream)}
         wanted: list[str] = []

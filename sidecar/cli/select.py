@@ -9,11 +9,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
+from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.cli.command import Ambiguous, Failure
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.lineage import Lineage
 from streams.log import LogReader
+from streams.projection import fold, resume
 from streams.query import Filter
 from streams.store import NOTHING, Record
 
@@ -23,12 +25,23 @@ _NEWEST = 1000
 _SHOWN = 5
 """Near matches that an error names."""
 
-LINEAGE = Filter(types=("lifecycle.session.*", "lineage.linked"))
-
 
 def open_reader(store: Path) -> LogReader:
     """The log beside a running sidecar, or of a stopped one; one that does not exist yet reads as empty."""
     return LogReader(store)
+
+
+async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
+    """The catalog that the sidecar kept last and the records after it, and the fault that ended them early, if one did.
+
+    What a snapshot covers is not read again; ``verify`` reads everything.
+    """
+    catalog, after = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+    try:
+        await fold(catalog, reader.read_all(after=after))
+    except CorruptLog as error:
+        return catalog, error
+    return catalog, None
 
 
 async def find_stream(reader: LogReader, given: str) -> str:
@@ -54,20 +67,13 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         CorruptLog: there is none before the fault.
     """
     given = given.lstrip("…")  # as a narrow terminal shows a stream
-    seen: dict[str, None] = {}
-    lineage = Lineage()
-    fault: CorruptLog | None = None
     with suppress(CorruptLog):  # reading all of it comes to the same fault
         known = await first(reader.read(given))
         if known is not None:
             return known.event.stream_id, None
-    try:
-        async for record in reader.read_all():
-            seen[record.event.stream_id] = None
-            lineage.apply(record)
-    except CorruptLog as error:
-        fault = error
-    sessions = {session.id: session.stream for session in lineage.sessions.values()}
+    catalog, fault = await catalog_of(reader)
+    seen = catalog.streams
+    sessions = {session.id: session.stream for session in catalog.lineage.sessions.values()}
     if given in seen or given in sessions:
         return (given, None) if given in seen else (sessions[given], given)
     for names in (seen, sessions):
@@ -113,25 +119,24 @@ async def find_event(reader: LogReader, given: str) -> Record:
         record = await reader.find_event(wanted)
         if record is not None:
             return record
-    begins: list[Record] = []
-    ends: list[Record] = []
+    begins: list[str] = []
+    ends: list[str] = []
     near: list[str] = []
-    async for record in reader.read_all():
-        identifier = record.event.id
-        if len(wanted) >= 3 and identifier.startswith(wanted):
-            begins.append(record)
-        elif len(wanted) >= 3 and identifier.endswith(wanted):
-            ends.append(record)
-        elif len(near) < _SHOWN and _is_near(identifier, wanted):
-            near.append(identifier)
-        del begins[_SHOWN + 1 :], ends[_SHOWN + 1 :]
+    async for identifiers in reader.event_ids():
+        if len(wanted) >= 3:
+            begins += [each for each in identifiers if each.startswith(wanted)]
+            ends += [each for each in identifiers if each.endswith(wanted)]
+        if len(near) < _SHOWN:
+            near += [each for each in identifiers if _is_near(each, wanted)]
+        for some in (begins, ends, near):
+            del some[_SHOWN + 1 :]
     found = begins or ends
-    if len(found) == 1:
-        return found[0]
+    if len(found) == 1 and (record := await reader.find_event(found[0])) is not None:
+        return record
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
-        raise Failure(f"{given!r} fits {count} events: {_some([r.event.id for r in found])}; give more of the id")
-    hint = f"near it: {_some(near)}" if near else "`durable-stream log STREAM` and `query` show ids"
+        raise Failure(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
+    hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
     raise Failure(f"there is no event {given!r}; {hint}")
 
 
@@ -207,25 +212,21 @@ class Family:
 
 async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
     """The family of ``stream``; ``only`` leaves the joined streams out. Of a damaged log, as far as it is sound."""
-    lineage = Lineage()
-    with suppress(CorruptLog):  # whoever reads the family's records comes to the fault, and tells it
-        async for record in reader.query(LINEAGE):
-            lineage.apply(record)
-    return Family(stream, lineage, only=only, session=session)
+    # Whoever reads the family's records comes to the fault, and tells it.
+    catalog, _ = await catalog_of(reader)
+    return Family(stream, catalog.lineage, only=only, session=session)
 
 
 async def records_of(
     reader: LogReader, family: Family, *, after: int = NOTHING, up_to: int | None = None
 ) -> AsyncIterator[Record]:
     """The family's records in position order, above ``after``, not above ``up_to``."""
-    if len(family.streams) == 1 and after == NOTHING:
-        source = reader.read(family.stream)
-    else:
-        source = reader.read_all(after=after)
+    streams = tuple(sorted(family.streams))
+    source = reader.read(family.stream) if len(streams) == 1 else reader.query(Filter(streams=streams))
     async for record in source:
         if up_to is not None and record.position > up_to:
             return
-        if record in family:
+        if record.position > after and record in family:
             yield record
 
 

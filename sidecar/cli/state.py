@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sidecar.catalog import Catalog
 from sidecar.checks import (
     NotAsked,
     SidecarSilent,
@@ -18,7 +19,7 @@ from sidecar.checks import (
 )
 from sidecar.cli import moving
 from sidecar.cli.output import Output, bytes_text, local_time
-from sidecar.cli.overview import Overview
+from sidecar.cli.select import catalog_of
 from sidecar.home import Home
 from streams.errors import StreamError
 from streams.log import LogReader
@@ -68,31 +69,31 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
 
 async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
-    overview = Overview()
+    catalog = Catalog()
     head = NOTHING
-    last_ts = None
     segments = None
     try:
         reader = LogReader(home.store_path)
         head = reader.head
         sizes = reader.file_sizes()
         segments = None if sizes is None else asdict(sizes)
-        async for record in reader.read_all():
-            overview.apply(record)
-            last_ts = max(last_ts or 0, record.event.ts)
+        catalog, fault = await catalog_of(reader)
+        if fault is not None:
+            problems.append(str(fault))
     except StreamError as error:
         problems.append(str(error))
+    last_ts = max((stream.last_ts for stream in catalog.streams.values()), default=None)
     torn = torn_files(home.store_path)
     migration = moving.at_rest(home.store_path)
     log = {
         "head": head,
         "torn": str(torn[-1]) if torn else None,
         "segments": segments,
-        "streams": len(overview.streams),
+        "streams": len(catalog.streams),
         "last_ts": last_ts,
         "backend": migration["backend"] if migration is not None else None,
     }
-    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": overview.gaps}
+    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": catalog.gaps}
 
 
 def print_status(out: Output, found: dict[str, Any]) -> None:

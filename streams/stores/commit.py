@@ -139,21 +139,29 @@ class GroupCommit:
             self._queue.append(pending)
             self._waiting_bytes += size
             self._unwritten += 1
-            on_loop = self._may_run_on_loop and self._trust and self._waiting_bytes <= MAX_ON_LOOP_BYTES
-            if not on_loop:
-                self._wake.notify()
-        if on_loop and not self._flush_is_due:
+        if not self._flush_is_due:
             self._flush_is_due = True
             loop.call_soon(self._flush)
-            if self._last_group == 1:
+            if self._last_group == 1 and self._is_for_the_loop():
                 # Nobody shared the last commit, so this append need not wait for company either.
                 self._commit_on_loop()
         return await pending.future
 
+    def _is_for_the_loop(self) -> bool:
+        return self._may_run_on_loop and bool(self._trust) and self._waiting_bytes <= MAX_ON_LOOP_BYTES
+
     def _flush(self) -> None:
-        """Commit what this turn of the loop submitted."""
+        """Commit what this turn of the loop submitted.
+
+        The thread is woken here and not before: it might commit the first appends of the turn alone, make the
+        others wait for a second sync, and fight with the loop for the interpreter meanwhile.
+        """
         self._flush_is_due = False
-        self._commit_on_loop()
+        if self._is_for_the_loop():
+            self._commit_on_loop()
+        else:
+            with self._wake:
+                self._wake.notify()
 
     def _commit_on_loop(self) -> None:
         """Commit what waits; if the thread is at it, the thread goes on with this too."""

@@ -25,6 +25,7 @@ from streams.stores.segments import (
     EMPTY_HEAD,
     BadLine,
     Head,
+    LineKeys,
     Segment,
     check_crc,
     list_segments,
@@ -35,7 +36,7 @@ from streams.stores.segments import (
 )
 from streams.stores.stored import Stored
 
-Parsed = TypeVar("Parsed", Record, Stored)
+Parsed = TypeVar("Parsed", Record, Stored, LineKeys)
 
 _CHUNK = 1024 * 1024
 
@@ -101,6 +102,11 @@ class JsonlReader:
     def file_sizes(self) -> Sizes:
         """What the log's files take; blocking, for an instant."""
         return sizes_of(self._log)
+
+    async def event_ids(self) -> AsyncIterator[list[str]]:
+        """The ids of all events, oldest first. Scans the log."""
+        async for place in self._places(NOTHING):
+            yield [_checked(parse_keys, place).event.id]
 
     async def close(self) -> None:
         """Nothing is held open between calls."""

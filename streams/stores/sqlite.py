@@ -31,8 +31,12 @@ from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_rows import INSERT, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
 
-CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
-"""Size of the WAL above which the writer moves it into the database file."""
+CHECKPOINT_BYTES: Final = 32 * 1024 * 1024
+"""Size of the WAL above which the writer moves it into the database file. Pages of the indexes stand in it many
+times and are moved once, so a larger one costs less; but a start after a crash, and the end, take the longer."""
+
+_LOOKED_UP: Final = 500
+"""Keys that are looked for at once."""
 
 
 class _Known:
@@ -64,6 +68,8 @@ class SqliteStore(KeepsHints):
         self._tails: dict[str, tuple[int, bytes]] = {}
         self._stream_ids: dict[str, int] = {}
         self._fresh: dict[bytes, Placed] = {}
+        self._stored_keys: frozenset[bytes] = frozenset()
+        """Of the commit under way: the digests of its keys that were stored before."""
         self._closed = False
         self.differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after))
@@ -136,6 +142,8 @@ class SqliteStore(KeepsHints):
         fresh = self._fresh.get(digest)
         if fresh is not None:
             return _Known(fresh)
+        if digest not in self._stored_keys:
+            return None
         row = self._connection.execute(f"{SELECT} WHERE key = ?", [digest]).fetchone()
         return None if row is None else _Known(record_of(row, str(self._path)))
 
@@ -175,6 +183,7 @@ class SqliteStore(KeepsHints):
     def _decide(self, group: Sequence[Pending]) -> tuple[list[tuple[Pending, Plan]], list[Row]]:
         decided: list[tuple[Pending, Plan]] = []
         rows: list[Row] = []
+        self._stored_keys = self._look_up(group)
         for pending in group:
             try:
                 plan_ = plan(pending.request, self)
@@ -192,6 +201,17 @@ class SqliteStore(KeepsHints):
             self.differences += plan_.differences
             decided.append((pending, plan_))
         return decided, rows
+
+    def _look_up(self, group: Sequence[Pending]) -> frozenset[bytes]:
+        """Which keys of a commit are stored: nearly always none, and one question is cheaper than one for each."""
+        digests = [key_digest(each.event.idempotency_key) for pending in group for each in pending.request.batch]
+        found: set[bytes] = set()
+        for begin in range(0, len(digests), _LOOKED_UP):
+            asked = digests[begin : begin + _LOOKED_UP]
+            marks = ", ".join("?" * len(asked))
+            query = f"SELECT key FROM records WHERE key IN ({marks})"  # noqa: S608 - marks only
+            found.update(key for (key,) in self._connection.execute(query, asked))
+        return frozenset(found)
 
     # Moving a log from or to another backend (see ``Copyable``)
 

@@ -13,13 +13,15 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
+from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from zlib import crc32
 
 from streams.errors import CorruptLog, StoreUnavailable, StreamError
-from streams.query import Filter
+from streams.query import Filter, type_matches
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
@@ -27,7 +29,16 @@ from streams.stores.sqlite_rows import SELECT, bindable, conditions, record_of, 
 from streams.stores.stored import Stored
 
 _FETCH = 256
+_FETCH_IDS = 4096
 _BELOW_ALL = -(2**63)
+_LEAST_REACH = 1024
+
+_TYPES = (
+    "WITH RECURSIVE types (name) AS (SELECT min(type) FROM records UNION ALL"
+    " SELECT (SELECT min(type) FROM records WHERE type > name) FROM types WHERE name IS NOT NULL)"
+    " SELECT name FROM types WHERE name IS NOT NULL"
+)
+"""The types that there are, by as many steps in their index."""
 
 
 class SqliteReader:
@@ -55,17 +66,8 @@ class SqliteReader:
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
-        head = await asyncio.to_thread(lambda: self.head)
-        where = "stream = (SELECT id FROM streams WHERE name = ?) AND offset >= ? AND position <= ?"
-        last = max(from_offset, 0)
-        while bindable(stream_id):
-            rows = await self._fetch(f"{SELECT} WHERE {where} ORDER BY offset LIMIT ?", [stream_id, last, head, _FETCH])
-            for row in rows:
-                record = record_of(row, str(self._path))
-                last = record.offset + 1
-                yield record
-            if len(rows) < _FETCH:
-                return
+        async for record in self._stream(stream_id, from_offset, await self._head_now()):
+            yield record
 
     async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamReader.read_all``."""
@@ -74,11 +76,15 @@ class SqliteReader:
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """See ``StreamReader.query``. Text is looked up in the index as far as that has come, the rest is read."""
-        where, values = conditions(wanted)
+        if wanted.streams:
+            async for record in self._of_streams(wanted):
+                yield record
+            return
+        where, values = conditions(await self._with_whole_types(wanted))
         if not all(bindable(value) for value in values if isinstance(value, str)):
             return
         if wanted.text is None:
-            async for record in self._matching(where, values, NOTHING):
+            async for record in self._matching(where, values, await self._before(wanted)):
                 yield record
             return
         indexed = NOTHING
@@ -88,7 +94,7 @@ class SqliteReader:
             if indexed > NOTHING:
                 async for record in self._found(wanted, grams, indexed):
                     yield record
-        async for record in self._matching(where, values, indexed):
+        async for record in self._matching(where, values, max(indexed, await self._before(wanted))):
             if wanted.matches(record.event):
                 yield record
 
@@ -102,9 +108,21 @@ class SqliteReader:
         rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
         return record_of(rows[0], str(self._path)) if rows else None
 
+    async def event_ids(self) -> AsyncIterator[list[str]]:
+        """The ids of all events, many at a time, in no certain order. Reads their index alone."""
+        last = ""
+        while True:
+            rows = await self._fetch(
+                "SELECT event_id FROM records WHERE event_id > ? ORDER BY event_id LIMIT ?", [last, _FETCH_IDS]
+            )
+            yield [identifier for (identifier,) in rows]
+            if len(rows) < _FETCH_IDS:
+                return
+            last = rows[-1][0]
+
     async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""
-        head = await asyncio.to_thread(lambda: self.head)
+        head = await self._head_now()
         records: list[Stored] = []
         while after < head:
             # A batch is never larger than ``MAX_BATCH``, so what is fetched holds a whole one.
@@ -145,20 +163,75 @@ class SqliteReader:
 
     # Fetching
 
-    async def _matching(self, where: str, values: list[Any], after: int) -> AsyncIterator[Record]:
-        """Records that fulfil a condition, from the position after ``after`` to the head at the first fetch."""
-        head = await asyncio.to_thread(lambda: self.head)
-        condition = f" AND {where}" if where else ""
-        query = f"{SELECT} WHERE position > ? AND position <= ?{condition} ORDER BY position LIMIT ?"
-        last = max(after, _BELOW_ALL)
-        while True:
-            rows = await self._fetch(query, [last, head, *values, _FETCH])
+    async def _head_now(self) -> int:
+        return await asyncio.to_thread(lambda: self.head)
+
+    async def _stream(self, stream_id: str, from_offset: int, head: int) -> AsyncIterator[Record]:
+        where = "stream = (SELECT id FROM streams WHERE name = ?) AND offset >= ? AND position <= ?"
+        last = max(from_offset, 0)
+        while bindable(stream_id):
+            rows = await self._fetch(f"{SELECT} WHERE {where} ORDER BY offset LIMIT ?", [stream_id, last, head, _FETCH])
             for row in rows:
                 record = record_of(row, str(self._path))
-                last = record.position
+                last = record.offset + 1
                 yield record
             if len(rows) < _FETCH:
                 return
+
+    async def _of_streams(self, wanted: Filter) -> AsyncIterator[Record]:
+        """The records of ``wanted.streams`` that match, merged by position: an index holds them by offset."""
+        head = await self._head_now()
+        reads = [self._stream(stream, 0, head) for stream in dict.fromkeys(wanted.streams)]
+        waiting: list[tuple[int, int, Record]] = []
+        for number, read in enumerate(reads):
+            record = await anext(read, None)
+            if record is not None:
+                heappush(waiting, (record.position, number, record))
+        while waiting:
+            _, number, first = waiting[0]
+            if wanted.matches(first.event):
+                yield first
+            following = await anext(reads[number], None)
+            if following is None:
+                heappop(waiting)
+            else:
+                heapreplace(waiting, (following.position, number, following))
+
+    async def _with_whole_types(self, wanted: Filter) -> Filter:
+        """``wanted`` with each ``agent.*`` as the types that there are: of these the index is in order of position."""
+        if not any(name.endswith(".*") for name in wanted.types):
+            return wanted
+        types = [row[0] for row in await self._fetch(_TYPES, [])]
+        found = [name for name in types if any(type_matches(name, each) for each in wanted.types)]
+        return replace(wanted, types=found or ["none"])
+
+    async def _before(self, wanted: Filter) -> int:
+        """A position that all records of ``wanted``'s times lie above; found once, instead of for each fetch."""
+        if wanted.since_ms is None:
+            return NOTHING
+        found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
+        return await self._head_now() if found is None else found - 1
+
+    async def _matching(self, where: str, values: list[Any], after: int) -> AsyncIterator[Record]:
+        """Records that fulfil a condition, from the position after ``after`` to the head at the first fetch.
+
+        With a condition it looks at a range of positions at a time, which grows while little is found in it:
+        SQLite may have to sort all that is in it, whatever the limit.
+        """
+        head = await self._head_now()
+        condition = f" AND {where}" if where else ""
+        query = f"{SELECT} WHERE position > ? AND position <= ?{condition} ORDER BY position LIMIT ?"
+        last, reach = max(after, _BELOW_ALL), _LEAST_REACH
+        while last < head:
+            until = min(last + reach, head) if where else head
+            rows = await self._fetch(query, [last, until, *values, _FETCH])
+            for row in rows:
+                yield record_of(row, str(self._path))
+            if len(rows) < _FETCH:
+                last, reach = until, reach * 4
+            else:
+                reach = max(_LEAST_REACH, 2 * (rows[-1][0] - last))
+                last = rows[-1][0]
 
     async def _found(self, wanted: Filter, grams: str, indexed: int) -> AsyncIterator[Record]:
         """What the full-text index knows up to ``indexed``, compared with the whole filter."""

@@ -97,11 +97,12 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         if value is not None:
             parts.append(f"records.{column} = ?")
             values.append(value)
+    # The index of times is not in order of position: with the plus it is left alone, see ``SqliteReader``.
     if wanted.since_ms is not None:
-        parts.append("records.ts >= ?")
+        parts.append("+records.ts >= ?")
         values.append(wanted.since_ms)
     if wanted.until_ms is not None:
-        parts.append("records.ts < ?")
+        parts.append("+records.ts < ?")
         values.append(wanted.until_ms)
     return " AND ".join(parts), values
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict, StoreClosed
+from streams.event import StreamEvent
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
+from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, LINKED, RESUMED, Lineage
+from streams.projection import fold, resume, state_hash
 from streams.query import Filter
 from streams.store import MAX_BATCH, NOTHING, Record, Snapshot, StreamStore
 from tests.streams.builders import event, events
@@ -25,6 +28,29 @@ async def collect(records: AsyncIterator[Record]) -> list[Record]:
 
 async def everything(store: StreamStore) -> list[dict[str, Any]]:
     return [record.as_json() for record in await collect(store.read_all())]
+
+
+def family(count: int) -> list[StreamEvent]:
+    """A story of sessions that appear, descend from each other, end, resume and are linked late."""
+    story: list[StreamEvent] = []
+    for n in range(count):
+        session, above = f"ses_{n // 4}", f"ses_{n // 4 - 1}"
+        payload: dict[str, Any] = {"session": session, "title": f"é {n}"}
+        match n % 4:
+            case 0:
+                parent = {} if n // 4 % 5 == 0 else {"lineage": "unknown"} if n // 4 % 5 == 3 else {"parent": above}
+                story.append(event(f"f{n}", type_=CREATED, stream=session, payload=payload | parent))
+            case 1:
+                linked = {"session": session, "parent": above}
+                is_late = n // 4 % 5 == 3
+                type_ = LINKED if is_late else "execution.step"
+                story.append(event(f"f{n}", type_=type_, stream=session, payload=linked if is_late else payload))
+            case 2:
+                story.append(event(f"f{n}", type_=ENDED, stream=session, payload=payload))
+            case _:
+                type_ = RESUMED if n % 3 else "turn.ended"
+                story.append(event(f"f{n}", type_=type_, stream=session, payload=payload))
+    return story
 
 
 class StoreContract:
@@ -118,6 +144,34 @@ class StoreContract:
         await store.put_snapshot("lineage", Snapshot(1, 7, b"x"))
         assert await store.cursor("mirror") == NOTHING
         assert await store.snapshot("lineage", 1) is None
+
+    @pytest.mark.parametrize("cut", [0, 1, 7, 300, 599])
+    async def test_a_lineage_from_its_snapshot_equals_a_full_replay(self, store: StreamStore, cut: int) -> None:
+        story = family(600)
+        for begin in range(0, len(story), 100):
+            await store.append(story[begin : begin + 100])
+        early = Lineage()
+        async for record in store.read_all():
+            if record.position <= cut:
+                early.apply(record)
+        await store.put_snapshot("lineage", Snapshot(LINEAGE_VERSION, cut, early.dump()))
+        resumed, after = await resume(store, "lineage", LINEAGE_VERSION, Lineage.load, Lineage)
+        assert after == cut
+        await fold(resumed, store.read_all(after=after))
+        whole = await fold(Lineage(), store.read_all())
+        assert state_hash(resumed) == state_hash(whole) and resumed.dump() == whole.dump()
+        assert len(whole.sessions) > 100 and whole.roots() != list(whole.sessions.values())
+        for session in whole.sessions:
+            assert resumed.root(session) == whole.root(session)
+            assert resumed.streams_of(session) == whole.streams_of(session)
+            assert resumed.children(session) == whole.children(session)
+
+    async def test_what_is_no_snapshot_is_a_full_replay(self, store: StreamStore) -> None:
+        await store.append(family(20))
+        await store.put_snapshot("lineage", Snapshot(LINEAGE_VERSION, 7, b"{not what was dumped"))
+        assert (await resume(store, "lineage", LINEAGE_VERSION, Lineage.load, Lineage))[1] == NOTHING
+        await store.put_snapshot("lineage", Snapshot(LINEAGE_VERSION + 1, 7, Lineage().dump()))
+        assert (await resume(store, "lineage", LINEAGE_VERSION, Lineage.load, Lineage))[1] == NOTHING
 
     @pytest.mark.parametrize(
         "name", ["", "../x", "a/b", "A", "a.b", "a b", "1a", "a" * 64, "a\n", "é", "\ud800", "a\0"]
@@ -296,6 +350,31 @@ class StoreContract:
         assert await keys(correlation_id="msg_1") == ["b"]
         assert await keys(text="disk full") == ["a"]
         assert await keys(text="disk full", actors=["user"]) == []
+
+    async def test_a_query_of_many_records_is_whole_and_in_order(self, store: StreamStore) -> None:
+        """More than a reader takes at a time: rare and frequent types, streams side by side, and every bound."""
+        types = ("execution.step", "execution.output", "execution.step", "agent.error")
+        story = [
+            event(f"k{n}", type_=types[n % 4] if n % 97 else "agent.spawned", stream=f"ses_{n % 7}", ts=1000 + n // 3)
+            for n in range(1500)
+        ]
+        for begin in range(0, len(story), 500):
+            await store.append(story[begin : begin + 500])
+        for wanted in (
+            Filter(types=("execution.*",)),
+            Filter(types=("agent.*", "execution.output")),
+            Filter(types=("agent.spawned",)),
+            Filter(types=("nothing.*",)),
+            Filter(streams=("ses_1", "ses_5", "ses_1")),
+            Filter(streams=("ses_2",), types=("agent.*",), since_ms=1100),
+            Filter(streams=("ses_2", "ses_none"), text="nothing like it"),
+            Filter(since_ms=1400),
+            Filter(since_ms=1100, until_ms=1200, types=("execution.*",)),
+            Filter(since_ms=99_999),
+            Filter(until_ms=1003),
+        ):
+            found = [record.position for record in await collect(store.query(wanted))]
+            assert found == [n for n, each in enumerate(story) if wanted.matches(each)], wanted
 
     async def test_subscribe_replays_and_then_follows(self, store: StreamStore) -> None:
         await store.append(events(2))

@@ -1,0 +1,223 @@
+"""A log of a million events, made as a sidecar would have written it, and what can be done with it.
+
+Encoding and chaining are the store's own; only the waiting for each commit is left out, through ``copy_in``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.link import record_for, sidecar
+from benchmarks.report import Row
+from sidecar.catalog import CATALOG, CATALOG_VERSION
+from sidecar.home import Home
+from sidecar.upkeep import SLOW_TAIL
+from streams.hashing import GENESIS, chain, encode
+from streams.identity import Identity, seeded_identity
+from streams.log import Log, LogReader
+from streams.stores.directory import Backend
+from streams.stores.stored import Stored
+
+EVENTS = 1_000_000
+SESSION_TURNS = 24
+"""Turns of a session: with the steps below about 500 events."""
+
+TURN_CALLS = 6
+CHUNK = 4096
+STARTS = 5
+CATALOG_SECONDS = 180.0
+RECORDING_SECONDS = 20.0
+BACKENDS: Final[tuple[Backend, ...]] = ("jsonl", "sqlite")
+COMMANDS: Final = (
+    ("streams", "--limit", "5"),
+    ("tree", "--limit", "5"),
+    ("log", "ses_00000000root", "--last", "5"),
+    ("query", "--type", "lifecycle.*", "--limit", "5"),
+    ("query", "--text", "nothing holds this", "--limit", "5"),
+    ("verify",),
+)
+TEXT = "It reads the file, changes a line and runs the tests again. " * 9
+
+
+def session_events(identity: Identity, number: int) -> Iterator[dict[str, object]]:
+    """What one session and its child leave in the log."""
+    root, child = f"ses_{number:08d}root", f"ses_{number:08d}child"
+    boot = f"boot{number // 20:06d}"
+
+    def one(type_: str, key: str, session: str, payload: dict[str, object], turn: str | None) -> dict[str, object]:
+        return {
+            "type": type_,
+            "stream_id": root,
+            "actor": "user" if type_ == "human.input" else "build",
+            "source": {"agent": "build", "adapter": "opencode"},
+            "idempotency_key": f"{type_}:{session}:{key}",
+            "correlation_id": turn,
+            "payload": {"session": session, **payload},
+            "metadata": {"boot": boot, "event": f"evt_{number}_{key}"},
+        }
+
+    yield one("lifecycle.session.created", root, root, {"title": f"Session {number}", "directory": "/bench"}, None)
+    created = {"title": "A child", "parent": root, "directory": "/bench"}
+    yield one("lifecycle.session.created", child, child, created, None)
+    for turn in range(SESSION_TURNS):
+        session = child if turn == SESSION_TURNS // 2 else root
+        message, answer = f"msg_{number:08d}{turn:06d}user", f"msg_{number:08d}{turn:06d}zansw"
+        asked = "agent.input" if session == child else "human.input"
+        yield one(asked, message, session, {"message": message, "text": TEXT[:120]}, message)
+        started = {"message": message, "assistant_message": answer, "agent": "build", "trigger": "prompt"}
+        yield one("turn.started", message, session, started, message)
+        for call in range(TURN_CALLS):
+            part = f"prt_{number:08d}{turn:06d}{call:04d}"
+            tool = {
+                "kind": "tool",
+                "part": part,
+                "turn": message,
+                "call": f"call_{number:08d}{turn:04d}{call:04d}",
+                "tool": "bash",
+                "input": {"command": f"make test-{call}", "description": "Runs the tests"},
+                "output": TEXT,
+                "status": "completed",
+                "duration_ms": 1200,
+            }
+            yield one("execution.step", part, session, tool, message)
+            tokens = {"input": 900, "output": 120, "reasoning": 0, "cache": {"read": 4000, "write": 0}}
+            inference = {"kind": "inference", "turn": message, "tokens": tokens, "cost": 0.0125, "finish": "tool-calls"}
+            yield one("execution.step", f"{part}i", session, inference, message)
+            said = {"kind": "text", "turn": message, "part": f"{part}o", "text": TEXT}
+            yield one("execution.output", f"{part}o", session, said, message)
+        yield one("turn.ended", message, session, {"message": message, "outcome": "completed"}, message)
+    yield one("lifecycle.session.ended", root, root, {"reason": "deleted"}, None)
+
+
+def records(count: int) -> Iterator[Stored]:
+    """The first ``count`` records of such a log, each a batch of its own."""
+    identity = seeded_identity(1)
+    position = number = 0
+    while True:
+        previous, cause = GENESIS, None
+        for offset, fields in enumerate(session_events(identity, number)):
+            if position == count:
+                return
+            event = identity.stamp({**fields, "causation_id": cause})
+            cause = event.id
+            encoded = encode(event)
+            previous = chain(previous, encoded.digest_form)
+            yield Stored(position, offset, previous, 0, 1, encoded.canonical)
+            position += 1
+        number += 1
+
+
+async def build(store: Path, count: int, backend: Backend) -> None:
+    """A store of ``count`` events in ``store``, which must be new. A million take one to two minutes."""
+    log = await Log.open(store, seeded_identity(2), backend=backend)
+    waiting: list[Stored] = []
+    for record in records(count):
+        waiting.append(record)
+        if len(waiting) == CHUNK:
+            await log.source.copy_in(waiting)
+            waiting = []
+    if waiting:
+        await log.source.copy_in(waiting)
+    await log.close()
+
+
+async def measure(directory: Path, seconds: float) -> list[Row]:
+    """How soon ``serve`` is ready beside a long log, what it holds in memory, and what opening a store takes."""
+    count = int(os.environ.get("BENCH_EVENTS", EVENTS))
+    name = f"{count:,} events" if count != EVENTS else "1 M events"
+    rows: list[Row] = []
+    for backend in BACKENDS:
+        home = Home(directory / f"million-{backend}")
+        home.create()
+        await build(home.store_path, count, backend)
+        opened = await _opened(home.store_path)
+        rows.append(Row(f"opening {backend}, {name}", opened, None, "s"))
+        if backend == "jsonl":
+            shutil.rmtree(home.path)
+            continue
+        rows.append(Row(f"serve ready, {name} in sqlite, no snapshot", (await _served(home, 0)).ready, None, "s"))
+        taken = [await _served(home, 0) for _ in range(STARTS)]
+        ready = statistics.median(each.ready for each in taken)
+        rows.append(Row(f"serve ready, {name} in sqlite", ready, None, "s", 2, 0.5))
+        empty = Home(directory / "million-none")
+        taken = [await _served(empty, 0) for _ in range(STARTS)]
+        rows.append(Row("serve ready, an empty log", statistics.median(each.ready for each in taken), None, "s"))
+        recording = await _served(home, RECORDING_SECONDS)
+        rows.append(Row(f"memory, {name} in sqlite", recording.memory, None, "MiB", 200, 100))
+        rows.append(Row("memory gained while it recorded on", recording.gained, None, "MiB"))
+        rows += await _commands(home, name)
+        shutil.rmtree(home.path)
+    return rows
+
+
+class Served(NamedTuple):
+    """One life of a sidecar: seconds until it served, and MiB resident, the most and what recording added."""
+
+    ready: float
+    memory: float
+    gained: float
+
+
+async def _opened(store: Path) -> float:
+    start = time.perf_counter()
+    log = await Log.open(store, seeded_identity(3))
+    taken = time.perf_counter() - start
+    await log.close()
+    return taken
+
+
+async def _served(home: Home, seconds: float) -> Served:
+    """Start a sidecar; with ``seconds``, record for so long. Its memory is looked at each quarter of that."""
+    start = time.perf_counter()
+    async with sidecar(home) as process:
+        ready = time.perf_counter() - start
+        seen = [_resident(process.pid)]
+        if seconds:
+            reader = LogReader(home.store_path)
+            before, sent = reader.head, 0
+            # Half the time to become warm, so that what is gained afterwards is growth.
+            for _ in range(4):
+                sent += await record_for(home, seconds / 4)
+                seen.append(_resident(process.pid))
+            if reader.head - before < sent:
+                raise RuntimeError(f"of {sent} events {reader.head - before} were recorded")
+    return Served(ready, max(seen), seen[-1] - seen[len(seen) // 2])
+
+
+def _resident(pid: int) -> float:
+    """MiB of a process that are in memory."""
+    if sys.platform == "linux":
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    printed = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], check=True, capture_output=True, text=True)
+    return int(printed.stdout) / 1024
+
+
+async def _commands(home: Home, name: str) -> list[Row]:
+    """Reading commands beside a stopped sidecar that kept its snapshots."""
+    # The catalog is kept from time to time, and at the end of a sidecar if it is not far behind.
+    async with sidecar(home), asyncio.timeout(CATALOG_SECONDS):
+        reader = LogReader(home.store_path)
+        kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
+        while kept is None or reader.head - kept.position > SLOW_TAIL:
+            await asyncio.sleep(0.2)
+            kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
+    rows = []
+    for arguments in COMMANDS:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), *arguments]
+        # What they print besides (that nothing fits) is of no interest; that they fail is.
+        done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if await done.wait():
+            raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}")
+        rows.append(Row(f"{' '.join(arguments)}, {name}", time.perf_counter() - start, None, "s"))
+    return rows

@@ -1,0 +1,68 @@
+"""`make bench` in its smallest form: every row of the stores and of a long log is there, whatever its figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import limits, million, peers, store
+from benchmarks.limits import beside
+from benchmarks.report import Row, table
+from tools import generate_performance
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+async def test_every_row_of_the_stores_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "CHUNK", 64)
+    monkeypatch.setattr(store, "SLOW_CHUNK", 4)
+    monkeypatch.setattr(limits, "ROUNDS", 1)
+    rows = await store.measure(tmp_path, 0.02)
+    labels = [row.label for row in rows]
+    for backend in ("jsonl", "sqlite"):
+        assert f"{backend} append, 64 in flight" in labels
+        assert f"{backend}, disk 5 ms slower, 64 in flight" in labels
+    assert all(row.value > 0 and row.limit for row in rows) and all(label in table(rows) for label in labels)
+
+
+async def test_every_row_of_a_long_log_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_EVENTS", "1500")
+    monkeypatch.setattr(million, "STARTS", 1)
+    monkeypatch.setattr(million, "COMMANDS", million.COMMANDS[:1])
+    monkeypatch.setattr(million, "RECORDING_SECONDS", 0.1)
+    rows = await million.measure(tmp_path, 0.1)
+    assert {row.unit for row in rows} == {"s", "MiB"}
+    assert [row.floor for row in rows if "serve ready" in row.label].count(2) == 1
+    assert [row.floor for row in rows if row.label.startswith("memory,")] == [200]
+
+
+async def test_without_peers_their_rows_are_missed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "dbos", None)
+    assert await peers.measure(tmp_path, 0.1) == []
+    assert "extra `bench`" in capsys.readouterr().err
+
+
+async def test_a_limit_may_be_waited_for() -> None:
+    async def ten(seconds: float) -> float:
+        return 10.0
+
+    assert await beside(lambda s: 4.0, ten, 0.1) == (10.0, 4.0)
+    assert await beside(ten, ten, 0.1) == (10.0, 10.0)
+
+
+def test_a_peer_is_told_plainly() -> None:
+    assert Row("a", 2, 1, "peer", is_peer=True).verdict == "ahead"
+    assert Row("a", 1, 2, "peer", is_peer=True).verdict == "behind"
+
+
+def test_the_plot_is_of_the_figures() -> None:
+    figures = json.loads((DOCS / "performance.json").read_text())
+    assert generate_performance.digest(figures) in (DOCS / "performance.svg").read_text()
+    figures["rows"][0]["value"] += 1
+    assert generate_performance.main(["--check"]) == 0
+    labels = [bar[0] for bar in generate_performance.bars(figures)]
+    assert "Durable Stream, jsonl" in labels and len(labels) == len(set(labels))

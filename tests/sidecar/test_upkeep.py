@@ -1,0 +1,173 @@
+"""What the sidecar keeps so that starts and commands are quick: snapshots equal a full replay (FEATURES D3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge.opencode.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
+from sidecar import upkeep as module
+from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.cli.overview import Overview
+from sidecar.cli.select import catalog_of
+from sidecar.upkeep import SNAPSHOT, Upkeep, restore
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from streams.log import Log, LogReader
+from streams.projection import fold, state_hash
+from streams.stores.directory import Backend
+from tests.bridge.playing import names, play
+from tests.streams.builders import event
+
+BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
+
+
+def recorded() -> list[StreamEvent]:
+    """Every recording's events, one after the other."""
+    return [each for name in names() for each in play(name).log.events.values()]
+
+
+def many_sessions(count: int, turns: int = 12) -> list[StreamEvent]:
+    """More sessions than are kept busy; the first one comes back at the end."""
+    story: list[StreamEvent] = []
+    for number in [*range(count), 0]:
+        session = f"ses_{number}"
+        base = f"{number}-{len(story)}"
+        appeared = "lifecycle.session.created" if base == "0-0" or number else "lifecycle.session.resumed"
+        payload = {"session": session, "title": f"s {number}"}
+        story.append(event(base, type_=appeared, stream=session, payload=payload, metadata={"boot": f"b{len(story)}"}))
+        for turn in range(turns):
+            message = f"msg_{base}_{turn}"
+            told = {"session": session, "message": message}
+            story.append(event(f"{base}i{turn}", type_="human.input", stream=session, payload=told))
+            story.append(event(f"{base}s{turn}", type_="turn.started", stream=session, payload=told))
+            step = {"session": session, "turn": message, "kind": "inference", "cost": 0.1, "tokens": {"input": 3}}
+            story.append(event(f"{base}x{turn}", stream=session, payload=step))
+            if turn + 1 < turns or number % 3:
+                story.append(event(f"{base}e{turn}", type_="turn.ended", stream=session, payload=told))
+    return story
+
+
+async def append(log: Log, events: list[StreamEvent]) -> None:
+    for begin in range(0, len(events), 256):
+        await log.append(events[begin : begin + 256], on_known="keep_first")
+
+
+def upkeep_of(log: Log, state: CaptureState, kept: int) -> Upkeep:
+    return Upkeep(log, state, lambda: True, kept=kept, migrate_at_bytes=0)
+
+
+async def life(store: Path, backend: Backend, events: list[StreamEvent]) -> tuple[CaptureState, int]:
+    """One life of a sidecar, as ``serve`` composes it: resume, record, end. Its state, and where it resumed."""
+    log = await Log.open(store, seeded_identity(1), backend=backend)
+    state, kept = await restore(log)
+    await append(log, events)
+    for each in events:
+        state.apply(each)
+    await upkeep_of(log, state, kept).keep_last()
+    await log.close()
+    return state, kept
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("story", ["recordings", "many sessions"])
+async def test_lives_that_resume_equal_a_full_replay(tmp_path: Path, backend: Backend, story: str) -> None:
+    events = recorded() if story == "recordings" else many_sessions(2 * BUSY_SESSIONS, 3)
+    third = len(events) // 3
+    done = 0
+    for part in (events[:third], events[third : 2 * third], events[2 * third :]):
+        state, kept = await life(tmp_path, backend, part)
+        assert kept == done - 1, "it resumes where the life before it ended"
+        done += len(part)
+    whole = CaptureState()
+    for each in events:
+        whole.apply(each)
+    assert vars(state) == vars(whole) and state.dump() == whole.dump()
+    reader = LogReader(tmp_path)
+    snapshot = await reader.snapshot(CATALOG, CATALOG_VERSION)
+    assert snapshot is not None and snapshot.position == reader.head
+    resumed, fault = await catalog_of(reader)
+    full = await fold(Catalog(), reader.read_all())
+    assert fault is None and resumed.dump() == full.dump() and state_hash(resumed) == state_hash(full)
+    # The catalog says of streams what the overview of all turns says.
+    overview = await fold(Overview(), reader.read_all())
+    assert [full.stream_json(stream) for stream in full.streams] == overview.state()["streams"]
+    await reader.close()
+
+
+async def test_a_start_that_read_the_whole_log_is_the_last_that_does(tmp_path: Path) -> None:
+    """Also when nothing is recorded in that life."""
+    log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
+    await append(log, many_sessions(5))
+    head = log.head
+    await log.close()
+    _, kept = await life(tmp_path, "sqlite", [])
+    assert kept == -1
+    _, kept = await life(tmp_path, "sqlite", [])
+    assert kept == head
+
+
+@pytest.mark.parametrize("name", [SNAPSHOT, CATALOG])
+@pytest.mark.parametrize("damage", [b"", b"garbage\n{}", b"\xff" * 100])
+async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, name: str, damage: bytes) -> None:
+    events = many_sessions(4)
+    await life(tmp_path, "jsonl", events)
+    (tmp_path / "hints" / f"snapshot-{name}").write_bytes(damage)
+    state, _ = await life(tmp_path, "jsonl", [])
+    whole = CaptureState()
+    for each in events:
+        whole.apply(each)
+    assert state.dump() == whole.dump()
+    assert (await catalog_of(LogReader(tmp_path)))[0].records == len(events)
+
+
+async def test_the_catalog_follows_the_log_and_is_kept(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1))
+    upkeep = upkeep_of(log, CaptureState(), -1)
+    events = many_sessions(6)
+    await append(log, events[:100])
+    await upkeep.keep_catalog(1000)
+    assert await log.snapshot(CATALOG, CATALOG_VERSION) is None, "so little is not worth it"
+    await upkeep.keep_catalog(50)
+    await append(log, events[100:])
+    kept = await log.snapshot(CATALOG, CATALOG_VERSION)
+    assert kept is not None and kept.position == 99
+    catalog, _ = await catalog_of(LogReader(tmp_path))
+    assert catalog.records == len(events), "a command reads what came after"
+    await log.close()
+
+
+async def test_a_first_catalog_that_is_cut_off_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLOW_TAIL", 50)
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await append(log, many_sessions(6))
+    upkeep = upkeep_of(log, CaptureState(), log.head)
+    catalog = await upkeep._resumed_catalog()
+    async for record in log.read_all():
+        catalog.apply(record)
+        if record.position == 99:
+            break  # as `stop` cancels it
+    await upkeep.keep_last()
+    kept = await log.snapshot(CATALOG, CATALOG_VERSION)
+    assert kept is not None and kept.position == 99, "the end did not wait for the rest"
+    await log.close()
+
+
+def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:
+    state = CaptureState()
+    events = many_sessions(3 * BUSY_SESSIONS)
+    for each in events:
+        state.apply(each)
+        state.apply(each)  # sent again, because its ack was lost
+    busy = list(state.busy)
+    assert len(busy) == BUSY_SESSIONS and busy[-1] == "ses_0"
+    for session in state.sessions.values():
+        most = 24 if session.id in busy else REMEMBERED_AT_REST
+        assert len(session.inputs) <= most and len(session.turns) <= most
+    once = CaptureState()
+    for each in events:
+        once.apply(each)
+    assert once.dump() == state.dump(), "what is sent again changes nothing"
