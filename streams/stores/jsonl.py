@@ -16,14 +16,17 @@ import asyncio
 import os
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
 
 from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, digest_form_of, encode
+from streams.hashing import GENESIS, Encoded
 from streams.identity import Identity
 from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import create, prepare, take_lock
@@ -37,10 +40,13 @@ from streams.stores.disk import (
     write_durably,
 )
 from streams.stores.hints import Hints, KeepsHints
+from streams.stores.in_turn import InTurn
 from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.jsonl_removal import JsonlRemover
 from streams.stores.live import LiveTail
-from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
+from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest, recover
+from streams.stores.removed_files import RemovedFiles
 from streams.stores.segments import (
     BadLine,
     Head,
@@ -66,15 +72,13 @@ class _Known:
     def __init__(self, store: JsonlStore, position: int) -> None:
         self._store, self._position = store, position
 
-    def body(self) -> tuple[str, str, str, str]:
-        placed = self.placed()
-        if isinstance(placed, Placed):
-            return placed.encoded.body()
-        event = placed.event
-        digest, _ = digest_form_of(event.fields())
-        return (event.type, event.stream_id, event.actor, digest)
+    def equals(self, encoded: Encoded) -> bool:
+        return body_of(self._first()) == encoded.body()
 
-    def placed(self) -> Placed | Record:
+    def first(self, encoded: Encoded) -> Placed | Record:
+        return self._first()
+
+    def _first(self) -> Placed | Record:
         return self._store.planned(self._position) or self._store.records_at([self._position])[0]
 
 
@@ -91,8 +95,12 @@ class JsonlStore(KeepsHints):
         """Where this opening put an incomplete tail; ``None`` when there was none."""
         self.differences = 0
         self._reader = JsonlReader(store)
+        self._removed = RemovedFiles(self._log, disk)
+        self._places = Lock()
+        """Held while a record's place is looked up and its segment opened, and while a segment is replaced."""
+        self._turns = InTurn()
         head = read_head(store / "head")
-        recovered = recover(self._log, head)
+        recovered = recover(self._log, head, self._removed.removal)
         self._index = recovered.index
         self.head_lost = head is None and bool(recovered.index.segments)
         """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
@@ -107,6 +115,10 @@ class JsonlStore(KeepsHints):
             # A whole batch above the old head was written but perhaps not synced when its writer died.
             disk.sync(self._fd)
         disk.rewrite(self._head_fd, format_head(Head(self._head, self._index.last_hash)))
+        self._remover = JsonlRemover(
+            store, disk, self._index, self._removed, self._places, self._roll, lambda: self._head, self._turns
+        )
+        self._remover.resume(self._roll)
         self._live = LiveTail(lambda after: self.read_all(after=after))
         self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name)
 
@@ -142,7 +154,9 @@ class JsonlStore(KeepsHints):
         lock = take_lock(store)
         try:
             prepare(store, identity, "jsonl", holds_records=bool(list_segments(store / "log")))
-            return cls(store, lock, disk, segment_bytes)
+            opened = cls(store, lock, disk, segment_bytes)
+            opened.check_end()
+            return opened
         except BaseException:
             os.close(lock)
             raise
@@ -184,40 +198,68 @@ class JsonlStore(KeepsHints):
         position = self._index.keys.get(key_digest(idempotency_key))
         if position is None or position > self._head:
             return None
-        return (await asyncio.to_thread(self.records_at, [position]))[0]
+        found = await asyncio.to_thread(self.records_at, [position])
+        return found[0] if found else None
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
         return self._live.follow(after)
 
     def records_at(self, positions: Sequence[int]) -> list[Record]:
-        """The records at these positions, in the order asked; blocking. Raises ``CorruptLog``."""
-        index = self._index
-        firsts = [segment.first for segment in index.segments]
-        open_files: dict[int, int] = {}
-        records = []
+        """The records at these positions, in the order asked, without pruned ones; blocking. Raises ``CorruptLog``."""
+        open_files: dict[Path, int] = {}
         try:
-            for position in positions:
-                number = bisect_right(firsts, position) - 1
-                segment = index.segments[number]
-                if number not in open_files:
-                    open_files[number] = open_to_read(segment.path)
-                records.append(self._record_at(open_files[number], segment, position))
+            # A file that is open stays what it is when its segment is replaced.
+            with self._places:
+                places = [
+                    self._place_of(position, open_files)
+                    for position in positions
+                    if not self._removed.removal.ranges.holds(position)
+                ]
+            return [_record_at(place) for place in places]
         finally:
             for fd in open_files.values():
                 os.close(fd)
-        return records
 
-    def _record_at(self, fd: int, segment: Segment, position: int) -> Record:
-        starts, at = self._index.starts, position - self._index.first
+    def _place_of(self, position: int, open_files: dict[Path, int]) -> _Place:
+        index = self._index
+        segment = index.segments[bisect_right(index.segments, position, key=lambda found: found.first) - 1]
+        fd = open_files.get(segment.path)
+        if fd is None:
+            fd = open_files[segment.path] = open_to_read(segment.path)
+        starts, at = index.starts, position - index.first
         start = starts[at]
         following = starts[at + 1] if at + 1 < len(starts) else 0
         size = following - start if following > start else os.fstat(fd).st_size - start
-        line = os.pread(fd, size, start).split(b"\n", 1)[0]
-        try:
-            return parse_record(line)
-        except BadLine as fault:
-            raise CorruptLog(str(segment.path), position - segment.first + 1, position, str(fault)) from None
+        return _Place(fd, segment, position, start, size)
+
+    # Removing
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``. Scans the log."""
+        return await self._reader.sizes()
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """See ``StreamStore.prune``."""
+        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._commits))
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        return await self._turns.run(lambda: self._remover.forget(streams, at_ms, self._commits))
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return self._removed.removal.gone()
+
+    def check_end(self) -> None:
+        """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing.
+
+        Not called for a copy that is still being made.
+        """
+        end, following = self._removed.removal.ranges.end, self._index.next_position()
+        if end > following:
+            reason = f"records {following} to {end - 1} were written, and not all of them pruned"
+            raise CorruptLog(str(self._log), 1, following, reason)
 
     # Planning (see ``Tails``); only the writer thread comes here
 
@@ -230,10 +272,14 @@ class JsonlStore(KeepsHints):
         tail = self._index.streams.get(stream_id)
         return (0, GENESIS) if tail is None else (tail.next_offset(), tail.hash)
 
-    def known(self, key: str) -> _Known | None:
+    def known(self, key: str) -> Known | None:
         """See ``Tails``."""
-        position = self._index.keys.get(key_digest(key))
-        return None if position is None else _Known(self, position)
+        digest = key_digest(key)
+        position = self._index.keys.get(digest)
+        if position is not None and not self._removed.removal.ranges.holds(position):
+            return _Known(self, position)
+        entry = self._removed.find(digest)
+        return None if entry is None else Removed(entry)
 
     def planned(self, position: int) -> Placed | None:
         """A record of the commit under way, which is not to be read from disk yet."""
@@ -249,9 +295,7 @@ class JsonlStore(KeepsHints):
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
         """See ``StreamStore.append``."""
-        check_size(events)
-        batch = [encode(event) for event in events]
-        return await self._commits.submit(Request(batch, expected or {}, on_known))
+        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     def _commit(self, group: Sequence[Pending]) -> float:
         seconds = 0.0
@@ -330,6 +374,9 @@ class JsonlStore(KeepsHints):
         return seconds
 
     def _roll(self) -> None:
+        """Begin a new segment; where the last one is empty, that serves."""
+        if self._fd >= 0 and self._index.segments[-1].first == self.next_position():
+            return
         segment = Segment(self.next_position(), self._log / segment_name(self.next_position()))
         fd = self._disk.create(segment.path)
         if self._fd >= 0:
@@ -366,8 +413,36 @@ class JsonlStore(KeepsHints):
         if self._closed:
             return
         self._closed = True
+        await self._turns.close()
         await self._commits.close()
         self._live.close()
         for fd in (self._fd, self._head_fd, self._lock):
             if fd >= 0:
                 os.close(fd)
+        self._removed.close()
+
+
+class _Place(NamedTuple):
+    """Where a record's line lies; the file may hold less than ``size`` bytes of it, and more lines after it."""
+
+    fd: int
+    segment: Segment
+    position: int
+    start: int
+    size: int
+
+
+def _record_at(place: _Place) -> Record:
+    line = os.pread(place.fd, place.size, place.start).split(b"\n", 1)[0]
+    try:
+        return parse_record(line)
+    except BadLine as fault:
+        raise _corrupt(place, str(fault)) from None
+
+
+def _corrupt(place: _Place, reason: str) -> CorruptLog:
+    lines, at = 1, 0
+    while at < place.start and (piece := os.pread(place.fd, min(1 << 20, place.start - at), at)):
+        lines += piece.count(b"\n")
+        at += len(piece)
+    return CorruptLog(str(place.segment.path), lines, place.position, reason)

@@ -14,6 +14,8 @@ so a missing one is seen. ``head`` holds the last durable position and hash.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -23,13 +25,15 @@ import orjson
 
 from streams.event import StreamEvent
 from streams.store import NOTHING, Record
-from streams.stores.disk import read_file, refuse_link
+from streams.stores.disk import Disk, read_file, refuse_link, write_beside
 from streams.stores.plan import Placed
 from streams.stores.stored import Stored
 
 _SEGMENT = re.compile(r"(\d{20})\.jsonl")
 _PREFIX = len(b'{"crc":"01234567",')
 _HEAD_BYTES = 160
+_POSITION = re.compile(rb'"position":(\d{1,20}),"tx":')
+_LINES_A_WRITE = 512
 
 
 class BadLine(Exception):
@@ -154,6 +158,53 @@ def list_segments(log: Path) -> list[Segment]:
         Segment(int(m[1]), path) for path in log.glob("*.jsonl") if (m := _SEGMENT.fullmatch(path.name)) is not None
     ]
     return sorted(found, key=lambda s: s.first)
+
+
+def read_segment(segment: Segment) -> bytes:
+    """All lines of a segment, and what follows the last whole one. Raises as ``open_to_read``."""
+    return read_file(segment.path)
+
+
+def write_segment_beside(disk: Disk, segment: Segment, lines: Sequence[bytes]) -> Path:
+    """These lines, newlines included, in a finished file that ``replace_segment`` puts in a closed segment's place."""
+    return write_beside(disk, segment.path, _pieces(lines))
+
+
+def replace_segment(disk: Disk, segment: Segment, finished: Path) -> None:
+    """Put the file of ``write_segment_beside`` in place, durably; the position in the segment's name stays."""
+    disk.replace(finished, segment.path)
+
+
+def remove_segment(disk: Disk, segment: Segment) -> None:
+    """Delete a closed segment, durably; one that is gone already is no error."""
+    with suppress(FileNotFoundError):
+        disk.unlink(segment.path)
+
+
+def _pieces(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """The lines, some hundreds at a time."""
+    for begin in range(0, len(lines), _LINES_A_WRITE):
+        yield b"".join(lines[begin : begin + _LINES_A_WRITE])
+
+
+def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Complete lines without their newlines, with their byte offsets; an unfinished last one is left out."""
+    start = 0
+    while (end := data.find(b"\n", start)) >= 0:
+        yield start, data[start:end]
+        start = end + 1
+
+
+def position_of(line: bytes) -> int | None:
+    """The position that a line gives, its checksum not verified; ``None`` where it gives none."""
+    # The last one is the record's own: what an event holds stands before it.
+    found = _POSITION.match(line, line.rfind(b'"position":'))
+    return None if found is None else int(found[1])
+
+
+def event_bytes(line: bytes) -> int:
+    """How long the event in a whole line is."""
+    return line.rfind(b',"hash":"') - _PREFIX - len(b'"event":')
 
 
 def format_head(head: Head) -> bytes:

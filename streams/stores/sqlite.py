@@ -18,13 +18,13 @@ from typing import Final
 
 from streams.errors import StoreUnavailable, StreamError
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, digest_form_of, encode
+from streams.hashing import GENESIS, Encoded
 from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.live import LiveTail
-from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
+from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translated
 from streams.stores.sqlite_reader import SqliteReader
@@ -39,14 +39,10 @@ class _Known:
     def __init__(self, placed: Placed | Record) -> None:
         self._placed = placed
 
-    def body(self) -> tuple[str, str, str, str]:
-        if isinstance(self._placed, Placed):
-            return self._placed.encoded.body()
-        event = self._placed.event
-        digest, _ = digest_form_of(event.fields())
-        return (event.type, event.stream_id, event.actor, digest)
+    def equals(self, encoded: Encoded) -> bool:
+        return body_of(self._placed) == encoded.body()
 
-    def placed(self) -> Placed | Record:
+    def first(self, encoded: Encoded) -> Placed | Record:
         return self._placed
 
 
@@ -149,9 +145,7 @@ class SqliteStore(KeepsHints):
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
         """See ``StreamStore.append``."""
-        check_size(events)
-        batch = [encode(event) for event in events]
-        return await self._commits.submit(Request(batch, expected or {}, on_known))
+        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     def _commit(self, group: Sequence[Pending]) -> float:
         begun = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import orjson
 
 from streams.event import StreamEvent
-from streams.hashing import digest_form_of
+from streams.hashing import stored_form_of
 
 
 class Stored(NamedTuple):
@@ -21,13 +21,17 @@ class Stored(NamedTuple):
     batch_count: int
     event: bytes
 
+    def begun(self) -> int:
+        """The position of its batch's first record, which tells batches apart."""
+        return self.position - self.batch_index
+
     def parse(self) -> StreamEvent:
         """The event."""
         return StreamEvent.trusted(orjson.loads(self.event))
 
     def digest_form(self) -> bytes:
         """What the chain hashes of it."""
-        return digest_form_of(orjson.loads(self.event))[1]
+        return stored_form_of(orjson.loads(self.event))[1]
 
 
 class Copyable(Protocol):

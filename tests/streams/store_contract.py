@@ -17,6 +17,7 @@ from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.query import Filter
 from streams.store import MAX_BATCH, NOTHING, Record, Snapshot, StreamStore
 from tests.streams.builders import event, events
+from tests.streams.retention_contract import RetentionContract
 
 
 async def collect(records: AsyncIterator[Record]) -> list[Record]:
@@ -27,7 +28,7 @@ async def everything(store: StreamStore) -> list[dict[str, Any]]:
     return [record.as_json() for record in await collect(store.read_all())]
 
 
-class StoreContract:
+class StoreContract(RetentionContract):
     durable = True
 
     async def open_store(self) -> StreamStore:
