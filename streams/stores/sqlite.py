@@ -11,25 +11,31 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from streams.errors import StoreUnavailable, StreamError
+from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, Encoded
 from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.hints import Hints, KeepsHints
+from streams.stores.in_turn import InTurn
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translated
 from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_removal import SqliteRemover
+from streams.stores.sqlite_removed import HEAD, base_of, find, load
 from streams.stores.sqlite_rows import INSERT, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
+
+Result = TypeVar("Result")
 
 CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
 """Size of the WAL above which the writer moves it into the database file."""
@@ -58,6 +64,14 @@ class SqliteStore(KeepsHints):
         self._head = self._stored_head()
         self._next = self._head + 1
         self._tails: dict[str, tuple[int, bytes]] = {}
+        self._removal = self._load_removal()
+        self._turns = InTurn()
+        self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
+        try:
+            self._remover.resume(lambda work: work())
+        except BaseException:
+            self._connection.close()
+            raise
         self._stream_ids: dict[str, int] = {}
         self._fresh: dict[bytes, Placed] = {}
         self._closed = False
@@ -77,8 +91,17 @@ class SqliteStore(KeepsHints):
 
     def _stored_head(self) -> int:
         with translated(self._path, "opening"):
-            found = self._connection.execute("SELECT max(position) FROM records").fetchone()[0]
-        return NOTHING if found is None else int(found)
+            found = self._connection.execute(HEAD).fetchone()[0]
+        return int(found)
+
+    def _load_removal(self) -> Removal:
+        with translated(self._path, "opening"):
+            return load(self._connection)
+
+    def _removed_some(self) -> None:
+        """What is remembered of the file is not right any more."""
+        self._tails.clear()
+        self._removal = self._load_removal()
 
     # Reading
 
@@ -122,18 +145,24 @@ class SqliteStore(KeepsHints):
                 " ORDER BY offset DESC LIMIT 1",
                 [stream_id],
             ).fetchone()
-            tail = (0, GENESIS) if row is None else (row[0] + 1, row[1])
+            if row is not None:
+                tail = (row[0] + 1, row[1])
+            else:
+                tail = base_of(self._connection, stream_id) or (0, GENESIS)
             self._tails[stream_id] = tail
         return tail
 
-    def known(self, key: str) -> _Known | None:
+    def known(self, key: str) -> Known | None:
         """See ``Tails``."""
         digest = key_digest(key)
         fresh = self._fresh.get(digest)
         if fresh is not None:
             return _Known(fresh)
         row = self._connection.execute(f"{SELECT} WHERE key = ?", [digest]).fetchone()
-        return None if row is None else _Known(record_of(row, str(self._path)))
+        if row is not None:
+            return _Known(record_of(row, str(self._path)))
+        entry = find(self._connection, digest) if self._removal.bases else None
+        return None if entry is None else Removed(entry)
 
     # Writing
 
@@ -183,6 +212,39 @@ class SqliteStore(KeepsHints):
             decided.append((pending, plan_))
         return decided, rows
 
+    # Removing
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        return await self._reader.sizes()
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """See ``StreamStore.prune``. Where the file was made by an older version, it keeps its size: new records
+        take the room."""
+        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        return await self._turns.run(lambda: self._remover.forget(streams, at_ms, self._between))
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return self._removal.gone()
+
+    def check_end(self) -> None:
+        """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing.
+
+        Not called for a copy that is still being made.
+        """
+        if self._removal.ranges.end > self._next:
+            reason = f"records {self._next} to {self._removal.ranges.end - 1} were written, and not all of them pruned"
+            raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
+
+    def _between(self, work: Callable[[], Result]) -> Result:
+        """Run ``work`` between two commits; the readers let go of what it may delete."""
+        self._reader.let_go_of_search()
+        return self._commits.exclusively(work)
+
     # Moving a log from or to another backend (see ``Copyable``)
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
@@ -208,9 +270,11 @@ class SqliteStore(KeepsHints):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 rows: list[Row] = []
+                following = self._next
                 for record in records:
-                    if record.position != self._next + len(rows):
-                        raise ValueError(f"record {record.position} does not follow {self._next + len(rows) - 1}")
+                    if record.position != following:
+                        raise ValueError(f"record {record.position} does not follow {following - 1}")
+                    following = self._removal.ranges.following(following + 1)
                     event = record.parse()
                     rows.append(stored_row(record, event, self._stream_id(event.stream_id)))
                 self._connection.executemany(INSERT, rows)
@@ -219,7 +283,7 @@ class SqliteStore(KeepsHints):
                 self._stream_ids.clear()
                 self._connection.rollback()
                 raise
-            self._next += len(rows)
+            self._next = following
             self._head = self._next - 1
             self._tails.clear()
             if self._wal_bytes() > CHECKPOINT_BYTES:
@@ -247,6 +311,7 @@ class SqliteStore(KeepsHints):
         if self._closed:
             return
         self._closed = True
+        await self._turns.close()
         await self._commits.close()
         self._live.close()
         await self._reader.close()
