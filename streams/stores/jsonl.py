@@ -17,6 +17,8 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -26,7 +28,7 @@ from streams.event import StreamEvent
 from streams.hashing import GENESIS, Encoded
 from streams.identity import Identity
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned, StreamSize
+from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import create, prepare, take_lock
@@ -45,8 +47,8 @@ from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.jsonl_removal import JsonlRemover
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
-from streams.stores.recovery import key_digest, recover
-from streams.stores.removed_files import RemovedFiles
+from streams.stores.recovery import StreamTail, key_digest, recover
+from streams.stores.removed_files import RemovedFiles, Run
 from streams.stores.segments import (
     BadLine,
     Head,
@@ -64,6 +66,7 @@ from streams.stores.stored import Stored
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _READ_BATCH = 256
+_ENTRIES = 4096
 
 
 class _Known:
@@ -118,7 +121,9 @@ class JsonlStore(KeepsHints):
         self._remover = JsonlRemover(
             store, disk, self._index, self._removed, self._places, self._roll, lambda: self._head, self._turns
         )
-        self._remover.resume(self._roll)
+        # What cannot be finished now, as on a full disk, is done by the next removal or opening.
+        with suppress(OSError):
+            self._remover.resume(self._roll)
         self._live = LiveTail(lambda after: self.read_all(after=after))
         self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name)
 
@@ -339,14 +344,56 @@ class JsonlStore(KeepsHints):
         try:
             await asyncio.to_thread(self._copy, records)
         except OSError as error:
-            raise StoreUnavailable(
-                f"the copy in {self._store} could not be written: {error.strerror or error}",
-                "free disk space or repair the disk, then run the migration again: it goes on where it was",
-            ) from error
+            raise self._copy_failed(error) from error
 
     async def tails(self) -> dict[str, tuple[int, bytes]]:
         """See ``Copyable.tails``."""
         return {name: (tail.next_offset(), tail.hash) for name, tail in self._index.streams.items()}
+
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return self._removed.removal
+
+    async def removed_entries(self) -> AsyncIterator[list[bytes]]:
+        """See ``Copyable.removed_entries``."""
+        entries = self._removed.packed()
+        while some := await asyncio.to_thread(lambda: list(islice(entries, _ENTRIES))):
+            yield some
+
+    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
+        """See ``Copyable.adopt``."""
+        if self._head > NOTHING or self._removed.removal:
+            raise ValueError("the log holds something already")
+        try:
+            runs = [
+                run
+                async for some in entries
+                if (run := await asyncio.to_thread(self._removed.write_run, some)) is not None
+            ]
+            await asyncio.to_thread(self._adopt, removal.finished(), runs)
+        except OSError as error:
+            raise self._copy_failed(error) from error
+
+    def _adopt(self, removal: Removal, runs: Sequence[Run]) -> None:
+        self._removed.replace(removal, runs)
+        self._removed.compact()
+        for name, base in removal.bases.items():
+            self._index.streams[name] = StreamTail(first_offset=base.offset, hash=base.hash)
+        self._skip_removed()
+        self._head = self._index.next_position() - 1
+
+    def _skip_removed(self) -> None:
+        """Pass over pruned records that follow the last one."""
+        following = self._removed.removal.ranges.following(self._index.next_position())
+        if following > self._index.next_position():
+            self._index.skip_to(following, self._size)
+            self._index.last_hash = ""
+
+    def _copy_failed(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the copy in {self._store} could not be written: {error.strerror or error}",
+            "free disk space or repair the disk, then run the migration again: it goes on where it was",
+        )
 
     def _copy(self, records: Sequence[Stored]) -> None:
         lines: list[bytes] = []
@@ -359,6 +406,7 @@ class JsonlStore(KeepsHints):
             lines.append(format_stored(record))
             self._index.add(keys.stream_id, keys.idempotency_key, record.offset, record.hash, self._size)
             self._size += len(lines[-1])
+            self._skip_removed()
         self._make_durable(lines)
 
     def _make_durable(self, lines: Sequence[bytes]) -> float:

@@ -44,7 +44,7 @@ class Run(NamedTuple):
     """One file of entries."""
 
     name: str
-    count: int
+    entries: int
     crc: int
 
 
@@ -108,7 +108,7 @@ def _parsed(fields: dict[str, Any]) -> RemovedLog:
     marks = {name: Mark(offset, at) for name, (offset, at) in fields["marks"].items()}
     ranges = Ranges((first, end) for first, end in fields["ranges"])
     runs = tuple(Run(name, count, crc) for name, count, crc in fields["runs"])
-    if not ranges.count == sum(base.offset for base in bases.values()) == sum(run.count for run in runs):
+    if not ranges.count == sum(base.offset for base in bases.values()) == sum(run.entries for run in runs):
         raise ValueError("it contradicts itself")
     if not all(_RUN.fullmatch(run.name) for run in runs):
         raise ValueError("it names a file that is not ours")
@@ -126,7 +126,7 @@ class _Entries:
         except FileNotFoundError:
             raise _damaged(path, "is missing") from None
         try:
-            if os.fstat(fd).st_size != run.count * ENTRY_BYTES:
+            if os.fstat(fd).st_size != run.entries * ENTRY_BYTES:
                 raise _damaged(path, "have another size than they were written with")
             self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
         finally:
@@ -137,7 +137,7 @@ class _Entries:
             raise _damaged(path, "have a wrong checksum")
 
     def find(self, key: bytes) -> Entry | None:
-        low, high = 0, self.run.count
+        low, high = 0, self.run.entries
         while low < high:
             middle = (low + high) // 2
             at = middle * ENTRY_BYTES
@@ -146,12 +146,12 @@ class _Entries:
             else:
                 high = middle
         at = low * ENTRY_BYTES
-        if low < self.run.count and self._map[at : at + KEY_BYTES] == key:
+        if low < self.run.entries and self._map[at : at + KEY_BYTES] == key:
             return Entry.unpack(self._map[at : at + ENTRY_BYTES])
         return None
 
     def packed(self) -> Iterator[bytes]:
-        for at in range(0, self.run.count * ENTRY_BYTES, ENTRY_BYTES):
+        for at in range(0, self.run.entries * ENTRY_BYTES, ENTRY_BYTES):
             yield self._map[at : at + ENTRY_BYTES]
 
     def close(self) -> None:
@@ -239,8 +239,10 @@ class RemovedFiles:
 
     def compact(self) -> None:
         """Merge runs of like size, and delete files that no manifest names."""
-        runs = sorted(self._content.runs, key=lambda run: -run.count)
-        small = next((n for n in range(len(runs)) if sum(run.count for run in runs[n + 1 :]) * 2 > runs[n].count), None)
+        runs = sorted(self._content.runs, key=lambda run: -run.entries)
+        small = next(
+            (n for n in range(len(runs)) if sum(run.entries for run in runs[n + 1 :]) * 2 > runs[n].entries), None
+        )
         if small is not None and small + 1 < len(runs):
             names = {run.name for run in runs[small:]}
             merged = [entries for entries in self._entries if entries.run.name in names]

@@ -28,10 +28,10 @@ from streams.stores.in_turn import InTurn
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
-from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translated
+from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translate, translated
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_removal import SqliteRemover
-from streams.stores.sqlite_removed import HEAD, base_of, find, load
+from streams.stores.sqlite_removed import HEAD, adopt, adopt_entries, base_of, find, load
 from streams.stores.sqlite_rows import INSERT, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
 
@@ -67,11 +67,9 @@ class SqliteStore(KeepsHints):
         self._removal = self._load_removal()
         self._turns = InTurn()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
-        try:
+        # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening.
+        with suppress(OSError, StoreUnavailable):
             self._remover.resume(lambda work: work())
-        except BaseException:
-            self._connection.close()
-            raise
         self._stream_ids: dict[str, int] = {}
         self._fresh: dict[bytes, Placed] = {}
         self._closed = False
@@ -145,10 +143,7 @@ class SqliteStore(KeepsHints):
                 " ORDER BY offset DESC LIMIT 1",
                 [stream_id],
             ).fetchone()
-            if row is not None:
-                tail = (row[0] + 1, row[1])
-            else:
-                tail = base_of(self._connection, stream_id) or (0, GENESIS)
+            tail = (row[0] + 1, row[1]) if row is not None else base_of(self._connection, stream_id) or (0, GENESIS)
             self._tails[stream_id] = tail
         return tail
 
@@ -264,6 +259,42 @@ class SqliteStore(KeepsHints):
     async def tails(self) -> dict[str, tuple[int, bytes]]:
         """See ``Copyable.tails``."""
         return await self._reader.tails()
+
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return self._removal
+
+    def removed_entries(self) -> AsyncIterator[list[bytes]]:
+        """See ``Copyable.removed_entries``."""
+        return self._reader.removed_entries()
+
+    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
+        """See ``Copyable.adopt``."""
+        if self._head > NOTHING or self._removal:
+            raise ValueError("the log holds something already")
+        try:
+            await asyncio.to_thread(self._execute, "BEGIN IMMEDIATE")
+            try:
+                async for some in entries:
+                    await asyncio.to_thread(adopt_entries, self._connection, some)
+                await asyncio.to_thread(adopt, self._connection, removal)
+                await asyncio.to_thread(self._execute, "COMMIT")
+            except BaseException:
+                self._connection.rollback()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            failure = translate(error, self._path, "writing") if isinstance(error, sqlite3.Error) else error
+            raise StoreUnavailable(
+                f"the copy {self._path} could not be written: {failure}",
+                "free disk space or repair the disk, then run the migration again: it goes on where it was",
+            ) from error
+        self._removed_some()
+        self._head = self._stored_head()
+        self._next = self._head + 1
+
+    def _execute(self, statement: str) -> None:
+        with translated(self._path, "writing"):
+            self._connection.execute(statement)
 
     def _copy(self, records: Sequence[Stored]) -> None:
         with translated(self._path, "writing"):

@@ -201,6 +201,13 @@ class SqliteReader:
         last = NOTHING
         while True:
             positions = await asyncio.to_thread(self._search_rows, grams, last, indexed)
+            if positions is None:  # something was removed, and the index is made anew: read on without it
+                async for record in self._matching("", [], last):
+                    if record.position > indexed:
+                        return
+                    if wanted.matches(record.event):
+                        yield record
+                return
             if not positions:
                 return
             marks = ", ".join("?" * len(positions))
@@ -232,13 +239,14 @@ class SqliteReader:
             finally:
                 self._connection.execute("COMMIT")
 
-    def _search_rows(self, grams: str, after: int, until: int) -> list[int]:
+    def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
+        """The next positions that the index has for ``grams``; ``None`` when it was deleted under way."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
-            if self._search is None:  # it was let go of in the middle of a search
-                self._search = connect_to_read(self._store / SEARCH_FILE, len(SEARCH_STEPS))
             if self._search is None:
-                return []
+                return None
+            if self._search.execute("SELECT position FROM progress").fetchone()[0] < until:
+                return None
             return [row[0] for row in self._search.execute(query, [grams, after, until, _FETCH])]
 
     def _indexed(self) -> int:

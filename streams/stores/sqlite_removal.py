@@ -41,9 +41,7 @@ class SqliteRemover:
     ``changed`` is called while no commit runs, after each transaction.
     """
 
-    def __init__(
-        self, store: Path, connection: sqlite3.Connection, turns: InTurn, changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, store: Path, connection: sqlite3.Connection, turns: InTurn, changed: Callable[[], None]) -> None:
         self._store, self._path, self._wal = store, store / LOG_FILE, store / f"{LOG_FILE}-wal"
         self._connection, self._turns, self._changed = connection, turns, changed
 

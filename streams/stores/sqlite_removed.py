@@ -76,12 +76,18 @@ def entries_after(connection: sqlite3.Connection, key: bytes, most: int) -> list
     return [Entry(*row) for row in connection.execute(query, [key, most])]
 
 
-def adopt(connection: sqlite3.Connection, removal: Removal, entries: Iterable[bytes]) -> None:
-    """Take over all that another backend's log has lost. Within a transaction, into empty tables."""
+def adopt_entries(connection: sqlite3.Connection, entries: Iterable[bytes]) -> None:
+    """Take over entries of another backend's log, within the transaction of ``adopt``."""
     connection.executemany(_INSERT_ENTRY, (Entry.unpack(packed) for packed in entries))
+
+
+def adopt(connection: sqlite3.Connection, removal: Removal) -> None:
+    """Take over all else that another backend's log has lost. Within a transaction, into empty tables."""
     connection.executemany("INSERT INTO removed_ranges VALUES (?, ?)", removal.ranges.pairs())
     connection.executemany("INSERT INTO bases VALUES (?, ?, ?, ?)", [(n, *base) for n, base in removal.bases.items()])
-    connection.executemany("INSERT INTO marks VALUES (?, ?, ?)", [(name, *mark) for name, mark in removal.marks.items()])
+    connection.executemany(
+        "INSERT INTO marks VALUES (?, ?, ?)", [(name, *mark) for name, mark in removal.marks.items()]
+    )
     connection.execute("UPDATE removals SET version = version + 1")
 
 

@@ -9,6 +9,7 @@ import orjson
 
 from streams.event import StreamEvent
 from streams.hashing import stored_form_of
+from streams.retention import Removal
 
 
 class Stored(NamedTuple):
@@ -51,7 +52,7 @@ class Copyable(Protocol):
         ...
 
     async def copy_in(self, records: Sequence[Stored]) -> None:
-        """Write whole batches that follow the head, as they are; durable when it returns.
+        """Write whole batches that follow the head, as they are, pruned records left out; durable when it returns.
 
         Only for a store that nobody appends to.
 
@@ -62,5 +63,22 @@ class Copyable(Protocol):
         ...
 
     async def tails(self) -> dict[str, tuple[int, bytes]]:
-        """(next offset, last hash) of every stream."""
+        """(next offset, last hash) of every stream, also of wholly pruned ones."""
+        ...
+
+    async def removal(self) -> Removal:
+        """What was pruned and forgotten, but the entries of pruned records."""
+        ...
+
+    def removed_entries(self) -> AsyncIterator[list[bytes]]:
+        """The entries of pruned records, packed, in the order of their keys; some thousands at a time."""
+        ...
+
+    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
+        """Take over what another backend's log has lost, all or nothing, before the first ``copy_in``.
+
+        Raises:
+            ValueError: this log holds something already.
+            StoreUnavailable: nothing was written.
+        """
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -29,7 +30,9 @@ async def fill(store: StreamStore, count: int = 20, prefix: str = "k") -> list[R
     while number < count:
         size = min(1 + number % 4, count - number)
         batch = [
-            event(f"{prefix}{n}", stream=f"ses_{n % 3}", ts=1000 + n, payload={"text": f"secret-{prefix}{n}-" + "x" * n})
+            event(
+                f"{prefix}{n}", stream=f"ses_{n % 3}", ts=1000 + n, payload={"text": f"secret-{prefix}{n}-" + "x" * n}
+            )
             for n in range(number, number + size)
         ]
         records += await store.append(batch)
@@ -44,7 +47,7 @@ async def check_chains(store: StreamStore, names: tuple[str, ...] = ("ses_0", "s
         kept = await records_of(store.read(name))
         first = gone.get(name, Gone()).first_offset
         assert [record.offset for record in kept] == list(range(first, first + len(kept)))
-        for before, after in zip(kept, kept[1:], strict=False):
+        for before, after in itertools.pairwise(kept):
             form = stored_form_of(after.event.fields())[1]
             assert chain(bytes.fromhex(before.hash), form).hex() == after.hash
 

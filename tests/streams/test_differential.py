@@ -89,7 +89,17 @@ class Reopen:
     """Of the stores on disk; memory just goes on."""
 
 
-Operation = Append | Together | Read | ReadAll | Query | Find | Reopen
+@dataclass(frozen=True)
+class Prune:
+    cuts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Forget:
+    streams: list[str]
+
+
+Operation = Append | Together | Read | ReadAll | Query | Find | Prune | Forget | Reopen
 
 appends = st.builds(
     Append,
@@ -118,6 +128,8 @@ operations: st.SearchStrategy[Operation] = st.one_of(
     st.builds(ReadAll, st.integers(-2, 12)),
     st.builds(Query, filters),
     st.builds(Find, keys | st.just("unknown")),
+    st.builds(Prune, st.dictionaries(st.sampled_from([*STREAMS, "never"]), st.integers(-1, 6), max_size=3)),
+    st.builds(Forget, st.lists(st.sampled_from([*STREAMS, "never"]), max_size=2)),
     st.just(Reopen()),
 )
 
@@ -141,6 +153,10 @@ async def perform(store: StreamStore, operation: Operation, ids: int) -> Any:
         case Find():
             found = await store.find(f"test:{operation.key}")
             return None if found is None else found.as_json()
+        case Prune():
+            return await store.prune(operation.cuts, at_ms=ids), await store.removed(), await store.sizes()
+        case Forget():
+            return await store.forget(operation.streams, at_ms=ids), await store.removed(), await store.sizes()
 
 
 async def _append(store: StreamStore, operation: Append, ids: int) -> Any:
@@ -190,6 +206,7 @@ async def play(script: list[Operation], directory: Path) -> None:
         everything = await _plain(memory.read_all())
         for reader in (*stores, JsonlReader(directory), SqliteReader(directory)):
             assert await _plain(reader.read_all()) == everything
+            assert await reader.removed() == await memory.removed()
     finally:
         for store in stores:
             await store.close()
