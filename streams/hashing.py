@@ -188,7 +188,7 @@ def digest_form_of(fields: dict[str, Any], forgotten: bool = False) -> tuple[str
 
 
 def is_digest(payload: Any) -> bool:
-    """Whether a payload is the digest of a forgotten one. ``append`` refuses such payloads, so nothing else looks so."""
+    """Whether a payload is the digest of a forgotten one; ``append`` refuses any other that looks so."""
     if not isinstance(payload, dict) or len(payload) != 1:
         return False
     digest = payload.get("$sha256")

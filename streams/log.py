@@ -148,11 +148,6 @@ class Log(KeepsHints):
             raise unavailable(store, error) from error
         try:
             opened = await open_backend(store, manifest.backend, disk=disk, segment_bytes=segment_bytes)
-            try:
-                opened.check_end()
-            except BaseException:
-                await opened.close()
-                raise
         except BaseException:
             os.close(lock)
             raise
@@ -346,15 +341,23 @@ class Log(KeepsHints):
 
 
 async def open_backend(
-    store: Path, backend: Backend, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
+    store: Path,
+    backend: Backend,
+    *,
+    disk: Disk | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
+    is_copy: bool = False,
 ) -> DiskStore:
-    """One backend of a directory whose lock the caller holds. Raises as its ``open``."""
+    """One backend of a directory whose lock the caller holds; ``is_copy``: it may hold only a beginning of the log.
+
+    Raises as the backend's ``open``.
+    """
     if backend == "sqlite":
-        return await SqliteStore.open(store)
+        return await SqliteStore.open(store, is_copy=is_copy)
 
     def blocking() -> JsonlStore:
         create(store / "log")
-        return JsonlStore(store, -1, disk or Disk(), segment_bytes)
+        return JsonlStore(store, -1, disk or Disk(), segment_bytes, is_copy=is_copy)
 
     try:
         return await asyncio.to_thread(blocking)

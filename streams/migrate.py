@@ -3,7 +3,8 @@
 Everything is copied record by record, byte for byte, and each record's place in
 its stream's hash chain is computed anew from the copied bytes. When little is
 left, appends are held, the rest is copied, the copy is compared with the original
-(heads, streams, every stream's last hash, all that was pruned and forgotten), and ``store.json`` is replaced by a rename.
+(heads, streams, every stream's last hash, all that was pruned and forgotten), and
+``store.json`` is replaced by a rename.
 Until that rename the old backend is the truth, after it the new one; a copy
 that was cut off is continued by the next run. The old store stays as it was at
 the switch, until it is discarded.
@@ -87,6 +88,8 @@ class Migration:
         if log.backend == self.to:
             self._tell("done")
             return self.progress
+        # What is only listed as forgotten must not be copied.
+        await log.source.finish_removal()
         self._tell("opening")
         copy = await self._open_copy()
         try:
@@ -114,12 +117,12 @@ class Migration:
 
     async def _open_copy(self) -> DiskStore:
         """The other backend, as far as an earlier run or an earlier life got; made anew if it is another log's."""
-        copy = await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+        copy = await self._open()
         if await self._continues(copy):
             return copy
         await copy.close()
         await asyncio.to_thread(discard, self.log.store, self.to)
-        copy = await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+        copy = await self._open()
         try:
             removal = await self.log.source.removal()
             if removal:
@@ -128,6 +131,9 @@ class Migration:
             await copy.close()
             raise
         return copy
+
+    async def _open(self) -> DiskStore:
+        return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes, is_copy=True)
 
     async def _continues(self, copy: DiskStore) -> bool:
         """Whether the copy is of this log, and of what it has lost: then what it holds need not be copied again."""

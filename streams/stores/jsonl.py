@@ -88,7 +88,7 @@ class _Known:
 class JsonlStore(KeepsHints):
     """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
 
-    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int) -> None:
+    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int, *, is_copy: bool = False) -> None:
         self._store, self._log = store, store / "log"
         self._lock, self._disk, self._segment_bytes = lock, disk, segment_bytes
         self._fresh: dict[int, Placed] = {}
@@ -104,6 +104,8 @@ class JsonlStore(KeepsHints):
         self._turns = InTurn()
         head = read_head(store / "head")
         recovered = recover(self._log, head, self._removed.removal)
+        if not is_copy:
+            _check_end(self._log, self._removed.removal.ranges.end, recovered.index.next_position())
         self._index = recovered.index
         self.head_lost = head is None and bool(recovered.index.segments)
         """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
@@ -159,9 +161,7 @@ class JsonlStore(KeepsHints):
         lock = take_lock(store)
         try:
             prepare(store, identity, "jsonl", holds_records=bool(list_segments(store / "log")))
-            opened = cls(store, lock, disk, segment_bytes)
-            opened.check_end()
-            return opened
+            return cls(store, lock, disk, segment_bytes)
         except BaseException:
             os.close(lock)
             raise
@@ -256,15 +256,9 @@ class JsonlStore(KeepsHints):
         """See ``StreamReader.removed``."""
         return self._removed.removal.gone()
 
-    def check_end(self) -> None:
-        """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing.
-
-        Not called for a copy that is still being made.
-        """
-        end, following = self._removed.removal.ranges.end, self._index.next_position()
-        if end > following:
-            reason = f"records {following} to {end - 1} were written, and not all of them pruned"
-            raise CorruptLog(str(self._log), 1, following, reason)
+    async def finish_removal(self) -> None:
+        """See ``Copyable.finish_removal``."""
+        await self._turns.run(lambda: self._remover.finish(self._commits))
 
     # Planning (see ``Tails``); only the writer thread comes here
 
@@ -468,6 +462,13 @@ class JsonlStore(KeepsHints):
             if fd >= 0:
                 os.close(fd)
         self._removed.close()
+
+
+def _check_end(log: Path, pruned_end: int, following: int) -> None:
+    """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
+    if pruned_end > following:
+        reason = f"records {following} to {pruned_end - 1} were written, and not all of them pruned"
+        raise CorruptLog(str(log), 1, following, reason)
 
 
 class _Place(NamedTuple):

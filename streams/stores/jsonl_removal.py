@@ -98,6 +98,11 @@ class JsonlRemover:
             self._finish()
             return Forgotten(sum(map(len, positions.values())), size, sum(map(bool, positions.values())))
 
+    def finish(self, commits: GroupCommit) -> None:
+        """Do what an operation that was cut off left, while others append."""
+        with _told(self._store, "removed"):
+            self.resume(lambda: commits.exclusively(self._roll))
+
     def resume(self, roll: Callable[[], None]) -> None:
         """Do what an operation that was cut off left."""
         if not self._files.removal.pending:

@@ -10,6 +10,7 @@ the log is verified up to the head of that moment.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,11 @@ class JsonlVerification:
 
     def size(self) -> int:
         """Bytes to read, for a progress bar."""
-        return sum(segment.path.stat().st_size for segment in list_segments(self.store / "log"))
+        total = 0
+        for segment in list_segments(self.store / "log"):
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                total += segment.path.stat().st_size
+        return total
 
     async def run(self) -> AsyncIterator[Finding]:
         """Every fault in the order of the log. Cancelling it is safe.

@@ -55,7 +55,7 @@ class _Known:
 class SqliteStore(KeepsHints):
     """``StreamStore`` over ``store/log.db``. Open it with ``SqliteStore.open``; the caller holds the store's lock."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, is_copy: bool = False) -> None:
         self._path = store / LOG_FILE
         self._wal = store / f"{LOG_FILE}-wal"
         self._connection = connect_to_write(self._path, STEPS)
@@ -64,7 +64,16 @@ class SqliteStore(KeepsHints):
         self._head = self._stored_head()
         self._next = self._head + 1
         self._tails: dict[str, tuple[int, bytes]] = {}
-        self._removal = self._load_removal()
+        removal = self._load_removal()
+        self._pruned = removal.ranges
+        """As they were when this was opened: a copy, which alone needs them, is not pruned."""
+        self._has_entries = bool(removal.bases)
+        if not is_copy:
+            try:
+                self._check_end(removal.ranges.end)
+            except BaseException:
+                self._connection.close()
+                raise
         self._turns = InTurn()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
         # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening.
@@ -78,14 +87,15 @@ class SqliteStore(KeepsHints):
         self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name, on_loop=False)
 
     @classmethod
-    async def open(cls, store: Path) -> SqliteStore:
-        """Open the log for writing; made where there is none.
+    async def open(cls, store: Path, *, is_copy: bool = False) -> SqliteStore:
+        """Open the log for writing; made where there is none. ``is_copy``: it may hold only a beginning of the log.
 
         Raises:
+            CorruptLog: records are missing among pruned ones.
             ForeignStore: damaged, not ours, or newer.
             StoreUnavailable: held by another program, or it cannot be opened.
         """
-        return await asyncio.to_thread(cls, store)
+        return await asyncio.to_thread(lambda: cls(store, is_copy=is_copy))
 
     def _stored_head(self) -> int:
         with translated(self._path, "opening"):
@@ -99,7 +109,7 @@ class SqliteStore(KeepsHints):
     def _removed_some(self) -> None:
         """What is remembered of the file is not right any more."""
         self._tails.clear()
-        self._removal = self._load_removal()
+        self._has_entries = True
 
     # Reading
 
@@ -156,7 +166,7 @@ class SqliteStore(KeepsHints):
         row = self._connection.execute(f"{SELECT} WHERE key = ?", [digest]).fetchone()
         if row is not None:
             return _Known(record_of(row, str(self._path)))
-        entry = find(self._connection, digest) if self._removal.bases else None
+        entry = find(self._connection, digest) if self._has_entries else None
         return None if entry is None else Removed(entry)
 
     # Writing
@@ -224,15 +234,16 @@ class SqliteStore(KeepsHints):
 
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
-        return self._removal.gone()
+        return await self._reader.removed()
 
-    def check_end(self) -> None:
-        """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing.
+    async def finish_removal(self) -> None:
+        """See ``Copyable.finish_removal``."""
+        await self._turns.run(lambda: self._remover.finish(self._between))
 
-        Not called for a copy that is still being made.
-        """
-        if self._removal.ranges.end > self._next:
-            reason = f"records {self._next} to {self._removal.ranges.end - 1} were written, and not all of them pruned"
+    def _check_end(self, pruned_end: int) -> None:
+        """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
+        if pruned_end > self._next:
+            reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
     def _between(self, work: Callable[[], Result]) -> Result:
@@ -262,7 +273,7 @@ class SqliteStore(KeepsHints):
 
     async def removal(self) -> Removal:
         """See ``Copyable.removal``."""
-        return self._removal
+        return await self._reader.removal()
 
     def removed_entries(self) -> AsyncIterator[list[bytes]]:
         """See ``Copyable.removed_entries``."""
@@ -270,7 +281,7 @@ class SqliteStore(KeepsHints):
 
     async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
         """See ``Copyable.adopt``."""
-        if self._head > NOTHING or self._removal:
+        if self._head > NOTHING or self._has_entries:
             raise ValueError("the log holds something already")
         try:
             await asyncio.to_thread(self._execute, "BEGIN IMMEDIATE")
@@ -289,6 +300,7 @@ class SqliteStore(KeepsHints):
                 "free disk space or repair the disk, then run the migration again: it goes on where it was",
             ) from error
         self._removed_some()
+        self._pruned = removal.ranges
         self._head = self._stored_head()
         self._next = self._head + 1
 
@@ -305,7 +317,7 @@ class SqliteStore(KeepsHints):
                 for record in records:
                     if record.position != following:
                         raise ValueError(f"record {record.position} does not follow {following - 1}")
-                    following = self._removal.ranges.following(following + 1)
+                    following = self._pruned.following(following + 1)
                     event = record.parse()
                     rows.append(stored_row(record, event, self._stream_id(event.stream_id)))
                 self._connection.executemany(INSERT, rows)

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -67,6 +68,11 @@ class SqliteRemover:
             _, _, records, saved = self._work(exclusively)
             return Forgotten(records, saved, len(wanted))
 
+    def finish(self, exclusively: Exclusive) -> None:
+        """Do what an operation that was cut off left, while others append."""
+        with self._told("removed"):
+            self.resume(exclusively)
+
     def resume(self, exclusively: Exclusive) -> None:
         """Do what an operation that was cut off left."""
         with translated(self._path, "reading"):
@@ -117,10 +123,10 @@ class SqliteRemover:
         return pruned, pruned_bytes, forgotten, saved
 
     def _chunks(self, exclusively: Exclusive, stream: str, offset: int, at_ms: int) -> Iterator[tuple[int, int]]:
-        records = 1
-        while records:
+        following = -1
+        while following < offset:
             self._turns.check()
-            records, size = exclusively(
+            records, size, following = exclusively(
                 lambda: self._transact(lambda: tables.prune_chunk(self._connection, stream, offset, at_ms))
             )
             yield records, size
@@ -129,10 +135,8 @@ class SqliteRemover:
         first = 0
         while first < offset:
             self._turns.check()
-            begin = first
-            records, saved, first = exclusively(
-                lambda: self._transact(lambda: tables.forget_chunk(self._connection, stream, begin, offset))
-            )
+            work = partial(tables.forget_chunk, self._connection, stream, first, offset)
+            records, saved, first = exclusively(partial(self._transact, work))
             yield records, saved
 
     def _transact(self, work: Callable[[], Result]) -> Result:

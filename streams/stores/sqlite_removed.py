@@ -108,8 +108,8 @@ def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int
     yield from connection.execute("SELECT what, stream, offset, at_ms FROM pending ORDER BY what, stream").fetchall()
 
 
-def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int) -> tuple[int, int]:
-    """Remove the next records below ``offset``; (records, bytes), no records when all are gone."""
+def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int) -> tuple[int, int, int]:
+    """Remove the next records below ``offset``; (how many, bytes, where to go on)."""
     rows = _chunk(connection, stream_id, 0, offset)
     if rows:
         entries = [_entry_of(position, at, hash_, event) for position, at, hash_, event in rows]
@@ -122,7 +122,7 @@ def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_
         for entry in entries:
             _include(connection, entry.position)
         connection.execute("UPDATE removals SET version = version + 1")
-    return len(rows), sum(len(row[3]) for row in rows)
+    return len(rows), sum(len(row[3]) for row in rows), rows[-1][1] + 1 if rows else offset
 
 
 def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, offset: int) -> tuple[int, int, int]:

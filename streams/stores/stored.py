@@ -74,6 +74,14 @@ class Copyable(Protocol):
         """The entries of pruned records, packed, in the order of their keys; some thousands at a time."""
         ...
 
+    async def finish_removal(self) -> None:
+        """Do what a prune or forget that was cut off left: nothing that is only listed as gone is there after it.
+
+        Raises:
+            StoreUnavailable: it cannot be done now.
+        """
+        ...
+
     async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
         """Take over what another backend's log has lost, all or nothing, before the first ``copy_in``.
 

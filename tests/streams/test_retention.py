@@ -214,7 +214,9 @@ async def test_killed_while_removing_nothing_is_lost_and_nothing_comes_back(tmp_
     random = Random(5)
     journal: list[Any] = []
     for run in range(KILLS):
-        journal += await asyncio.to_thread(_run_and_kill, tmp_path, backend, run, random.randrange(5, 60))
+        journal += await asyncio.to_thread(
+            _run_and_kill, tmp_path, backend, run, random.randrange(2, 6), random.randrange(12)
+        )
         log = await open_log(tmp_path, backend)
         gone = await log.removed()
         kept = {record.position: record for record in await records_of(log.read_all())}
@@ -239,15 +241,20 @@ async def test_killed_while_removing_nothing_is_lost_and_nothing_comes_back(tmp_
     assert {entry[0] for entry in journal} == {"append", "prune", "forget"}
 
 
-def _run_and_kill(store: Path, backend: Backend, run: int, acks: int) -> list[Any]:
+def _run_and_kill(store: Path, backend: Backend, run: int, removals: int, more: int) -> list[Any]:
+    """What a process told before it was killed: after so many removals, and as many acks more."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=removing_process.run, args=(store, backend, run, theirs))
     process.start()
     theirs.close()
     journal: list[Any] = []
     try:
-        while len(journal) < acks and ours.poll(30):
+        while (removals > 0 or more > 0) and ours.poll(30):
             journal.append(json.loads(ours.recv_bytes()))
+            if removals > 0:
+                removals -= journal[-1][0] != "append"
+            else:
+                more -= 1
     finally:
         process.kill()
     with suppress(EOFError):
