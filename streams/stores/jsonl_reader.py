@@ -174,7 +174,8 @@ class JsonlReader:
             number = 0
             async for line in _lines(segment.path):
                 number += 1
-                position = position_of(line)
+                # Nearly always it is what must follow; to see that costs a tenth of finding out what it is.
+                position = expected if _says(line, expected) else position_of(line)
                 if position is not None and (ranges or position != expected):
                     if ranges.holds(position) and ranges.covers(expected, position):
                         expected = position + 1
@@ -234,6 +235,11 @@ async def _lines(path: Path) -> AsyncIterator[bytes]:
         rest = lines.pop()
         for line in lines:
             yield line
+
+
+def _says(line: bytes, position: int) -> bool:
+    """Whether a line gives this position; the end of a line holds nothing else that looks so."""
+    return b',"position":%d,"tx":[' % position in line[-56:]
 
 
 class _TimedEvent(msgspec.Struct):
