@@ -139,7 +139,8 @@ def recover(log: Path, head: Head | None, removal: Removal = NOTHING_REMOVED) ->
                 return Recovered(_finished(index, ranges, size), size, str(fault))
             if not cursor.batch:
                 size = start + len(line) + 1
-            _check_head(index, head, segment, cursor.line)
+            if head is not None and not ranges.holds(head.position):
+                _check_head(index, head, segment, cursor.line)
         if cursor.batch or size < len(data):
             reason = "the batch is incomplete" if cursor.batch else "the last line is incomplete"
             cursor.line += 1
@@ -245,8 +246,7 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def _check_head(index: Index, head: Head | None, segment: Segment, line: int) -> None:
-    # A pruned record gave its head no hash, see ``_finished``.
-    if head is None or index.next_position() != head.position + 1 or head.hash in ("", index.last_hash):
+def _check_head(index: Index, head: Head, segment: Segment, line: int) -> None:
+    if index.next_position() != head.position + 1 or index.last_hash == head.hash:
         return
     raise CorruptLog(str(segment.path), line, head.position, "its hash is not the one the head file names")

@@ -23,10 +23,11 @@ from streams.query import Filter
 from streams.retention import Forgotten, Gone, Mark, Pruned, Ranges, Removal
 from streams.store import Record, Snapshot
 from streams.stores import sqlite_removal
-from streams.stores.directory import Backend
+from streams.stores.directory import Backend, Manifest, write_manifest
 from streams.stores.disk import Disk
 from streams.stores.removed_files import MANIFEST
 from streams.stores.segments import list_segments
+from streams.stores.sqlite_files import STEPS, connect_to_write
 from streams.stores.sqlite_search import SearchIndex
 from streams.verify import Verification
 from tests.streams import removing_process
@@ -429,6 +430,29 @@ class TestMoving:
         await check_chains(log)
         await log.close()
         assert await faults(tmp_path) == []
+
+
+async def test_a_sqlite_log_of_an_older_version_is_read_verified_and_pruned(tmp_path: Path) -> None:
+    """Its file has neither the tables nor free pages to give back."""
+    connection = connect_to_write(tmp_path / "log.db", STEPS[:1])
+    connection.execute("PRAGMA auto_vacuum = NONE")
+    connection.execute("VACUUM")
+    connection.close()
+    write_manifest(tmp_path, Manifest("sqlite", "01HF7YAT0072TECMQ49PKZ57H0"))
+    reader = LogReader(tmp_path)
+    assert reader.head == -1 and await records_of(reader.read_all()) == [] and await reader.removed() == {}
+    assert await faults(tmp_path) == []
+    log = await open_log(tmp_path)
+    before = await fill(log, 200)
+    size = (tmp_path / "log.db").stat().st_size
+    await log.prune({"ses_0": 50, "ses_1": 50, "ses_2": 50}, at_ms=NOW)
+    assert await records_of(reader.read_all()) == [r for r in before if r.offset >= 50]
+    full = (tmp_path / "log.db").stat().st_size
+    await fill(log, 100, "again-")
+    await log.close()
+    assert (tmp_path / "log.db").stat().st_size <= full + size // 10, "what was free is written again"
+    assert await faults(tmp_path) == []
+    await reader.close()
 
 
 class TestDamage:
