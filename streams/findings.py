@@ -57,6 +57,15 @@ class Summary:
     bytes: int = 0
     head: int = NOTHING
     findings: int = 0
+    pruned: int = 0
+    """Records that were pruned, which are not among ``records``."""
+    forgotten: int = 0
+    """Records whose payload was forgotten, which are."""
+
+    def reset(self) -> None:
+        """Begin anew."""
+        for name, value in asdict(Summary()).items():
+            setattr(self, name, value)
 
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON values."""

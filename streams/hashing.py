@@ -14,6 +14,7 @@ replaced by its digest later without breaking the chain.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -31,6 +32,7 @@ MAX_DEPTH = 200
 orjson writes 254 and reads 1024, so an event still fits in what wraps it: a line, an answer, a message.
 """
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -183,3 +185,16 @@ def digest_form_of(fields: dict[str, Any], forgotten: bool = False) -> tuple[str
     payload = fields["payload"]
     digest = payload["$sha256"] if forgotten else sha256(canonical(payload)).hexdigest()
     return digest, canonical({**fields, "payload": {"$sha256": digest}})
+
+
+def is_digest(payload: Any) -> bool:
+    """Whether a payload is the digest of a forgotten one; ``append`` refuses any other that looks so."""
+    if not isinstance(payload, dict) or len(payload) != 1:
+        return False
+    digest = payload.get("$sha256")
+    return isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None
+
+
+def stored_form_of(fields: dict[str, Any]) -> tuple[str, bytes]:
+    """As ``digest_form_of``, for an event from a log, whose payload may have been forgotten."""
+    return digest_form_of(fields, forgotten=is_digest(fields["payload"]))

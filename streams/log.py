@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from streams.errors import StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned, StreamSize
 from streams.store import NOTHING, OnKnown, Record, Snapshot
+from streams.stores.copies import discard_copy
 from streams.stores.directory import Backend, Manifest, create, name_log, read_manifest, take_lock, write_manifest
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints, Lost
@@ -34,6 +38,7 @@ from streams.stores.sqlite_reader import SqliteReader
 
 DiskStore = JsonlStore | SqliteStore
 DiskReader = JsonlReader | SqliteReader
+Result = TypeVar("Result")
 
 
 class LogReader:
@@ -102,6 +107,10 @@ class LogReader:
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         return found if found is not None and found.position <= self.head else None
 
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return await self._backend().removed()
+
     async def close(self) -> None:
         """See ``StreamReader.close``."""
         if self._sqlite is not None:
@@ -120,6 +129,10 @@ class Log(KeepsHints):
         self._appending = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
+        self._moving = self._removals = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._still = asyncio.Event()
+        self._still.set()
         self._closed = False
         self.lost: list[Lost] = []
         """What cursors and snapshots tell of records that the log held before and does not hold any more."""
@@ -239,6 +252,75 @@ class Log(KeepsHints):
                 self._quiet.set()
             self._live.notify()
 
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        return await self._backend.sizes()
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return await self._backend.removed()
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """See ``StreamStore.prune``. A store that a migration left behind stays as it is, and is not continued.
+
+        Raises:
+            StoreUnavailable: also while the log is being moved.
+        """
+        return await self._to_its_end(self._prune(cuts, at_ms))
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """See ``StreamStore.forget``.
+
+        Raises:
+            StoreUnavailable: also while the log is being moved, and when a store that a migration left behind
+                still holds the payloads.
+        """
+        return await self._to_its_end(self._forget(streams, at_ms))
+
+    async def _prune(self, cuts: Mapping[str, int], at_ms: int) -> Pruned:
+        async with self._removing():
+            return await self._backend.prune(cuts, at_ms=at_ms)
+
+    async def _forget(self, streams: Collection[str], at_ms: int) -> Forgotten:
+        async with self._removing():
+            if self.manifest.kept is not None:
+                raise StoreUnavailable(
+                    f"the {self.manifest.kept.backend} store that the last move left in {self.store} "
+                    "still holds these payloads, so nothing was forgotten",
+                    "run `durable-stream migrate --discard-old` first",
+                )
+            # What a move that was cut off copied; the next one begins anew.
+            await asyncio.to_thread(discard_copy, self.store, self.backend)
+            return await self._backend.forget(streams, at_ms=at_ms)
+
+    async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
+        """Who is cancelled stops waiting; a move still must not begin before the removal has ended."""
+        task = asyncio.ensure_future(removal)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; if nobody does any more, it is not told as lost
+
+    @asynccontextmanager
+    async def _removing(self) -> AsyncIterator[None]:
+        if self._moving:
+            raise StoreUnavailable(
+                f"the log in {self.store} is being moved to another backend, so nothing was removed",
+                "try again when `durable-stream status` says that the move is done",
+            )
+        self._removals += 1
+        self._still.clear()
+        try:
+            yield
+        finally:
+            self._removals -= 1
+            if not self._removals:
+                self._still.set()
+
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``; goes on across a change of the backend."""
         return self._live.follow(after)
@@ -276,6 +358,16 @@ class Log(KeepsHints):
         """The backend itself, to copy from."""
         return self._backend
 
+    @asynccontextmanager
+    async def moving(self) -> AsyncIterator[None]:
+        """While the log is moved: nothing is pruned or forgotten. Begins when what is under way of that has ended."""
+        self._moving += 1
+        try:
+            await self._still.wait()
+            yield
+        finally:
+            self._moving -= 1
+
     async def hold(self) -> None:
         """Admit no append until ``release``; returns when those under way have ended, cancelled ones too."""
         self._admitted.clear()
@@ -306,16 +398,24 @@ class Log(KeepsHints):
 
 
 async def open_backend(
-    store: Path, backend: Backend, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
+    store: Path,
+    backend: Backend,
+    *,
+    disk: Disk | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
+    is_copy: bool = False,
 ) -> DiskStore:
-    """One backend of a directory whose lock the caller holds. Raises as its ``open``."""
+    """One backend of a directory whose lock the caller holds; ``is_copy``: it may hold only a beginning of the log.
+
+    Raises as the backend's ``open``.
+    """
 
     def jsonl() -> JsonlStore:
         create(store, store / "log")
-        return JsonlStore(store, -1, disk or Disk(), segment_bytes)
+        return JsonlStore(store, -1, disk or Disk(), segment_bytes, is_copy=is_copy)
 
     try:
-        return await (SqliteStore.open(store) if backend == "sqlite" else asyncio.to_thread(jsonl))
+        return await (SqliteStore.open(store, is_copy=is_copy) if backend == "sqlite" else asyncio.to_thread(jsonl))
     except OSError as error:
         raise unavailable(store, error) from error
 

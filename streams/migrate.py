@@ -3,7 +3,8 @@
 Everything is copied record by record, byte for byte, and each record's place in
 its stream's hash chain is computed anew from the copied bytes. When little is
 left, appends are held, the rest is copied, the copy is compared with the original
-(heads, streams, every stream's last hash), and ``store.json`` is replaced by a rename.
+(heads, streams, every stream's last hash, all that was pruned and forgotten), and
+``store.json`` is replaced by a rename.
 Until that rename the old backend is the truth, after it the new one; a copy
 that was cut off is continued by the next run. The old store stays as it was at
 the switch, until it is discarded.
@@ -17,11 +18,11 @@ Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal
 
@@ -29,9 +30,9 @@ from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
 from streams.log import DiskStore, Log, open_backend
 from streams.store import NOTHING
+from streams.stores.copies import discard
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
 from streams.stores.segments import parse_event_keys
-from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE
 from streams.stores.stored import Stored
 
 CHUNK: Final = 512
@@ -48,7 +49,7 @@ class Progress:
     to: Backend
     phase: Phase = "opening"
     copied: int = 0
-    """Records of the log that the copy holds."""
+    """Records of the log that the copy holds or knows to be pruned."""
     head: int = NOTHING
     streams: int = 0
     held_ms: float = 0.0
@@ -79,10 +80,17 @@ class Migration:
             MigrationFailed: the copy differs from the original. The log is as it was.
             StoreUnavailable, BadStore: a store cannot be read or written. The log is as it was.
         """
+        # What is pruned or forgotten meanwhile would be missing in one of the two.
+        async with self.log.moving():
+            return await self._run()
+
+    async def _run(self) -> Progress:
         log = self.log
         if log.backend == self.to:
             self._tell("done")
             return self.progress
+        # What is only listed as forgotten must not be copied.
+        await log.source.finish_removal()
         self._tell("opening")
         copy = await self._open_copy()
         try:
@@ -116,7 +124,7 @@ class Migration:
         """
         copy: DiskStore | None = None
         with suppress(BadStore):
-            copy = await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+            copy = await self._open()
         if copy is not None:
             try:
                 if await self._continues(copy):
@@ -126,16 +134,30 @@ class Migration:
                 raise
             await copy.close()
         await asyncio.to_thread(discard, self.log.store, self.to)
-        return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+        copy = await self._open()
+        try:
+            removal = await self.log.source.removal()
+            if removal:
+                await copy.adopt(removal, self.log.source.removed_entries())
+        except BaseException:
+            await copy.close()
+            raise
+        return copy
+
+    async def _open(self) -> DiskStore:
+        return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes, is_copy=True)
 
     async def _continues(self, copy: DiskStore) -> bool:
+        """Whether the copy is of this log, and of what it has lost: then what it holds need not be copied again."""
+        if not (await copy.removal()).equals(await self.log.source.removal()):
+            return False
         if copy.head == NOTHING:
             return True
         if copy.head > self.log.head:
             return False
-        mine = await _record_at(self.log.source, copy.head)
         with suppress(BadStore):
-            return mine is not None and mine == await _record_at(copy, copy.head)
+            # Both are not there when that record was pruned.
+            return await _record_at(self.log.source, copy.head) == await _record_at(copy, copy.head)
         return False
 
     async def _copy_to(self, copy: DiskStore) -> None:
@@ -162,6 +184,12 @@ class Migration:
     async def _compare(self, copy: DiskStore) -> None:
         original, copied = await self.log.source.tails(), await copy.tails()
         self.progress.streams = len(original)
+        lost, lost_too = await self.log.source.removal(), await copy.removal()
+        if not lost.equals(lost_too) or await _digest_of(self.log.source) != await _digest_of(copy):
+            raise MigrationFailed(
+                "the copy does not know of the same pruned and forgotten records, so the log was not moved",
+                "run `durable-stream verify`, then try again",
+            )
         if copy.head != self.log.head or original != copied or original != self._tails:
             different = sum(copied.get(name) != tail for name, tail in original.items())
             raise MigrationFailed(
@@ -175,31 +203,19 @@ class Migration:
         self.report(self.progress)
 
 
+async def _digest_of(store: DiskStore) -> bytes:
+    """Of the entries of all pruned records."""
+    digest = sha256()
+    async for entries in store.removed_entries():
+        digest.update(b"".join(entries))
+    return digest.digest()
+
+
 async def _record_at(store: DiskStore, position: int) -> Stored | None:
     found: AsyncIterator[list[Stored]] = store.copy_out(after=position - 1, most=1)
     async for records in found:
         return records[0] if records[0].position == position else None
     return None
-
-
-def discard(store: Path, backend: Backend) -> int:
-    """Delete a backend's files; returns the bytes freed. The caller knows that they are not the truth."""
-    manifest = read_manifest(store)
-    if manifest is not None and manifest.backend == backend:
-        raise ValueError(f"{backend} holds the log")
-    if backend == "jsonl":
-        places = [store / "log", store / "head"]
-    else:
-        places = [store / (name + suffix) for name in (LOG_FILE, SEARCH_FILE) for suffix in ("", "-wal", "-shm")]
-    freed = 0
-    for place in places:
-        if place.is_dir() and not place.is_symlink():
-            freed += sum(path.stat().st_size for path in place.iterdir())
-            shutil.rmtree(place)
-        elif place.exists():
-            freed += place.stat().st_size
-            place.unlink()
-    return freed
 
 
 def discard_kept(store: Path) -> int:

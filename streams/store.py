@@ -11,7 +11,7 @@ compare, never subtract.
 ``StreamReader`` is what a reader needs, also in another process beside a
 running sidecar; ``StreamStore`` adds the one write and the live tail.
 
-Backends: memory, jsonl. Each passes ``tests/streams/store_contract.py``.
+Backends: memory, jsonl, sqlite. Each passes ``tests/streams/store_contract.py``.
 This module does no I/O.
 
 Source: seed 004, 2.2 (IStreamStore); seed 003, "Idempotency Check"; seed 002, 4.1 (CAS).
@@ -19,11 +19,12 @@ Source: seed 004, 2.2 (IStreamStore); seed 003, "Idempotency Check"; seed 002, 4
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from streams.event import StreamEvent
 from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned, StreamSize
 
 MAX_BATCH = 512
 """Most events one ``append`` takes; bounds how long the writer is held."""
@@ -98,6 +99,10 @@ class StreamReader(Protocol):
         """The record stored under a key, or ``None``."""
         ...
 
+    async def removed(self) -> dict[str, Gone]:
+        """What was pruned and forgotten, by stream; streams that lost nothing are not named."""
+        ...
+
     async def close(self) -> None:
         """Release everything. Idempotent; appends that are under way finish first."""
         ...
@@ -128,6 +133,7 @@ class StreamStore(StreamReader, Protocol):
 
         Raises:
             ValueError: the batch is empty or over ``MAX_BATCH``.
+            InvalidEvent: a payload is only a digest, as of a forgotten one.
             OffsetConflict: another writer moved a stream past its expected offset.
             IdempotencyConflict: ``on_known="conflict"`` and a key is stored with
                 another body, stands twice in the batch, or only part of the batch is known.
@@ -161,6 +167,40 @@ class StreamStore(StreamReader, Protocol):
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Keep a projection's state in place of the one before. A hint, as a cursor is."""
+        ...
+
+    async def sizes(self) -> list[StreamSize]:
+        """Every stream that holds records, by name: what a retention policy decides by. May read the whole log."""
+        ...
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.
+
+        An offset at or beyond the stream's end removes all there is; unknown
+        streams and offsets that are gone already are no error. What is removed is
+        never read again, by ``find`` neither, but its keys stay known: a resend is
+        answered as a duplicate, with the event that was given. Positions and
+        offsets are not given again. Snapshots are dropped, cursors stay.
+
+        Appends, reads and subscriptions go on meanwhile; who has not read a
+        removed record yet skips it. Cancelling stops the waiting only. Once the
+        removal is durable, what is left to do after a crash is done by the next opening.
+
+        Raises:
+            CorruptLog: a record that is to go is damaged; nothing was removed.
+            StoreUnavailable: the disk failed or is full; what was begun is finished by the next call or opening.
+        """
+        ...
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """Replace the payloads of all records that these streams hold now by their digests, durably.
+
+        The records stay, and so do their hashes: the chain still verifies. What is
+        appended later is kept. When it returns, no file of the store holds the
+        payloads: not the log, its write-ahead file, the search index, snapshots,
+        or what recovery set aside. A resend of the event is still a duplicate.
+        Unknown streams are no error. Everything else as ``prune``.
+        """
         ...
 
     @property

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
-from typing import Final
+from typing import Final, TypeVar
 
 from streams.errors import StoreClosed, StoreFailed, StoreUnavailable
 from streams.store import Record
@@ -30,6 +30,8 @@ from streams.stores.plan import Request
 
 MAX_COMMIT_BYTES = 4 * 1024 * 1024
 """What one commit writes at most, so that a burst does not hold every ack; one larger append goes alone."""
+
+Result = TypeVar("Result")
 
 FAST_SECONDS: Final = 0.001
 STALL_SECONDS: Final = 0.01
@@ -187,6 +189,18 @@ class GroupCommit:
             waiter = asyncio.get_running_loop().create_future()
             self._drained.append(waiter)
         await waiter
+
+    def exclusively(self, work: Callable[[], Result]) -> Result:
+        """Run ``work`` on the calling thread, not the loop's, while no commit runs; appends wait for it.
+
+        Raises:
+            StoreFailed, StoreClosed: the writer has stopped; ``work`` was not run.
+        """
+        with self._committing:
+            with self._lock:
+                if self._stop is not None:
+                    raise self._refusal()
+            return work()
 
     async def close(self) -> None:
         """Finish what was submitted, then end the thread. Idempotent."""

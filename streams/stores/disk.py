@@ -10,6 +10,8 @@ import errno
 import fcntl
 import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from streams.errors import ForeignStore
@@ -63,6 +65,40 @@ class Disk:
         """Delete a file, durably."""
         path.unlink()
         sync_directory(path.parent)
+
+
+def write_beside(disk: Disk, path: Path, pieces: Iterable[bytes]) -> Path:
+    """A finished, synced file that is to replace ``path``; ``Disk.replace`` does that.
+
+    Raises:
+        OSError: nothing is left of it.
+    """
+    temporary = path.with_name(path.name + ".new")
+    if temporary.exists():
+        disk.unlink(temporary)
+    fd = disk.create(temporary)
+    try:
+        try:
+            for piece in pieces:
+                disk.write(fd, piece)
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        # What it takes on a full disk is given back; where even that fails, the next opening does it.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def replace_durably(disk: Disk, path: Path, pieces: Iterable[bytes]) -> None:
+    """Create or replace ``path`` so that it is wholly the old or wholly the new one, whatever happens.
+
+    Raises:
+        OSError: ``path`` is as it was, unless only its name could not be made durable.
+    """
+    disk.replace(write_beside(disk, path, pieces), path)
 
 
 def open_to_read(path: str | Path, flags: int = 0) -> int:

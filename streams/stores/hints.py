@@ -19,7 +19,7 @@ from zlib import crc32
 import orjson
 
 from streams.store import NOTHING, Snapshot
-from streams.stores.disk import make_directory, open_to_read
+from streams.stores.disk import Disk, make_directory, open_to_read
 
 _LOST: Final = ".lost-after-"
 
@@ -176,3 +176,11 @@ def checked_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name for a cursor or snapshot: small letters, digits and '-', up to 63")
     return name
+
+
+def remove_torn(store: Path, disk: Disk) -> None:
+    """Delete what recovery cut off and kept aside: never acknowledged, and it may hold what is to be forgotten."""
+    directory = store / "torn"
+    if directory.is_dir() and not directory.is_symlink():
+        for path in list(directory.iterdir()):
+            disk.unlink(path)

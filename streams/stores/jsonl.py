@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
 
-from streams.errors import CorruptLog, StoreUnavailable, StreamError
+from streams.errors import CorruptLog, StoreClosed, StoreUnavailable, StreamError
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, digest_form_of, encode
+from streams.hashing import GENESIS, Encoded
 from streams.identity import Identity
 from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import create, name_log, take_lock
@@ -38,11 +42,14 @@ from streams.stores.disk import (
     write_durably,
 )
 from streams.stores.hints import Hints, KeepsHints
+from streams.stores.in_turn import InTurn
 from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.jsonl_removal import JsonlRemover
 from streams.stores.live import LiveTail
-from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
+from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.presence import located
-from streams.stores.recovery import key_digest, recover
+from streams.stores.recovery import StreamTail, key_digest, recover
+from streams.stores.removed_files import RemovedFiles, Run
 from streams.stores.rewriting import Abandoned, Compressed, compress, settle
 from streams.stores.segment_files import SegmentFile, Sizes, open_segment
 from streams.stores.segments import (
@@ -61,6 +68,7 @@ from streams.stores.stored import Stored
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _READ_BATCH = 256
+_ENTRIES = 4096
 
 
 class _Known:
@@ -69,22 +77,20 @@ class _Known:
     def __init__(self, store: JsonlStore, position: int) -> None:
         self._store, self._position = store, position
 
-    def body(self) -> tuple[str, str, str, str]:
-        placed = self.placed()
-        if isinstance(placed, Placed):
-            return placed.encoded.body()
-        event = placed.event
-        digest, _ = digest_form_of(event.fields())
-        return (event.type, event.stream_id, event.actor, digest)
+    def equals(self, encoded: Encoded) -> bool:
+        return body_of(self._first()) == encoded.body()
 
-    def placed(self) -> Placed | Record:
+    def first(self, encoded: Encoded) -> Placed | Record:
+        return self._first()
+
+    def _first(self) -> Placed | Record:
         return self._store.planned(self._position) or self._store.records_at([self._position])[0]
 
 
 class JsonlStore(KeepsHints):
     """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
 
-    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int) -> None:
+    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int, *, is_copy: bool = False) -> None:
         self._store, self._log = store, store / "log"
         self._lock, self._disk, self._segment_bytes = lock, disk, segment_bytes
         self._fresh: dict[int, Placed] = {}
@@ -94,11 +100,16 @@ class JsonlStore(KeepsHints):
         """Where this opening put an incomplete tail; ``None`` when there was none."""
         self.differences = 0
         self._reader = JsonlReader(store)
+        self._removed = RemovedFiles(self._log, disk)
+        self._places = Lock()
+        """Held while a record's place is looked up and its segment opened, and while a segment is replaced."""
+        self._turns = InTurn()
         head = read_head(store / "head")
-        recovered = recover(self._log, head)
+        recovered = recover(self._log, head, self._removed.removal)
+        if not is_copy:
+            _check_end(self._log, self._removed.removal.ranges.end, recovered.index.next_position())
         self._index = recovered.index
         self._index.segments[:] = settle(disk, self._log, recovered.index.segments)
-        self._rewriting = threading.Lock()
         self.head_lost = head is None and bool(recovered.index.segments)
         """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
         if recovered.torn is not None:
@@ -118,6 +129,12 @@ class JsonlStore(KeepsHints):
             write_durably(store / "head", found)
         self._head_fd = open_or_create(store / "head")
         disk.rewrite(self._head_fd, found)
+        self._remover = JsonlRemover(
+            store, disk, self._index, self._removed, self._places, self._roll, lambda: self._head, self._turns
+        )
+        # What cannot be finished now, as on a full disk, is done by the next removal or opening.
+        with suppress(OSError):
+            self._remover.resume(self._roll)
         self._live = LiveTail(lambda after: self.read_all(after=after))
         self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name)
 
@@ -197,40 +214,62 @@ class JsonlStore(KeepsHints):
         position = self._index.keys.get(key_digest(idempotency_key))
         if position is None or position > self._head:
             return None
-        return (await asyncio.to_thread(self.records_at, [position]))[0]
+        found = await asyncio.to_thread(self.records_at, [position])
+        return found[0] if found else None
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
         return self._live.follow(after)
 
     def records_at(self, positions: Sequence[int]) -> list[Record]:
-        """The records at these positions, in the order asked; blocking. Raises ``CorruptLog``."""
-        index = self._index
-        firsts = [segment.first for segment in index.segments]
+        """The records at these positions, in the order asked, without pruned ones; blocking. Raises ``CorruptLog``."""
         open_files: dict[int, SegmentFile] = {}
-        records = []
         try:
-            for position in positions:
-                number = bisect_right(firsts, position) - 1
-                segment = index.segments[number]
-                if number not in open_files:
-                    open_files[number] = open_segment(segment)
-                records.append(self._record_at(open_files[number], segment, position))
+            # A file that is open stays what it is when its segment is replaced.
+            with self._places:
+                places = [
+                    self._place_of(position, open_files)
+                    for position in positions
+                    if not self._removed.removal.ranges.holds(position)
+                ]
+            return [_record_at(place) for place in places]
         finally:
             for file in open_files.values():
                 file.close()
-        return records
 
-    def _record_at(self, file: SegmentFile, segment: Segment, position: int) -> Record:
-        starts, at = self._index.starts, position - self._index.first
+    def _place_of(self, position: int, open_files: dict[int, SegmentFile]) -> _Place:
+        index = self._index
+        segment = index.segments[bisect_right(index.segments, position, key=lambda found: found.first) - 1]
+        file = open_files.get(segment.first)
+        if file is None:
+            file = open_files[segment.first] = open_segment(segment)
+        starts, at = index.starts, position - index.first
         start = starts[at]
         following = starts[at + 1] if at + 1 < len(starts) else 0
         size = following - start if following > start else file.size - start
-        line = file.read(start, size).split(b"\n", 1)[0]
-        try:
-            return parse_record(line)
-        except BadLine as fault:
-            raise CorruptLog(str(segment.path), position - segment.first + 1, position, str(fault)) from None
+        return _Place(file, segment, position, start, size)
+
+    # Removing
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``. Scans the log."""
+        return await self._reader.sizes()
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """See ``StreamStore.prune``."""
+        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._commits))
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        return await self._turns.run(lambda: self._remover.forget(streams, at_ms, self._commits))
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return self._removed.removal.gone()
+
+    async def finish_removal(self) -> None:
+        """See ``Copyable.finish_removal``."""
+        await self._turns.run(lambda: self._remover.finish(self._commits))
 
     # Planning (see ``Tails``); only the writer thread comes here
 
@@ -243,10 +282,14 @@ class JsonlStore(KeepsHints):
         tail = self._index.streams.get(stream_id)
         return (0, GENESIS) if tail is None else (tail.next_offset(), tail.hash)
 
-    def known(self, key: str) -> _Known | None:
+    def known(self, key: str) -> Known | None:
         """See ``Tails``."""
-        position = self._index.keys.get(key_digest(key))
-        return None if position is None else _Known(self, position)
+        digest = key_digest(key)
+        position = self._index.keys.get(digest)
+        if position is not None and not self._removed.removal.ranges.holds(position):
+            return _Known(self, position)
+        entry = self._removed.find(digest)
+        return None if entry is None else Removed(entry)
 
     def planned(self, position: int) -> Placed | None:
         """A record of the commit under way, which is not to be read from disk yet."""
@@ -262,9 +305,7 @@ class JsonlStore(KeepsHints):
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
         """See ``StreamStore.append``."""
-        check_size(events)
-        batch = [encode(event) for event in events]
-        return await self._commits.submit(Request(batch, expected or {}, on_known))
+        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     async def drained(self) -> None:
         """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
@@ -312,14 +353,56 @@ class JsonlStore(KeepsHints):
         try:
             await asyncio.to_thread(self._copy, records)
         except OSError as error:
-            raise StoreUnavailable(
-                f"the copy in {self._store} could not be written: {error.strerror or error}",
-                "free disk space or repair the disk, then run the migration again: it goes on where it was",
-            ) from error
+            raise self._copy_failed(error) from error
 
     async def tails(self) -> dict[str, tuple[int, bytes]]:
         """See ``Copyable.tails``."""
         return {name: (tail.next_offset(), tail.hash) for name, tail in self._index.streams.items()}
+
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return self._removed.removal
+
+    async def removed_entries(self) -> AsyncIterator[list[bytes]]:
+        """See ``Copyable.removed_entries``."""
+        entries = self._removed.packed()
+        while some := await asyncio.to_thread(lambda: list(islice(entries, _ENTRIES))):
+            yield some
+
+    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
+        """See ``Copyable.adopt``."""
+        if self._head > NOTHING or self._removed.removal:
+            raise ValueError("the log holds something already")
+        try:
+            runs = [
+                run
+                async for some in entries
+                if (run := await asyncio.to_thread(self._removed.write_run, some)) is not None
+            ]
+            await asyncio.to_thread(self._adopt, removal.finished(), runs)
+        except OSError as error:
+            raise self._copy_failed(error) from error
+
+    def _adopt(self, removal: Removal, runs: Sequence[Run]) -> None:
+        self._removed.replace(removal, runs)
+        self._removed.compact()
+        for name, base in removal.bases.items():
+            self._index.streams[name] = StreamTail(first_offset=base.offset, hash=base.hash)
+        self._skip_removed()
+        self._head = self._index.next_position() - 1
+
+    def _skip_removed(self) -> None:
+        """Pass over pruned records that follow the last one."""
+        following = self._removed.removal.ranges.following(self._index.next_position())
+        if following > self._index.next_position():
+            self._index.skip_to(following, self._size)
+            self._index.last_hash = ""
+
+    def _copy_failed(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the copy in {self._store} could not be written: {error.strerror or error}",
+            "free disk space or repair the disk, then run the migration again: it goes on where it was",
+        )
 
     def _copy(self, records: Sequence[Stored]) -> None:
         lines: list[bytes] = []
@@ -332,6 +415,7 @@ class JsonlStore(KeepsHints):
             lines.append(format_stored(record))
             self._index.add(keys.stream_id, keys.idempotency_key, record.offset, record.hash, self._size)
             self._size += len(lines[-1])
+            self._skip_removed()
         self._make_durable(lines)
 
     def _make_durable(self, lines: Sequence[bytes]) -> float:
@@ -347,6 +431,9 @@ class JsonlStore(KeepsHints):
         return seconds
 
     def _roll(self) -> None:
+        """Begin a new segment; where the last one is empty, that serves."""
+        if self._fd >= 0 and self._index.segments[-1].first == self.next_position():
+            return
         segment = Segment(self.next_position(), self._log / segment_name(self.next_position()))
         fd = self._disk.create(segment.path)
         if self._fd >= 0:
@@ -363,14 +450,15 @@ class JsonlStore(KeepsHints):
     async def compress(self) -> Compressed | None:
         """Compress the first closed segment that is not yet; ``None`` when there is none, or the store is closed.
 
-        On a thread, beside appends and readers, one at a time. Cancelling it leaves it going on; ``close`` ends it.
+        On a thread, beside appends and readers, in turn with pruning and forgetting. Cancelling it leaves it going
+        on; ``close`` ends it.
 
         Raises:
             StoreUnavailable: it could not be written. The log is as it was, and goes on.
         """
         try:
-            return await asyncio.to_thread(self._compress)
-        except Abandoned:
+            return await self._turns.run(self._compress)
+        except (Abandoned, StoreClosed):
             return None
         except OSError as error:
             raise StoreUnavailable(
@@ -379,17 +467,13 @@ class JsonlStore(KeepsHints):
             ) from error
 
     def _compress(self) -> Compressed | None:
-        with self._rewriting:
-            for number, segment in enumerate(self._index.segments[:-1]):
-                if not segment.is_compressed and not self._closed:
-                    done = compress(self._disk, segment, lambda: not self._closed)
+        for number, segment in enumerate(self._index.segments[:-1]):
+            if not segment.is_compressed:
+                done = compress(self._disk, segment, lambda: not self._closed)
+                with self._places:
                     self._index.segments[number] = done.segment
-                    return done
+                return done
         return None
-
-    def _wait_for_rewriting(self) -> None:
-        with self._rewriting:  # what runs gives up, now that the store is closed
-            return
 
     def _abandon(self) -> None:
         """After a failed write: cut what was never acknowledged, as far as the disk still lets us."""
@@ -420,9 +504,43 @@ class JsonlStore(KeepsHints):
         if self._closed:
             return
         self._closed = True
+        await self._turns.close()
         await self._commits.close()
-        await asyncio.to_thread(self._wait_for_rewriting)
         self._live.close()
         for fd in (self._fd, self._head_fd, self._lock):
             if fd >= 0:
                 os.close(fd)
+        self._removed.close()
+
+
+def _check_end(log: Path, pruned_end: int, following: int) -> None:
+    """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
+    if pruned_end > following:
+        reason = f"records {following} to {pruned_end - 1} were written, and not all of them pruned"
+        raise CorruptLog(str(log), 1, following, reason)
+
+
+class _Place(NamedTuple):
+    """Where a record's line lies; the file may hold less than ``size`` bytes of it, and more lines after it."""
+
+    file: SegmentFile
+    segment: Segment
+    position: int
+    start: int
+    size: int
+
+
+def _record_at(place: _Place) -> Record:
+    line = place.file.read(place.start, place.size).split(b"\n", 1)[0]
+    try:
+        return parse_record(line)
+    except BadLine as fault:
+        raise _corrupt(place, str(fault)) from None
+
+
+def _corrupt(place: _Place, reason: str) -> CorruptLog:
+    lines, at = 1, 0
+    while at < place.start and (piece := place.file.read(at, min(1 << 20, place.start - at))):
+        lines += piece.count(b"\n")
+        at += len(piece)
+    return CorruptLog(str(place.segment.path), lines, place.position, reason)

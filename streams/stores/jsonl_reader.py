@@ -7,19 +7,23 @@ not durable yet, or torn. It needs no index, so opening costs nothing.
 from __future__ import annotations
 
 import asyncio
+import os
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import aiofiles
+import msgspec
 import orjson
 
 from streams.errors import CorruptLog
 from streams.query import Filter
+from streams.retention import Gone, Ranges, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.disk import open_to_read
+from streams.stores.removed_files import Version, read_removed, version_of
 from streams.stores.segment_files import Sizes, open_segment, read_segment, sizes_of
 from streams.stores.segments import (
     EMPTY_HEAD,
@@ -28,11 +32,14 @@ from streams.stores.segments import (
     LineKeys,
     Segment,
     check_crc,
+    event_bytes,
     list_segments,
     parse_keys,
     parse_record,
     parse_stored,
+    position_of,
     read_head,
+    split_lines,
 )
 from streams.stores.stored import Stored
 
@@ -63,10 +70,11 @@ class JsonlReader:
         head = read_head(self._store / "head")
         if head is not None:
             return head
+        ranges = read_removed(self._log).removal.ranges
         segments = list_segments(self._log)
-        if not segments:
-            return EMPTY_HEAD
-        return _last_whole(segments[-1])
+        last = _last_whole(segments[-1], ranges) if segments else EMPTY_HEAD
+        end = ranges.following(last.position + 1)
+        return last if end == last.position + 1 else Head(end - 1, "")
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``. Scans the log."""
@@ -108,6 +116,19 @@ class JsonlReader:
         async for place in self._places(NOTHING):
             yield [_checked(parse_keys, place).event.id]
 
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return (await asyncio.to_thread(read_removed, self._log)).removal.gone()
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``. Scans the log."""
+        tally = Tally()
+        async for place in self._places(NOTHING):
+            _check_line(place)
+            line = _sizes_decoder.decode(place.line)
+            tally.add(line.event.stream_id, line.offset, line.event.ts, event_bytes(place.line))
+        return tally.sizes()
+
     async def close(self) -> None:
         """Nothing is held open between calls."""
 
@@ -115,10 +136,11 @@ class JsonlReader:
         """See ``Copyable.copy_out``."""
         records: list[Stored] = []
         async for place in self._places(after):
-            records.append(_checked(parse_stored, place))
-            if len(records) >= most and records[-1].batch_index + 1 == records[-1].batch_count:
+            record = _checked(parse_stored, place)
+            if len(records) >= most and record.begun() != records[-1].begun():
                 yield records
                 records = []
+            records.append(record)
         if records:
             yield records
 
@@ -132,31 +154,59 @@ class JsonlReader:
                 _check_line(place)
 
     async def _places(self, after: int) -> AsyncIterator[_Place]:
-        """The lines after ``after`` to the head at call time, not parsed."""
-        head = self.head_record()
-        if head.position <= after:
-            return
+        """The lines after ``after`` to the head at call time, not parsed, without those of pruned records."""
+        head = self.head_record().position
         after = max(after, NOTHING)
+        while after < head:
+            version = version_of(self._log)
+            ranges = read_removed(self._log).removal.ranges
+            try:
+                async for place in self._pass(after, head, ranges, version):
+                    after = place.expected
+                    yield place
+                return
+            except Replaced:
+                continue  # records were removed meanwhile; what was not yielded yet is looked for anew
+            except CorruptLog:
+                if version_of(self._log) == version:
+                    raise
+
+    async def _pass(self, after: int, head: int, ranges: Ranges, version: Version) -> AsyncIterator[_Place]:
         segments = list_segments(self._log)
         first = bisect_right([s.first for s in segments], after + 1) - 1
         expected = segments[first].first if first >= 0 else after + 1
         number = 0
         for segment in segments[max(first, 0) :]:
-            if segment.first != expected and expected <= head.position:
+            if not ranges.covers(expected, segment.first) and ranges.following(expected) <= head:
                 reason = f"records {expected} to {segment.first - 1} are missing before it"
                 raise CorruptLog(str(segment.path), 1, expected, reason)
+            expected = segment.first
             number = 0
             async for line in _lines(segment):
-                if expected > head.position:
-                    return
                 number += 1
+                # Nearly always it is what must follow; to see that costs a tenth of finding out what it is.
+                position = expected if _says(line, expected) else position_of(line)
+                if position is not None and (ranges or position != expected):
+                    if ranges.holds(position) and ranges.covers(expected, position):
+                        expected = position + 1
+                        continue
+                    if position != ranges.following(expected) and version_of(self._log) != version:
+                        raise Replaced
+                expected = ranges.following(expected)
+                if expected > head:
+                    return
                 if expected > after:
                     yield _Place(line, segment, number, expected)
                 expected += 1
-        if expected <= head.position:
+        expected = ranges.following(expected)
+        if expected <= head:
             file = str(segments[-1].path) if segments else str(self._log)
-            reason = f"records {expected} to {head.position} were written and are missing"
+            reason = f"records {expected} to {head} were written and are missing"
             raise CorruptLog(file, number + 1, expected, reason)
+
+
+class Replaced(Exception):
+    """A segment was replaced or deleted while it was read: look at what was removed, and read again."""
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
@@ -167,30 +217,41 @@ async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
     Raises:
         DamagedSegment: a compressed segment is damaged there; what comes before was yielded.
         ForeignStore: it is a symbolic link.
+        Replaced: something was pruned or forgotten since the first chunk, or the segment is not there any more.
     """
+    log = segment.path.parent
+    version, file_id = version_of(log), 0
     while True:
         try:
-            chunk = await _chunk(segment, start)
-        except FileNotFoundError:  # it was compressed meanwhile
-            segment = segment.other_form()
-            chunk = await _chunk(segment, start)
+            found, chunk = await _chunk(segment, start)
+        except FileNotFoundError:  # it was compressed meanwhile, which changes no line
+            segment, file_id = segment.other_form(), 0
+            try:
+                found, chunk = await _chunk(segment, start)
+            except FileNotFoundError:
+                raise Replaced from None
+        # A number may be given to a new file, but between two replacements lies a new manifest.
+        if version_of(log) != version or file_id not in (0, found):
+            raise Replaced
+        file_id = found
         if not chunk:
             return
         yield chunk
         start += len(chunk)
 
 
-async def _chunk(segment: Segment, start: int) -> bytes:
+async def _chunk(segment: Segment, start: int) -> tuple[int, bytes]:
+    """The number of the file, and what it holds there."""
     if segment.is_compressed:
         return await asyncio.to_thread(_compressed_chunk, segment, start)
     async with aiofiles.open(segment.path, "rb", opener=open_to_read) as file:
         await file.seek(start)
-        return await file.read(_CHUNK)
+        return os.fstat(file.fileno()).st_ino, await file.read(_CHUNK)
 
 
-def _compressed_chunk(segment: Segment, start: int) -> bytes:
+def _compressed_chunk(segment: Segment, start: int) -> tuple[int, bytes]:
     with open_segment(segment) as file:
-        return file.read_on(start, _CHUNK)
+        return file.file_id, file.read_on(start, _CHUNK)
 
 
 async def _lines(segment: Segment) -> AsyncIterator[bytes]:
@@ -201,6 +262,24 @@ async def _lines(segment: Segment) -> AsyncIterator[bytes]:
         rest = lines.pop()
         for line in lines:
             yield line
+
+
+def _says(line: bytes, position: int) -> bool:
+    """Whether a line gives this position; the end of a line holds nothing else that looks so."""
+    return b',"position":%d,"tx":[' % position in line[-56:]
+
+
+class _TimedEvent(msgspec.Struct):
+    stream_id: str
+    ts: int
+
+
+class _TimedLine(msgspec.Struct):
+    event: _TimedEvent
+    offset: int
+
+
+_sizes_decoder = msgspec.json.Decoder(_TimedLine)
 
 
 class _Place(NamedTuple):
@@ -229,15 +308,16 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
     return record
 
 
-def _last_whole(segment: Segment) -> Head:
+def _last_whole(segment: Segment, ranges: Ranges) -> Head:
     """The last record of the last whole batch in a segment; what the head file would say."""
     head = Head(segment.first - 1, "")
-    for line in read_segment(segment).split(b"\n")[:-1]:
+    for _, line in split_lines(read_segment(segment)):
         try:
             keys = parse_keys(line)
         except BadLine:
             break
-        if keys.tx[0] + 1 == keys.tx[1]:
+        index, count = keys.tx
+        if ranges.following(keys.position + 1) >= keys.position - index + count:
             head = Head(keys.position, keys.hash)
     return head
 

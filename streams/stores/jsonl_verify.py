@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ import orjson
 
 from streams.errors import CorruptLog
 from streams.findings import Finding, Kind, Summary
-from streams.hashing import GENESIS, canonical, chain, digest_form_of
+from streams.hashing import GENESIS, canonical, chain, is_digest, stored_form_of
+from streams.retention import Ranges, payload_fault
 from streams.store import NOTHING
 from streams.stores.directory import is_being_written
-from streams.stores.jsonl_reader import chunks
+from streams.stores.jsonl_reader import Replaced, chunks
+from streams.stores.removed_files import MANIFEST, RemovedLog, check_runs, read_removed, version_of
 from streams.stores.rewriting import refuse_difference
 from streams.stores.segment_files import DamagedSegment, logical_size
 from streams.stores.segments import (
@@ -84,6 +87,8 @@ class JsonlVerification:
     quick: bool = False
     summary: Summary = field(default_factory=Summary)
     _found: list[Finding] = field(default_factory=list)
+    _told: set[Finding] = field(default_factory=set)
+    _removed: RemovedLog = field(default_factory=RemovedLog)
     _tails: dict[str, _Tail] = field(default_factory=dict)
     _last: int = NOTHING
     """The highest position read so far."""
@@ -94,13 +99,17 @@ class JsonlVerification:
     _lost: int = 0
     """Records of the log that could not be read, so far."""
     _batch: tuple[int, int] = (0, 0)
-    """Next index and count of the batch that is being read; (0, 0) between batches."""
+    """First position and count of the batch that is being read; (0, 0) between batches."""
     _batch_line: int = 0
     _batch_size: int = 0
 
     def size(self) -> int:
         """Bytes to read, for a progress bar: of the lines, whether or not they are compressed."""
-        return sum(logical_size(segment) for segment in list_segments(self.store / "log"))
+        total = 0
+        for segment in list_segments(self.store / "log"):
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                total += logical_size(segment)
+        return total
 
     async def run(self) -> AsyncIterator[Finding]:
         """Every fault in the order of the log. Cancelling it is safe.
@@ -109,8 +118,32 @@ class JsonlVerification:
             ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
             OSError: a file cannot be read.
         """
+        while True:
+            try:
+                version = version_of(self.store / "log")
+                async for finding in self._pass():
+                    # What is missing or different may just have been removed: then the log is judged anew.
+                    if version_of(self.store / "log") != version:
+                        raise Replaced
+                    if finding not in self._told:
+                        self._told.add(finding)
+                        yield finding
+                self.summary.findings = len(self._told)
+                return
+            except Replaced:
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.summary.reset()
+        self._found.clear()
+        self._tails.clear()
+        self._last, self._unread, self._lost, self._skipped = NOTHING, 0, 0, False
+        self._batch, self._batch_line, self._batch_size = (0, 0), 0, 0
+
+    async def _pass(self) -> AsyncIterator[Finding]:
         writing = not self.alone and is_being_written(self.store)
         head = read_head(self.store / "head")
+        self._read_removed(writing)
         segments = list_segments(self.store / "log")
         self.summary.segments = len(segments)
         self._take_finding(manifest_finding(self.store, has_log=head is not None or bool(segments)))
@@ -133,16 +166,53 @@ class JsonlVerification:
                     break
         self._finish(segments, head, writing)
         if not writing:
-            for lost in lost_findings(self.store, max(self._last + self._unread, self.summary.head)):
+            for lost in lost_findings(self.store, max(self._next_expected() - 1, self.summary.head)):
                 self._take_finding(lost)
         for finding in self._drain():
             yield finding
+
+    # What was removed
+
+    @property
+    def _ranges(self) -> Ranges:
+        return self._removed.removal.ranges
+
+    def _read_removed(self, writing: bool) -> None:
+        log = self.store / "log"
+        self._removed = RemovedLog()
+        try:
+            self._removed = read_removed(log)
+            check_runs(log, self._removed.runs)
+        except CorruptLog as fault:
+            self._find("corrupt", Path(fault.file), None, None, fault.reason)
+        removal = self._removed.removal
+        if removal.pending and not writing:
+            reason = "what was pruned or forgotten is not wholly gone from the files; the next start finishes it"
+            self._find("torn", log / MANIFEST, None, None, reason)
+        self._tails.update((name, _Tail(base.offset, base.hash)) for name, base in removal.bases.items())
+        self.summary.pruned = removal.ranges.count
+
+    def _is_left_over(self, place: _Place, line: _Line) -> bool:
+        """Whether the line is of a pruned record, which only a removal that is not finished may leave."""
+        if not self._ranges.holds(line.position):
+            return False
+        if not self._removed.removal.pending:
+            reason = "it was pruned and is there all the same"
+            self._find("tampered", place.segment.path, place.line, line.position, reason, line.event["stream_id"])
+        return True
+
+    def _check_payload(self, place: _Place, line: _Line) -> None:
+        stream_id = line.event["stream_id"]
+        fault = payload_fault(self._removed.removal, stream_id, line.offset, line.event["payload"])
+        self.summary.forgotten += is_digest(line.event["payload"]) and fault is None
+        if fault is not None:
+            self._find("tampered", place.segment.path, place.line, line.position, fault, stream_id)
 
     # One line
 
     def _take(self, place: _Place, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
         """Judge one line; true when the rest of the log is torn or not yet durable."""
-        expected = self._last + self._unread + 1
+        expected = self._next_expected()
         if limit is not None and expected > limit:
             return True
         try:
@@ -164,7 +234,9 @@ class JsonlVerification:
             self._find(
                 "tampered", place.segment.path, place.line, line.position, "it is not in canonical form", stream_id
             )
-        if place.line == 1 and line.position != place.segment.first:
+        if self._is_left_over(place, line):
+            return False
+        if place.line == 1 and not self._ranges.covers(place.segment.first, line.position):
             reason = f"the file is named after position {place.segment.first}, but this is position {line.position}"
             self._find("tampered", place.segment.path, 1, line.position, reason, stream_id)
         if line.position <= self._last:
@@ -174,6 +246,7 @@ class JsonlVerification:
         gap = self._check_position(place, line)
         self._check_batch(place, line, gap, head)
         self._check_chain(place, line)
+        self._check_payload(place, line)
         if head is not None and line.position == head.position and head.hash and line.hash.hex() != head.hash:
             reason = "its hash is not the one that the head file names"
             self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
@@ -183,10 +256,10 @@ class JsonlVerification:
 
     def _check_position(self, place: _Place, line: _Line) -> bool:
         """Positions are dense: whether records are lost before this line."""
-        between = line.position - self._last - 1
+        between = self._ranges.kept(self._last + 1, line.position)
         missing = between - self._unread
         if missing > 0:
-            first = self._last + self._unread + 1
+            first = self._next_expected()
             records = f"record {first} is" if missing == 1 else f"records {first} to {line.position - 1} are"
             self._find("missing", place.segment.path, place.line, first, f"{records} missing before it")
         self._lost += between
@@ -194,15 +267,20 @@ class JsonlVerification:
 
     def _check_batch(self, place: _Place, line: _Line, gap: bool, head: Head | None) -> None:
         """Batches are whole: indices 0, 1, … up to their count."""
-        index, count = self._batch
-        fits = line.index == index and (index == 0 or line.count == count) and line.index < line.count
+        begun = line.position - line.index
+        if self._batch != (0, 0):
+            fits = self._batch == (begun, line.count)
+        else:
+            fits = begun >= 0 and self._ranges.covers(begun, line.position)
+        fits = fits and line.index < line.count
         if not fits and not gap:
             reason = f"it is record {line.index + 1} of {line.count} of a batch where another must follow"
             self._find("corrupt", place.segment.path, place.line, line.position, reason, line.event["stream_id"])
-        if line.index == 0:
+        if self._batch != (begun, line.count):
             self._batch_line, self._batch_size = place.line, 0
         self._batch_size += 1
-        self._batch = (line.index + 1, line.count) if line.index + 1 < line.count else (0, 0)
+        is_whole = self._ranges.following(line.position + 1) >= begun + line.count
+        self._batch = (0, 0) if is_whole else (begun, line.count)
 
     def _check_chain(self, place: _Place, line: _Line) -> None:
         """Offsets are dense in a stream, and each record's hash continues the one before it."""
@@ -210,19 +288,21 @@ class JsonlVerification:
         tail = self._tails.setdefault(stream_id, _Tail())
         skipped = line.offset - tail.next_offset
         if skipped == 0:
-            payload = line.event["payload"]
-            _, form = digest_form_of(line.event, forgotten=set(payload) == {"$sha256"})
-            if chain(tail.hash, form) != line.hash:
-                # A payload may honestly be an object with one key "$sha256".
-                _, form = digest_form_of(line.event)
-                if chain(tail.hash, form) != line.hash:
-                    reason = "it does not continue its stream's hash chain: it or the record before it was changed"
-                    self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
+            if chain(tail.hash, stored_form_of(line.event)[1]) != line.hash:
+                reason = "it does not continue its stream's hash chain: it or the record before it was changed"
+                self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
         elif not 0 < skipped <= self._lost - tail.lost:
             # Lost records explain a jump forward as far as there are enough of them.
             reason = f"it is offset {line.offset} of its stream where {tail.next_offset} must follow"
             self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
         self._tails[stream_id] = _Tail(line.offset + 1, line.hash, self._lost)
+
+    def _next_expected(self) -> int:
+        """The position that must follow what was read and what could not be."""
+        following = self._ranges.following(self._last + 1)
+        for _ in range(self._unread):
+            following = self._ranges.following(following + 1)
+        return following
 
     # The end of the log
 
@@ -247,14 +327,15 @@ class JsonlVerification:
                 self._torn(place, "the batch is not whole")
             else:
                 self._find("corrupt", place.segment.path, place.line, self._last, "the batch is not whole")
-        ended = self._last + self._unread
-        if head is not None and ended < head.position and not self._skipped:
-            first, file = ended + 1, segments[-1].path if segments else self.store / "log"
-            records = f"record {first}" if first == head.position else f"records {first} to {head.position}"
+        first = self._next_expected()
+        last = max(NOTHING if head is None else head.position, self._ranges.end - 1)
+        if first <= last and not self._skipped:
+            file = segments[-1].path if segments else self.store / "log"
+            records = f"record {first}" if first == last else f"records {first} to {last}"
             self._find("missing", file, None, first, f"{records} at the end of the log: written and not there")
         self.summary.streams = len(self._tails)
         at = head.position if head is not None else NOTHING
-        self.summary.head = at if writing else max(at, self._last)
+        self.summary.head = at if writing else max(at, self._ranges.following(self._last + 1) - 1)
 
     # Files
 
@@ -285,7 +366,7 @@ class JsonlVerification:
 
     def _skip(self, place: _Place, damage: DamagedSegment) -> None:
         """Lines that are lost together are one fault, however many they are."""
-        line, position = place.line + 1, self._last + self._unread + 1
+        line, position = place.line + 1, self._next_expected()
         if self._skipped:
             self._find("corrupt", place.segment.path, None, None, damage.reason)
         else:
@@ -295,12 +376,12 @@ class JsonlVerification:
 
     def _count_skipped(self, place: _Place, position: int, expected: int) -> int:
         """The line after lost ones tells how many they were; returns what must follow them."""
-        lost = max(position - expected, 0)
+        lost = self._ranges.kept(expected, position)
         self._unread += lost
         if place.skipped:
             place.line += lost
         self._skipped = place.skipped = False
-        return expected + lost
+        return max(expected, position)
 
     async def _check_forms(self, segment: Segment) -> None:
         """A segment that lies there both plain and compressed is read plain; the other must say the same."""

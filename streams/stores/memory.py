@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 import orjson
 
 from streams.errors import StoreClosed
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, Encoded, encode
+from streams.hashing import GENESIS, Encoded
 from streams.query import Filter
+from streams.retention import (
+    NOTHING_REMOVED,
+    Base,
+    Entry,
+    Forgotten,
+    Gone,
+    Mark,
+    Pruned,
+    StreamSize,
+    Tally,
+    body_digest,
+)
 from streams.store import NOTHING, OnKnown, Record, Snapshot
 from streams.stores.hints import checked_name
 from streams.stores.live import LiveTail
-from streams.stores.plan import Placed, Request, as_record, check_size, plan
+from streams.stores.plan import Known, Placed, Removed, Request, as_record, encode_batch, plan
+from streams.stores.recovery import key_digest
 
 
 class _Known:
     def __init__(self, placed: Placed) -> None:
         self._placed = placed
 
-    def body(self) -> tuple[str, str, str, str]:
-        return self._placed.encoded.body()
+    def equals(self, encoded: Encoded) -> bool:
+        return self._placed.encoded.body() == encoded.body()
 
-    def placed(self) -> Record:
+    def first(self, encoded: Encoded) -> Record:
         return _stored(self._placed)
 
 
@@ -33,13 +46,22 @@ def _stored(placed: Placed) -> Record:
     return Record(event, placed.offset, placed.position, placed.hash.hex())
 
 
+def _forgotten(placed: Placed) -> Placed:
+    """The record without its payload; everything that its digest form determines stays."""
+    encoded = placed.encoded
+    event = StreamEvent.trusted(orjson.loads(encoded.digest_form))
+    return placed._replace(encoded=encoded._replace(event=event, canonical=encoded.digest_form))
+
+
 class MemoryStore:
     """``StreamStore`` in lists and dictionaries. One event loop."""
 
     def __init__(self) -> None:
-        self._records: list[Placed] = []
+        self._records: list[Placed | None] = []
+        """By position; ``None`` where one was pruned."""
         self._streams: dict[str, list[Placed]] = {}
-        self._keys: dict[str, Placed] = {}
+        self._keys: dict[str, Placed | Entry] = {}
+        self._removal = NOTHING_REMOVED
         self._live = LiveTail(lambda after: self.read_all(after=after))
         self._cursors: dict[str, int] = {}
         self._snapshots: dict[str, Snapshot] = {}
@@ -58,12 +80,17 @@ class MemoryStore:
     def tail(self, stream_id: str) -> tuple[int, bytes]:
         """See ``Tails``."""
         records = self._streams.get(stream_id)
-        return (records[-1].offset + 1, records[-1].hash) if records else (0, GENESIS)
+        if records:
+            return (records[-1].offset + 1, records[-1].hash)
+        base = self._removal.bases.get(stream_id)
+        return (0, GENESIS) if base is None else (base.offset, base.hash)
 
-    def known(self, key: str) -> _Known | None:
+    def known(self, key: str) -> Known | None:
         """See ``Tails``."""
-        placed = self._keys.get(key)
-        return None if placed is None else _Known(placed)
+        found = self._keys.get(key)
+        if found is None:
+            return None
+        return Removed(found) if isinstance(found, Entry) else _Known(found)
 
     async def append(
         self,
@@ -73,11 +100,8 @@ class MemoryStore:
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
         """See ``StreamStore.append``; durable only as long as the process lives."""
-        if self._closed:
-            raise StoreClosed("the store is closed", "open another one")
-        check_size(events)
-        batch: list[Encoded] = [encode(event) for event in events]
-        decided = plan(Request(batch, expected or {}, on_known), self)
+        self._check_open()
+        decided = plan(Request(encode_batch(events), expected or {}, on_known), self)
         for placed in decided.new:
             self._records.append(placed)
             self._streams.setdefault(placed.encoded.event.stream_id, []).append(placed)
@@ -88,13 +112,17 @@ class MemoryStore:
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
-        for placed in self._streams.get(stream_id, [])[max(from_offset, 0) :]:
-            yield _stored(placed)
+        records = self._streams.get(stream_id, [])
+        for placed in records[max(from_offset - self._removal.first_offset(stream_id), 0) :]:
+            if self._records[placed.position] is not None:
+                yield _stored(placed)
 
     async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamReader.read_all``."""
-        for placed in self._records[max(after + 1, 0) :]:
-            yield _stored(placed)
+        for position in range(max(after + 1, 0), len(self._records)):
+            placed = self._records[position]
+            if placed is not None:
+                yield _stored(placed)
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """See ``StreamReader.query``."""
@@ -104,8 +132,73 @@ class MemoryStore:
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        placed = self._keys.get(idempotency_key)
-        return None if placed is None else _stored(placed)
+        found = self._keys.get(idempotency_key)
+        return _stored(found) if isinstance(found, Placed) else None
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return self._removal.gone()
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        tally = Tally()
+        for placed in self._records:
+            if placed is not None:
+                event = placed.encoded.event
+                tally.add(event.stream_id, placed.offset, event.ts, len(placed.encoded.canonical))
+        return tally.sizes()
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """See ``StreamStore.prune``."""
+        self._check_open()
+        gone: list[Placed] = []
+        bases: dict[str, Base] = {}
+        for name, cut in cuts.items():
+            records = self._streams.get(name, [])
+            count = min(max(cut - self._removal.first_offset(name), 0), len(records))
+            if count:
+                last = records[count - 1]
+                gone += records[:count]
+                bases[name] = Base(last.offset + 1, last.hash, at_ms)
+                self._streams[name] = records[count:]
+        if not gone:
+            return Pruned()
+        for placed in gone:
+            key = placed.encoded.event.idempotency_key
+            body = body_digest(placed.encoded.body())
+            self._keys[key] = Entry(key_digest(key), body, placed.position, placed.offset, placed.hash)
+            self._records[placed.position] = None
+        positions = sorted(placed.position for placed in gone)
+        self._removal = self._removal.pruned(positions, bases).finished()
+        self._snapshots.clear()
+        return Pruned(len(gone), sum(len(placed.encoded.canonical) for placed in gone), len(bases))
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        self._check_open()
+        marks: dict[str, Mark] = {}
+        records = saved = 0
+        for name in set(streams):
+            wanted = [p for p in self._streams.get(name, []) if not self._removal.is_forgotten(name, p.offset)]
+            if not wanted:
+                continue
+            marks[name] = Mark(wanted[-1].offset + 1, at_ms)
+            first = wanted[0].offset - self._removal.first_offset(name)
+            shorter = [_forgotten(placed) for placed in wanted]
+            self._streams[name] = self._streams[name][:first] + shorter
+            for before, after in zip(wanted, shorter, strict=True):
+                self._records[after.position] = after
+                self._keys[after.encoded.event.idempotency_key] = after
+                saved += len(before.encoded.canonical) - len(after.encoded.canonical)
+            records += len(wanted)
+        if marks:
+            self._removal = self._removal.forgot(marks).finished()
+            self._snapshots.clear()
+        return Forgotten(records, saved, len(marks))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store is closed", "open another one")
 
     async def cursor(self, name: str) -> int:
         """See ``StreamStore.cursor``."""

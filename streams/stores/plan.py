@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from streams.errors import IdempotencyConflict, OffsetConflict
-from streams.hashing import Encoded, chain
+from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict
+from streams.event import StreamEvent
+from streams.hashing import Encoded, chain, encode, is_digest, stored_form_of
+from streams.retention import Entry, body_digest
 from streams.store import MAX_BATCH, OnKnown, Record
 
 
@@ -61,19 +63,55 @@ class Tails(Protocol):
 class Known(Protocol):
     """A record that a key is known by."""
 
-    def body(self) -> tuple[str, str, str, str]:
-        """Type, stream, actor and payload digest of the stored event."""
+    def equals(self, encoded: Encoded) -> bool:
+        """Whether an event with the same key has the stored one's type, stream, actor and payload."""
         ...
 
-    def placed(self) -> Placed | Record:
-        """The record itself."""
+    def first(self, encoded: Encoded) -> Placed | Record:
+        """The record itself; of a pruned one its numbers, with the event that was given."""
         ...
 
 
-def check_size(batch: Sequence[object]) -> None:
-    """Raise ``ValueError`` for a batch that is empty or over ``MAX_BATCH``."""
-    if not 0 < len(batch) <= MAX_BATCH:
-        raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(batch)}: split it")
+class Removed:
+    """``Known`` by what stays of a pruned record."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def equals(self, encoded: Encoded) -> bool:
+        """See ``Known``."""
+        return self._entry.body == body_digest(encoded.body())
+
+    def first(self, encoded: Encoded) -> Record:
+        """See ``Known``."""
+        return Record(encoded.event, self._entry.offset, self._entry.position, self._entry.hash.hex())
+
+
+def body_of(first: Placed | Record) -> tuple[str, str, str, str]:
+    """Type, stream, actor and payload digest of a stored event, also of one whose payload was forgotten."""
+    if isinstance(first, Placed):
+        return first.encoded.body()
+    event = first.event
+    return (event.type, event.stream_id, event.actor, stored_form_of(event.fields())[0])
+
+
+def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
+    """The events of an ``append``, encoded.
+
+    Raises:
+        ValueError: the batch is empty or over ``MAX_BATCH``.
+        InvalidEvent: a payload is what stays of a forgotten one, so that nobody could tell them apart.
+    """
+    if not 0 < len(events) <= MAX_BATCH:
+        raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(events)}: split it")
+    batch = [encode(event) for event in events]
+    for encoded in batch:
+        if len(encoded.event.payload) == 1 and is_digest(encoded.event.payload):
+            raise InvalidEvent(
+                f"not a valid event: the payload of {encoded.event.idempotency_key} is only a digest, "
+                "as of a forgotten one: append the payload itself"
+            )
+    return batch
 
 
 def plan(request: Request, tails: Tails) -> Plan:
@@ -95,8 +133,8 @@ def plan(request: Request, tails: Tails) -> Plan:
     for encoded, earlier in zip(request.batch, known, strict=True):
         event = encoded.event
         if earlier is not None:
-            result.differences += earlier.body() != encoded.body()
-            result.answers.append(as_duplicate(earlier.placed()))
+            result.differences += not earlier.equals(encoded)
+            result.answers.append(as_duplicate(earlier.first(encoded)))
             continue
         if event.idempotency_key in in_batch:
             first = in_batch[event.idempotency_key]
@@ -126,7 +164,7 @@ def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -
             f"{len(found)} of the batch's {len(batch)} keys are already stored, the others are not",
         )
     for encoded, earlier in zip(batch, known, strict=True):
-        if earlier is not None and earlier.body() != encoded.body():
+        if earlier is not None and not earlier.equals(encoded):
             raise IdempotencyConflict(encoded.event.idempotency_key, "it is stored with another body")
 
 

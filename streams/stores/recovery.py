@@ -9,15 +9,15 @@ on the rest is a torn tail, to be cut and kept aside.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
 from streams.errors import CorruptLog
 from streams.hashing import GENESIS
+from streams.retention import NOTHING_REMOVED, Ranges, Removal
 from streams.stores.segment_files import read_segment
-from streams.stores.segments import BadLine, Head, LineKeys, Segment, list_segments, parse_keys
+from streams.stores.segments import BadLine, Head, LineKeys, Segment, list_segments, parse_keys, split_lines
 
 
 def key_digest(key: str) -> bytes:
@@ -52,6 +52,13 @@ class Index:
     def next_position(self) -> int:
         return self.first + len(self.starts)
 
+    def skip_to(self, position: int, start: int) -> None:
+        """Pass over removed positions; ``start`` is where the next line begins in its segment."""
+        if not self.starts:
+            self.first = max(self.first, position)
+        elif position > self.next_position():
+            self.starts.extend([start] * (position - self.next_position()))
+
     def add(self, stream_id: str, key: str, offset: int, hash_: bytes, start: int) -> None:
         """Take the next record of the log."""
         position = self.next_position()
@@ -82,14 +89,17 @@ class _Cursor:
 
     segment: Segment
     is_last: bool
+    ranges: Ranges
+    expected: int
+    """The position after the line just taken."""
     line: int = 0
     batch: list[tuple[int, LineKeys, bytes]] = field(default_factory=list)
     next_offsets: dict[str, int] = field(default_factory=dict)
     """Of the streams in the batch."""
 
 
-def recover(log: Path, head: Head | None) -> Recovered:
-    """Scan the whole log.
+def recover(log: Path, head: Head | None, removal: Removal = NOTHING_REMOVED) -> Recovered:
+    """Scan the whole log. A record that ``removal`` names is not there, whatever a segment still holds.
 
     ``head`` is ``None`` when the head file is missing or damaged; then a bad
     line followed by whole records counts as damage, not as a torn tail.
@@ -99,58 +109,71 @@ def recover(log: Path, head: Head | None) -> Recovered:
         ForeignStore: a segment is a symbolic link.
     """
     segments = list_segments(log)
+    ranges = removal.ranges
     index = Index()
-    size = 0
+    for name, base in removal.bases.items():
+        index.streams[name] = StreamTail(first_offset=base.offset, hash=base.hash)
+    size = line_count = 0
     for number, segment in enumerate(segments):
-        if segment.first != index.next_position():
+        if not ranges.covers(index.next_position(), segment.first):
             _missing(segment, index.next_position())
+        index.skip_to(segment.first, 0)
         data = read_segment(segment)
         # What is compressed was closed, so nothing in it is a torn tail.
-        cursor = _Cursor(segment, is_last=number == len(segments) - 1 and not segment.is_compressed)
+        is_last = number == len(segments) - 1 and not segment.is_compressed
+        cursor = _Cursor(segment, is_last, ranges, segment.first)
         index.segments.append(segment)
         size = 0
-        for start, line in _lines(data):
+        for start, line in split_lines(data):
             cursor.line += 1
             try:
                 _take(index, cursor, start, line)
             except BadLine as fault:
                 _refuse_damage(cursor, head, str(fault), data[start + len(line) + 1 :])
-                return Recovered(index, size, str(fault))
+                return Recovered(_finished(index, ranges, size), size, str(fault))
             if not cursor.batch:
                 size = start + len(line) + 1
-            _check_head(index, head, segment, cursor.line)
+            if head is not None and not ranges.holds(head.position):
+                _check_head(index, head, segment, cursor.line)
         if cursor.batch or size < len(data):
             reason = "the batch is incomplete" if cursor.batch else "the last line is incomplete"
             cursor.line += 1
             _refuse_damage(cursor, head, reason, b"")
-            return Recovered(index, size, reason)
+            return Recovered(_finished(index, ranges, size), size, reason)
+        line_count = cursor.line
+    _finished(index, ranges, size)
     if head is not None and index.next_position() <= head.position:
         file = segments[-1].path if segments else log
         raise CorruptLog(
             str(file),
-            1 if not segments else index.next_position() - segments[-1].first + 1,
+            line_count + 1,
             index.next_position(),
             f"records {index.next_position()} to {head.position} were written and are missing",
         )
     return Recovered(index, size, None)
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Complete lines with their byte offsets; an unfinished last one is left out."""
-    start = 0
-    while (end := data.find(b"\n", start)) >= 0:
-        yield start, data[start:end]
-        start = end + 1
+def _finished(index: Index, ranges: Ranges, size: int) -> Index:
+    """The index with the removed records that follow its last one passed over."""
+    end = ranges.following(index.next_position())
+    if end > index.next_position():
+        index.skip_to(end, size)
+        index.last_hash = ""
+    return index
 
 
 def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
     """Check one line against what must come next, and index its batch when it is whole."""
     keys = parse_keys(line)
-    expected = index.next_position() + len(cursor.batch)
-    if keys.position != expected:
-        raise BadLine(f"it is position {keys.position} where {expected} must follow")
+    ranges, position = cursor.ranges, keys.position
+    if not ranges.covers(cursor.expected, position):
+        raise BadLine(f"it is position {position} where {ranges.following(cursor.expected)} must follow")
+    if ranges.holds(position):  # what a removal that was cut off left
+        cursor.expected = position + 1
+        return
     place, count = keys.tx
-    if place != len(cursor.batch) or count <= place or (cursor.batch and cursor.batch[0][1].tx[1] != count):
+    begun = position - place
+    if count <= place or not _continues(cursor, begun, count, position):
         raise BadLine("it does not continue its batch")
     stream_id = keys.event.stream_id
     offset = cursor.next_offsets.get(stream_id)
@@ -161,13 +184,23 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
         raise BadLine(f"it is offset {keys.offset} of its stream where {offset} must follow")
     cursor.batch.append((start, keys, _hash_of(keys)))
     cursor.next_offsets[stream_id] = offset + 1
-    if place + 1 < count:
+    cursor.expected = position + 1
+    if ranges.following(position + 1) < begun + count:
         return
     for begin, member, hash_ in cursor.batch:
         event = member.event
+        index.skip_to(member.position, begin)
         index.add(event.stream_id, event.idempotency_key, member.offset, hash_, begin)
     cursor.batch.clear()
     cursor.next_offsets.clear()
+
+
+def _continues(cursor: _Cursor, begun: int, count: int, position: int) -> bool:
+    """Whether a record of the batch of ``count`` that began at ``begun`` may stand here."""
+    if not cursor.batch:
+        return begun >= 0 and cursor.ranges.covers(begun, position)
+    first = cursor.batch[0][1]
+    return (first.position - first.tx[0], first.tx[1]) == (begun, count)
 
 
 def _hash_of(keys: LineKeys) -> bytes:
@@ -190,10 +223,10 @@ def _missing(segment: Segment, expected: int) -> None:
 
 def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
     """Raise unless the fault lies in what was never acknowledged; ``rest`` is what follows it in the segment."""
-    # One record a line, densely: the line tells the position even when it cannot be read.
-    position = cursor.segment.first + cursor.line - 1
+    # What must follow the line before tells the position even when it cannot be read.
+    position = cursor.ranges.following(cursor.expected)
     below = head is not None and position <= head.position
-    unexplained = head is None and any(_is_whole(line) for _, line in _lines(rest))
+    unexplained = head is None and any(_is_whole(line) for _, line in split_lines(rest))
     # As in ``_missing``: before a later segment everything is durable, also when a power loss left an old head.
     if below or unexplained or not cursor.is_last:
         raise CorruptLog(str(cursor.segment.path), cursor.line, position, reason)
@@ -207,7 +240,7 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def _check_head(index: Index, head: Head | None, segment: Segment, line: int) -> None:
-    if head is None or index.next_position() != head.position + 1 or index.last_hash == head.hash:
+def _check_head(index: Index, head: Head, segment: Segment, line: int) -> None:
+    if index.next_position() != head.position + 1 or index.last_hash == head.hash:
         return
     raise CorruptLog(str(segment.path), line, head.position, "its hash is not the one the head file names")

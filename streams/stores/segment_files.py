@@ -95,6 +95,11 @@ class SegmentFile(AbstractContextManager["SegmentFile"]):
         self.segment, self._fd = segment, fd
         self.size = os.fstat(fd).st_size
 
+    @property
+    def file_id(self) -> int:
+        """What tells this file from another one that is given its name later, as long as this one is not deleted."""
+        return os.fstat(self._fd).st_ino
+
     def read(self, start: int, size: int) -> bytes:
         """``size`` bytes from ``start`` on; fewer at the end. Raises ``DamagedSegment``."""
         return os.pread(self._fd, size, start)

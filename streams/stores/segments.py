@@ -13,6 +13,8 @@ so a missing one is seen. ``head`` holds the last durable position and hash.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -31,6 +33,8 @@ from streams.stores.stored import Stored
 
 _PREFIX = len(b'{"crc":"01234567",')
 _HEAD_BYTES = 160
+_POSITION = re.compile(rb'"position":(\d{1,20}),"tx":')
+_LINES_A_WRITE = 512
 
 
 class BadLine(Exception):
@@ -129,6 +133,26 @@ def parse_record(line: bytes) -> Record:
         return Record(StreamEvent.trusted(fields["event"]), fields["offset"], fields["position"], fields["hash"])
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise BadLine(f"not a record: {type(error).__name__}") from None
+
+
+def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Complete lines without their newlines, with their byte offsets; an unfinished last one is left out."""
+    start = 0
+    while (end := data.find(b"\n", start)) >= 0:
+        yield start, data[start:end]
+        start = end + 1
+
+
+def position_of(line: bytes) -> int | None:
+    """The position that a line gives, its checksum not verified; ``None`` where it gives none."""
+    # The last one is the record's own: what an event holds stands before it.
+    found = _POSITION.match(line, line.rfind(b'"position":'))
+    return None if found is None else int(found[1])
+
+
+def event_bytes(line: bytes) -> int:
+    """How long the event in a whole line is."""
+    return line.rfind(b',"hash":"') - _PREFIX - len(b'"event":')
 
 
 def format_head(head: Head) -> bytes:

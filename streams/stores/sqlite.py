@@ -11,23 +11,27 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from streams.errors import StoreUnavailable, StreamError
+from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, digest_form_of, encode
+from streams.hashing import GENESIS, Encoded
 from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.hints import Hints, KeepsHints
+from streams.stores.in_turn import InTurn
 from streams.stores.live import LiveTail
-from streams.stores.plan import Placed, Plan, Request, as_record, check_size, plan
+from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
-from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translated
+from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translate, translated
 from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_removal import SqliteRemover
+from streams.stores.sqlite_removed import HEAD, adopt, adopt_entries, base_of, find, load
 from streams.stores.sqlite_rows import INSERT, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
 
@@ -38,26 +42,24 @@ times and are moved once, so a larger one costs less; but a start after a crash,
 _LOOKED_UP: Final = 500
 """Keys that are looked for at once."""
 
+Result = TypeVar("Result")
+
 
 class _Known:
     def __init__(self, placed: Placed | Record) -> None:
         self._placed = placed
 
-    def body(self) -> tuple[str, str, str, str]:
-        if isinstance(self._placed, Placed):
-            return self._placed.encoded.body()
-        event = self._placed.event
-        digest, _ = digest_form_of(event.fields())
-        return (event.type, event.stream_id, event.actor, digest)
+    def equals(self, encoded: Encoded) -> bool:
+        return body_of(self._placed) == encoded.body()
 
-    def placed(self) -> Placed | Record:
+    def first(self, encoded: Encoded) -> Placed | Record:
         return self._placed
 
 
 class SqliteStore(KeepsHints):
     """``StreamStore`` over ``store/log.db``. Open it with ``SqliteStore.open``; the caller holds the store's lock."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, is_copy: bool = False) -> None:
         self._path = store / LOG_FILE
         self._wal = store / f"{LOG_FILE}-wal"
         self._connection = connect_to_write(self._path, STEPS)
@@ -66,6 +68,21 @@ class SqliteStore(KeepsHints):
         self._head = self._stored_head()
         self._next = self._head + 1
         self._tails: dict[str, tuple[int, bytes]] = {}
+        removal = self._load_removal()
+        self._pruned = removal.ranges
+        """As they were when this was opened: a copy, which alone needs them, is not pruned."""
+        self._has_entries = bool(removal.bases)
+        if not is_copy:
+            try:
+                self._check_end(removal.ranges.end)
+            except BaseException:
+                self._connection.close()
+                raise
+        self._turns = InTurn()
+        self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
+        # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening.
+        with suppress(OSError, StoreUnavailable):
+            self._remover.resume(lambda work: work())
         self._stream_ids: dict[str, int] = {}
         self._fresh: dict[bytes, Placed] = {}
         self._stored_keys: frozenset[bytes] = frozenset()
@@ -76,19 +93,29 @@ class SqliteStore(KeepsHints):
         self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name, on_loop=False)
 
     @classmethod
-    async def open(cls, store: Path) -> SqliteStore:
-        """Open the log for writing; made where there is none.
+    async def open(cls, store: Path, *, is_copy: bool = False) -> SqliteStore:
+        """Open the log for writing; made where there is none. ``is_copy``: it may hold only a beginning of the log.
 
         Raises:
+            CorruptLog: records are missing among pruned ones.
             ForeignStore: damaged, not ours, or newer.
             StoreUnavailable: held by another program, or it cannot be opened.
         """
-        return await asyncio.to_thread(cls, store)
+        return await asyncio.to_thread(lambda: cls(store, is_copy=is_copy))
 
     def _stored_head(self) -> int:
         with translated(self._path, "opening"):
-            found = self._connection.execute("SELECT max(position) FROM records").fetchone()[0]
-        return NOTHING if found is None else int(found)
+            found = self._connection.execute(HEAD).fetchone()[0]
+        return int(found)
+
+    def _load_removal(self) -> Removal:
+        with translated(self._path, "opening"):
+            return load(self._connection)
+
+    def _removed_some(self) -> None:
+        """What is remembered of the file is not right any more."""
+        self._tails.clear()
+        self._has_entries = True
 
     # Reading
 
@@ -132,20 +159,21 @@ class SqliteStore(KeepsHints):
                 " ORDER BY offset DESC LIMIT 1",
                 [stream_id],
             ).fetchone()
-            tail = (0, GENESIS) if row is None else (row[0] + 1, row[1])
+            tail = (row[0] + 1, row[1]) if row is not None else base_of(self._connection, stream_id) or (0, GENESIS)
             self._tails[stream_id] = tail
         return tail
 
-    def known(self, key: str) -> _Known | None:
+    def known(self, key: str) -> Known | None:
         """See ``Tails``."""
         digest = key_digest(key)
         fresh = self._fresh.get(digest)
         if fresh is not None:
             return _Known(fresh)
-        if digest not in self._stored_keys:
-            return None
-        row = self._connection.execute(f"{SELECT} WHERE key = ?", [digest]).fetchone()
-        return None if row is None else _Known(record_of(row, str(self._path)))
+        if digest in self._stored_keys:
+            row = self._connection.execute(f"{SELECT} WHERE key = ?", [digest]).fetchone()
+            return _Known(record_of(row, str(self._path)))
+        entry = find(self._connection, digest) if self._has_entries else None
+        return None if entry is None else Removed(entry)
 
     # Writing
 
@@ -157,9 +185,7 @@ class SqliteStore(KeepsHints):
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
         """See ``StreamStore.append``."""
-        check_size(events)
-        batch = [encode(event) for event in events]
-        return await self._commits.submit(Request(batch, expected or {}, on_known))
+        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     async def drained(self) -> None:
         """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
@@ -213,6 +239,40 @@ class SqliteStore(KeepsHints):
             found.update(key for (key,) in self._connection.execute(query, asked))
         return frozenset(found)
 
+    # Removing
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        return await self._reader.sizes()
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """See ``StreamStore.prune``. Where the file was made by an older version, it keeps its size: new records
+        take the room."""
+        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        return await self._turns.run(lambda: self._remover.forget(streams, at_ms, self._between))
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return await self._reader.removed()
+
+    async def finish_removal(self) -> None:
+        """See ``Copyable.finish_removal``."""
+        await self._turns.run(lambda: self._remover.finish(self._between))
+
+    def _check_end(self, pruned_end: int) -> None:
+        """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
+        if pruned_end > self._next:
+            reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
+            raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
+
+    def _between(self, work: Callable[[], Result]) -> Result:
+        """Run ``work`` between two commits; the readers let go of what it may delete."""
+        self._reader.let_go_of_search()
+        return self._commits.exclusively(work)
+
     # Moving a log from or to another backend (see ``Copyable``)
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
@@ -233,14 +293,53 @@ class SqliteStore(KeepsHints):
         """See ``Copyable.tails``."""
         return await self._reader.tails()
 
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return await self._reader.removal()
+
+    def removed_entries(self) -> AsyncIterator[list[bytes]]:
+        """See ``Copyable.removed_entries``."""
+        return self._reader.removed_entries()
+
+    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
+        """See ``Copyable.adopt``."""
+        if self._head > NOTHING or self._has_entries:
+            raise ValueError("the log holds something already")
+        try:
+            await asyncio.to_thread(self._execute, "BEGIN IMMEDIATE")
+            try:
+                async for some in entries:
+                    await asyncio.to_thread(adopt_entries, self._connection, some)
+                await asyncio.to_thread(adopt, self._connection, removal)
+                await asyncio.to_thread(self._execute, "COMMIT")
+            except BaseException:
+                self._connection.rollback()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            failure = translate(error, self._path, "writing") if isinstance(error, sqlite3.Error) else error
+            raise StoreUnavailable(
+                f"the copy {self._path} could not be written: {failure}",
+                "free disk space or repair the disk, then run the migration again: it goes on where it was",
+            ) from error
+        self._removed_some()
+        self._pruned = removal.ranges
+        self._head = self._stored_head()
+        self._next = self._head + 1
+
+    def _execute(self, statement: str) -> None:
+        with translated(self._path, "writing"):
+            self._connection.execute(statement)
+
     def _copy(self, records: Sequence[Stored]) -> None:
         with translated(self._path, "writing"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 rows: list[Row] = []
+                following = self._next
                 for record in records:
-                    if record.position != self._next + len(rows):
-                        raise ValueError(f"record {record.position} does not follow {self._next + len(rows) - 1}")
+                    if record.position != following:
+                        raise ValueError(f"record {record.position} does not follow {following - 1}")
+                    following = self._pruned.following(following + 1)
                     event = record.parse()
                     rows.append(stored_row(record, event, self._stream_id(event.stream_id)))
                 self._connection.executemany(INSERT, rows)
@@ -249,7 +348,7 @@ class SqliteStore(KeepsHints):
                 self._stream_ids.clear()
                 self._connection.rollback()
                 raise
-            self._next += len(rows)
+            self._next = following
             self._head = self._next - 1
             self._tails.clear()
             if self._wal_bytes() > CHECKPOINT_BYTES:
@@ -277,6 +376,7 @@ class SqliteStore(KeepsHints):
         if self._closed:
             return
         self._closed = True
+        await self._turns.close()
         await self._commits.close()
         self._live.close()
         await self._reader.close()

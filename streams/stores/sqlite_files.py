@@ -60,6 +60,22 @@ STEPS: Final[tuple[str, ...]] = (
     CREATE INDEX records_by_correlation ON records (correlation_id) WHERE correlation_id IS NOT NULL;
     CREATE INDEX records_by_causation ON records (causation_id) WHERE causation_id IS NOT NULL;
     """,
+    """
+    CREATE TABLE removed (
+        key BLOB PRIMARY KEY, body BLOB NOT NULL, position INTEGER NOT NULL, offset INTEGER NOT NULL, hash BLOB NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE removed_ranges (first INTEGER PRIMARY KEY, end INTEGER NOT NULL) STRICT;
+    CREATE TABLE bases (
+        stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, hash BLOB NOT NULL, at_ms INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE marks (stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE pending (
+        what TEXT NOT NULL, stream TEXT NOT NULL, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL,
+        PRIMARY KEY (what, stream)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE removals (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL) STRICT;
+    INSERT INTO removals VALUES (1, 0);
+    """,
 )
 """Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those taken."""
 
@@ -152,7 +168,12 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
             _uri(path, "rw"), timeout=BUSY_MS / 1000, uri=True, check_same_thread=False, isolation_level=None
         )
         try:
-            _check_owner(connection, path, len(steps))
+            if _check_owner(connection, path, len(steps)) == 0:
+                # Only a file without tables takes it: what is pruned is given back to the system. An older file
+                # keeps its size, and what is free in it is written next.
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            # What is deleted or made shorter is overwritten with zeros: forgotten means gone from the file.
+            connection.execute("PRAGMA secure_delete = ON")
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             connection.execute("PRAGMA synchronous = FULL")
             synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]

@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.query import Filter, type_matches
+from streams.retention import Entry, Gone, Removal, StreamSize
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
+from streams.stores.sqlite_removed import HEAD, entries_after, knows_removal, load
 from streams.stores.sqlite_rows import SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
 
 _FETCH = 256
 _FETCH_IDS = 4096
+_ENTRIES = 4096
 _BELOW_ALL = -(2**63)
 _LEAST_REACH = 1024
 
@@ -39,6 +42,8 @@ _TYPES = (
     " SELECT name FROM types WHERE name IS NOT NULL"
 )
 """The types that there are, by as many steps in their index."""
+
+Answer = TypeVar("Answer")
 
 
 class SqliteReader:
@@ -61,8 +66,7 @@ class SqliteReader:
     @property
     def head(self) -> int:
         """See ``StreamReader.head``. Read from the file at each call."""
-        found = self._rows("SELECT max(position) FROM records", [])
-        return found[0][0] if found and found[0][0] is not None else NOTHING
+        return self._with_log(_head, NOTHING)
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
@@ -132,6 +136,8 @@ class SqliteReader:
                 [after, head, most + MAX_BATCH],
             )
             if not rows:
+                if (await self.removal()).ranges.covers(after + 1, head + 1):
+                    return
                 raise CorruptLog(str(self._path), after + 2, after + 1, f"records {after + 1} to {head} are missing")
             records = []
             for crc, *fields in rows:
@@ -139,19 +145,52 @@ class SqliteReader:
                 if crc32(record.event) != crc:
                     raise CorruptLog(str(self._path), record.position + 1, record.position, "wrong checksum")
                 records.append(record)
-            while records[-1].batch_index + 1 < records[-1].batch_count and len(rows) == most + MAX_BATCH:
-                records.pop()
+            if len(rows) == most + MAX_BATCH:
+                cut = records[-1].begun()
+                while records[-1].begun() == cut:
+                    records.pop()
             after = records[-1].position
             yield records
 
     async def tails(self) -> dict[str, tuple[int, bytes]]:
         """See ``Copyable.tails``."""
+        return await asyncio.to_thread(self._with_log, _tails, {})
+
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return await asyncio.to_thread(self._with_log, _removal, Removal())
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return (await self.removal()).gone()
+
+    async def removed_entries(self) -> AsyncIterator[list[bytes]]:
+        """See ``Copyable.removed_entries``."""
+        key = b""
+        while True:
+            entries: list[Entry] = await asyncio.to_thread(
+                self._with_log, lambda connection, after=key: entries_after(connection, after, _ENTRIES), []
+            )
+            if not entries:
+                return
+            key = entries[-1].key
+            yield [entry.pack() for entry in entries]
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``. Reads the whole table, but not the events."""
         rows = await self._fetch(
-            "SELECT name, offset, hash FROM streams JOIN records ON records.stream = streams.id WHERE offset ="
-            " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)",
+            "SELECT name, min(offset), max(offset) + 1, count(*), sum(length(event)), min(ts), max(ts)"
+            " FROM records JOIN streams ON streams.id = records.stream GROUP BY name ORDER BY name",
             [],
         )
-        return {name: (offset + 1, hash_) for name, offset, hash_ in rows}
+        return [StreamSize(*row) for row in rows]
+
+    def let_go_of_search(self) -> None:
+        """Close the full-text index, which may be deleted; the next search opens what is there then."""
+        with self._lock:
+            search, self._search = self._search, None
+            if search is not None:
+                search.close()
 
     async def close(self) -> None:
         """See ``StreamReader.close``."""
@@ -238,6 +277,13 @@ class SqliteReader:
         last = NOTHING
         while True:
             positions = await asyncio.to_thread(self._search_rows, grams, last, indexed)
+            if positions is None:  # something was removed, and the index is made anew: read on without it
+                async for record in self._matching("", [], last):
+                    if record.position > indexed:
+                        return
+                    if wanted.matches(record.event):
+                        yield record
+                return
             if not positions:
                 return
             marks = ", ".join("?" * len(positions))
@@ -252,24 +298,45 @@ class SqliteReader:
 
     def _rows(self, query: str, values: list[Any]) -> list[Any]:
         with self._lock, translated(self._path, "reading"):
-            place = _place(self._path)
-            if self._connection is not None and place not in (None, self._place):
-                # The log moved away, was discarded here, and moved back: this file is another one.
-                self._connection.close()
-                self._connection = None
-            if self._connection is None:
-                self._connection, self._place = connect_to_read(self._path, len(STEPS)), place
-            if self._connection is None:
-                if self._exists:
-                    raise StoreUnavailable(f"{self._path} was moved away while it was read", "read the log again")
-                return []
-            self._exists = True
-            return self._connection.execute(query, values).fetchall()
+            connection = self._connected()
+            return [] if connection is None else connection.execute(query, values).fetchall()
 
-    def _search_rows(self, grams: str, after: int, until: int) -> list[int]:
+    def _connected(self) -> sqlite3.Connection | None:
+        """The log's connection; ``None`` where there is no log. Call it with the lock held."""
+        place = _place(self._path)
+        if self._connection is not None and place not in (None, self._place):
+            # The log moved away, was discarded here, and moved back: this file is another one.
+            self._connection.close()
+            self._connection = None
+        if self._connection is None:
+            self._connection, self._place = connect_to_read(self._path, len(STEPS)), place
+        if self._connection is None:
+            if self._exists:
+                raise StoreUnavailable(f"{self._path} was moved away while it was read", "read the log again")
+            return None
+        self._exists = True
+        return self._connection
+
+    def _with_log(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
+        """What ``ask`` finds in one state of the log; ``without`` where there is no log."""
+        with self._lock, translated(self._path, "reading"):
+            connection = self._connected()
+            if connection is None:
+                return without
+            connection.execute("BEGIN")
+            try:
+                return ask(connection)
+            finally:
+                connection.execute("COMMIT")
+
+    def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
+        """The next positions that the index has for ``grams``; ``None`` when it was deleted under way."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
-            assert self._search is not None
+            if self._search is None:
+                return None
+            if self._search.execute("SELECT position FROM progress").fetchone()[0] < until:
+                return None
             return [row[0] for row in self._search.execute(query, [grams, after, until, _FETCH])]
 
     def _indexed(self) -> int:
@@ -291,3 +358,22 @@ def _place(path: Path) -> tuple[int, int] | None:
         found = path.stat()
         return found.st_dev, found.st_ino
     return None
+
+
+def _head(connection: sqlite3.Connection) -> int:
+    query = HEAD if knows_removal(connection) else "SELECT coalesce(max(position), -1) FROM records"
+    head: int = connection.execute(query).fetchone()[0]
+    return head
+
+
+def _removal(connection: sqlite3.Connection) -> Removal:
+    return load(connection)
+
+
+def _tails(connection: sqlite3.Connection) -> dict[str, tuple[int, bytes]]:
+    rows = connection.execute(
+        "SELECT name, offset, hash FROM streams JOIN records ON records.stream = streams.id WHERE offset ="
+        " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)"
+    )
+    kept = {name: (offset + 1, hash_) for name, offset, hash_ in rows}
+    return {name: (base.offset, base.hash) for name, base in load(connection).bases.items()} | kept

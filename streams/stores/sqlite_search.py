@@ -39,6 +39,7 @@ class SearchIndex:
         self._store = store
         self._path, self._log_path = store / SEARCH_FILE, store / LOG_FILE
         self._connection = connect_to_write(self._path, SEARCH_STEPS)
+        self._file = self._path.stat().st_ino
         self._log: sqlite3.Connection | None = None
 
     @property
@@ -50,6 +51,7 @@ class SearchIndex:
 
     def advance(self, most: int) -> int:
         """Index the next records, at most so many; returns how many there were."""
+        self._follow_file()
         position = self.position
         with translated(self._log_path, "reading"):
             if self._log is None:
@@ -74,6 +76,14 @@ class SearchIndex:
                 raise
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         return len(rows)
+
+    def _follow_file(self) -> None:
+        """Begin a new index if this one was deleted, because something was pruned or forgotten."""
+        if self._path.exists() and self._path.stat().st_ino == self._file:
+            return
+        self._connection.close()
+        self._connection = connect_to_write(self._path, SEARCH_STEPS)
+        self._file = self._path.stat().st_ino
 
     def close(self) -> None:
         """Close the files."""

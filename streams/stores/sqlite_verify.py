@@ -15,19 +15,23 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
 import orjson
 
 from streams.errors import BadStore, ForeignStore, StoreUnavailable
 from streams.findings import Finding, Kind, Summary
-from streams.hashing import GENESIS, canonical, chain, digest_form_of
+from streams.hashing import GENESIS, canonical, chain, is_digest, stored_form_of
+from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
 from streams.stores.directory import is_being_written
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
+from streams.stores.sqlite_removed import load, version_of
 from streams.stores.store_verify import lost_findings, manifest_finding
+
+Answer = TypeVar("Answer")
 
 _ROWS: Final = 512
 
@@ -87,6 +91,8 @@ class SqliteVerification:
     quick: bool = False
     summary: Summary = field(default_factory=Summary)
     _found: list[Finding] = field(default_factory=list)
+    _told: set[Finding] = field(default_factory=set)
+    _removal: Removal = NOTHING_REMOVED
     _tails: dict[str, _Tail] = field(default_factory=dict)
     _last: int = -1
     _lost: int = 0
@@ -123,25 +129,81 @@ class SqliteVerification:
         if connection is None:
             return
         try:
-            if self.quick:
-                await asyncio.to_thread(self._skip_to_the_end, connection)
-            done = False
-            while not done:
-                fetched, done = await asyncio.to_thread(self._fetch, connection)
-                self.summary.bytes += fetched
-                if self.progress is not None:
-                    self.progress(fetched)
-                for finding in self._drain():
-                    yield finding
-            if self._batch != (0, 0):
-                self._find("missing", self._last + 1, None, "the last batch is not whole")
-            await asyncio.to_thread(self._check_file, connection)
+            while True:
+                version = await asyncio.to_thread(self._version, connection)
+                if await asyncio.to_thread(self._begin, connection) == version:
+                    is_done = True
+                    async for finding in self._pass(connection):
+                        # What is missing or different may just have been removed: then the log is judged anew.
+                        if await asyncio.to_thread(self._version, connection) != version:
+                            is_done = False
+                            break
+                        if finding not in self._told:
+                            self._told.add(finding)
+                            yield finding
+                    if is_done:
+                        break
         finally:
             connection.close()
-        self.summary.streams, self.summary.head = len(self._tails), self._last
+        self.summary.streams, self.summary.head = len(self._tails), self._removal.ranges.following(self._last + 1) - 1
         if self.alone or not is_being_written(self.store):
-            for lost in lost_findings(self.store, self._last):
+            for lost in lost_findings(self.store, self.summary.head):
                 self._take_finding(lost)
+        for finding in self._drain():
+            self._told.add(finding)
+            yield finding
+        self.summary.findings = len(self._told)
+
+    def _asked(self, connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        with translated(self._path, "reading"):
+            return ask(connection)
+
+    def _version(self, connection: sqlite3.Connection) -> int | None:
+        """Changes with each removal; ``None`` where damage keeps it from being read."""
+        try:
+            return self._asked(connection, version_of)
+        except (BadStore, StoreUnavailable, OSError):
+            return None
+
+    def _begin(self, connection: sqlite3.Connection) -> int | None:
+        """Begin anew with what the log has lost on purpose; the version of that."""
+        segments = self.summary.segments
+        self.summary.reset()
+        self.summary.segments = segments
+        self._found.clear()
+        self._last, self._scanned, self._lost, self._batch = -1, -1, 0, (0, 0)
+        try:
+            self._removal, count = self._asked(connection, _removal_of)
+        except (BadStore, StoreUnavailable, OSError) as error:
+            self._removal, count = NOTHING_REMOVED, 0
+            self._find("corrupt", None, None, f"what it says of pruned records cannot be read: {_damage(error)}")
+        self._tails = {name: _Tail(base.offset, base.hash) for name, base in self._removal.bases.items()}
+        self.summary.pruned = self._removal.ranges.count
+        offsets = sum(base.offset for base in self._removal.bases.values())
+        if not self._removal.ranges.count == offsets == count:
+            self._find("corrupt", None, None, "what it says of pruned records contradicts itself")
+        if self._removal.pending and (self.alone or not is_being_written(self.store)):
+            reason = "what was pruned or forgotten is not wholly gone from the files; the next start finishes it"
+            self._find("torn", None, None, reason)
+        return self._version(connection)
+
+    async def _pass(self, connection: sqlite3.Connection) -> AsyncIterator[Finding]:
+        if self.quick:
+            await asyncio.to_thread(self._skip_to_the_end, connection)
+        done = False
+        while not done:
+            fetched, done = await asyncio.to_thread(self._fetch, connection)
+            self.summary.bytes += fetched
+            if self.progress is not None:
+                self.progress(fetched)
+            for finding in self._drain():
+                yield finding
+        if self._batch != (0, 0):
+            self._find("missing", self._last + 1, None, "the last batch is not whole")
+        following, end = self._removal.ranges.following(self._last + 1), self._removal.ranges.end
+        if following < end:
+            self._find("missing", following, None, f"records {following} to {end - 1} at the end are missing")
+        await asyncio.to_thread(self._check_file, connection)
         for finding in self._drain():
             yield finding
 
@@ -168,6 +230,8 @@ class SqliteVerification:
         read = 0
         for position in range(begin, min(begin + _ROWS, end + 1)):
             self._scanned = position
+            if self._removal.ranges.holds(position):
+                continue
             try:
                 with translated(self._path, "reading"):
                     row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
@@ -230,24 +294,35 @@ class SqliteVerification:
             self._last, self._batch = position, (0, 0)
             self._lost += 1
             return
-        expected = self._last + 1
+        ranges = self._removal.ranges
+        expected = ranges.following(self._last + 1)
+        begun = row.position - row.batch_index
+        if ranges.holds(row.position):
+            self._find("tampered", row.position, row.stream, "it was pruned and is there all the same")
+            self._last = row.position
+            return
         if row.position != expected:
-            count = row.position - expected
+            count = ranges.kept(expected, row.position)
             records = f"record {expected} is" if count == 1 else f"records {expected} to {row.position - 1} are"
             self._find("missing", expected, None, f"{records} missing")
             self._lost += count
             self._batch = (0, 0)
-        elif self._batch != (0, 0) and self._batch != (row.batch_index, row.batch_count):
+        elif self._batch != (0, 0) and self._batch != (begun, row.batch_count):
             self._find("tampered", row.position, row.stream, "it does not continue its batch")
         self._last = row.position
-        last_of_batch = row.batch_index + 1 >= row.batch_count
-        self._batch = (0, 0) if last_of_batch else (row.batch_index + 1, row.batch_count)
+        is_whole = ranges.following(row.position + 1) >= begun + row.batch_count
+        self._batch = (0, 0) if is_whole else (begun, row.batch_count)
         event = self._event_of(row)
         if event is None:
             self._lost += 1
             return
         self._check_columns(row, event)
         self._check_chain(row, event)
+        fault = payload_fault(self._removal, str(event.get("stream_id")), row.offset, event["payload"])
+        if fault is not None:
+            self._find("tampered", row.position, row.stream, fault)
+        elif is_digest(event["payload"]):
+            self.summary.forgotten += 1
         self.summary.records += 1
 
     def _event_of(self, row: _Row) -> dict[str, Any] | None:
@@ -321,9 +396,15 @@ def _damage(error: Exception) -> str:
 
 
 def _continues(previous: bytes, event: dict[str, Any], hash_: bytes) -> bool:
-    if set(event["payload"]) == {"$sha256"} and isinstance(event["payload"]["$sha256"], str):
-        _, form = digest_form_of(event, forgotten=True)
-        if chain(previous, form) == hash_:
-            return True
-    # A payload may honestly be an object with one key "$sha256".
-    return chain(previous, digest_form_of(event)[1]) == hash_
+    return chain(previous, stored_form_of(event)[1]) == hash_
+
+
+def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:
+    """What was removed, and how many entries there are; from one state of the file."""
+    connection.execute("BEGIN")
+    try:
+        removal = load(connection)
+        count = connection.execute("SELECT count(*) FROM removed").fetchone()[0] if removal else 0
+    finally:
+        connection.execute("COMMIT")
+    return removal, count

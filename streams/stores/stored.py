@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 import orjson
 
 from streams.event import StreamEvent
-from streams.hashing import digest_form_of
+from streams.hashing import stored_form_of
+from streams.retention import Removal
 
 
 class Stored(NamedTuple):
@@ -21,13 +22,17 @@ class Stored(NamedTuple):
     batch_count: int
     event: bytes
 
+    def begun(self) -> int:
+        """The position of its batch's first record, which tells batches apart."""
+        return self.position - self.batch_index
+
     def parse(self) -> StreamEvent:
         """The event."""
         return StreamEvent.trusted(orjson.loads(self.event))
 
     def digest_form(self) -> bytes:
         """What the chain hashes of it."""
-        return digest_form_of(orjson.loads(self.event))[1]
+        return stored_form_of(orjson.loads(self.event))[1]
 
 
 class Copyable(Protocol):
@@ -47,7 +52,7 @@ class Copyable(Protocol):
         ...
 
     async def copy_in(self, records: Sequence[Stored]) -> None:
-        """Write whole batches that follow the head, as they are; durable when it returns.
+        """Write whole batches that follow the head, as they are, pruned records left out; durable when it returns.
 
         Only for a store that nobody appends to.
 
@@ -58,5 +63,30 @@ class Copyable(Protocol):
         ...
 
     async def tails(self) -> dict[str, tuple[int, bytes]]:
-        """(next offset, last hash) of every stream."""
+        """(next offset, last hash) of every stream, also of wholly pruned ones."""
+        ...
+
+    async def removal(self) -> Removal:
+        """What was pruned and forgotten, but the entries of pruned records."""
+        ...
+
+    def removed_entries(self) -> AsyncIterator[list[bytes]]:
+        """The entries of pruned records, packed, in the order of their keys; some thousands at a time."""
+        ...
+
+    async def finish_removal(self) -> None:
+        """Do what a prune or forget that was cut off left: nothing that is only listed as gone is there after it.
+
+        Raises:
+            StoreUnavailable: it cannot be done now.
+        """
+        ...
+
+    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
+        """Take over what another backend's log has lost, all or nothing, before the first ``copy_in``.
+
+        Raises:
+            ValueError: this log holds something already.
+            StoreUnavailable: nothing was written.
+        """
         ...

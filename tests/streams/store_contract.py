@@ -20,6 +20,7 @@ from streams.projection import fold, resume, state_hash
 from streams.query import Filter
 from streams.store import MAX_BATCH, NOTHING, Record, Snapshot, StreamStore
 from tests.streams.builders import event, events
+from tests.streams.retention_contract import RetentionContract
 
 
 async def collect(records: AsyncIterator[Record]) -> list[Record]:
@@ -53,7 +54,7 @@ def family(count: int) -> list[StreamEvent]:
     return story
 
 
-class StoreContract:
+class StoreContract(RetentionContract):
     durable = True
 
     async def open_store(self) -> StreamStore:

@@ -124,7 +124,17 @@ class Follow:
     after: int
 
 
-Operation = Append | Together | Read | ReadAll | Query | Find | Advance | PutSnapshot | Hints | Follow
+@dataclass(frozen=True)
+class Prune:
+    cuts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Forget:
+    streams: list[str]
+
+
+Operation = Append | Together | Read | ReadAll | Query | Find | Advance | PutSnapshot | Hints | Follow | Prune | Forget
 
 appends = st.builds(
     Append,
@@ -148,6 +158,8 @@ filters = st.builds(
     until_ms=st.sampled_from([None, 1_700_000_000_010]),
     text=st.sampled_from([None, "disk full", "✓"]),
 )
+names = st.sampled_from([*STREAMS, "never"])
+forgets = st.builds(Forget, st.lists(names, max_size=2))
 hint_names = st.sampled_from(["mirror", "lineage", "Not a name"])
 behinds = st.integers(0, 3)
 versions = st.integers(1, 2)
@@ -185,6 +197,11 @@ async def perform(store: StreamStore, operation: Operation, ids: int) -> Any:
             )
         case Follow():
             return await _followed(store, operation.after)
+
+        case Prune():
+            return await store.prune(operation.cuts, at_ms=ids), await store.removed(), await store.sizes()
+        case Forget():
+            return await store.forget(operation.streams, at_ms=ids), await store.removed(), await store.sizes()
 
 
 async def _refused(answer: Awaitable[Any]) -> Any:
@@ -295,6 +312,15 @@ class Machine(RuleBasedStateMachine):
     def hint(self, operation: Advance | PutSnapshot | Hints) -> None:
         self.runner.run(self._compare(operation))
 
+    @rule(
+        operation=st.builds(
+            Prune, st.dictionaries(st.sampled_from([*STREAMS, "never"]), st.integers(-1, 6), max_size=3)
+        )
+        | st.builds(Forget, st.lists(st.sampled_from([*STREAMS, "never"]), max_size=2))
+    )
+    def remove(self, operation: Prune | Forget) -> None:
+        self.runner.run(self._compare(operation))
+
     @rule()
     def reopen(self) -> None:
         """The stores on disk; memory just goes on."""
@@ -339,6 +365,7 @@ class Machine(RuleBasedStateMachine):
         beside = LogReader(self.directory / "moving")
         for reader in (*self.stores, *readers, beside):
             assert await _plain(reader.read_all()) == everything
+            assert await reader.removed() == await self.memory.removed()
         for reader in (*readers, beside):
             await reader.close()
         # The sqlite store was opened by itself, so the manifest in its directory still says jsonl.

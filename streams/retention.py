@@ -1,0 +1,287 @@
+"""What pruning and forgetting take from a log, and what stays known of it. Pure.
+
+*Pruning* removes the oldest records of a stream, a prefix and nothing else.
+*Forgetting* replaces payloads by their digests; the records stay where they are.
+
+What stays of removed records: the ranges of their positions; for each stream
+its ``Base`` (first kept offset, hash of the last removed record), from which its
+chain goes on; and for each record an ``Entry``, by which a late resend is still
+known as a duplicate. Of forgotten ones: up to which offset of which stream.
+Positions and offsets are never given again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import accumulate
+from struct import Struct
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from streams.hashing import canonical, is_digest
+
+# What callers of a store get
+
+
+class StreamSize(NamedTuple):
+    """A stream that holds records; ``bytes`` are those of its events in canonical form, times in ms UTC."""
+
+    stream_id: str
+    first_offset: int
+    next_offset: int
+    records: int
+    bytes: int
+    first_ts: int
+    """The earliest time of an event."""
+    last_ts: int
+    """The latest one."""
+
+
+class Tally:
+    """Adds up the sizes of streams, record by record in the log's order."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, StreamSize] = {}
+
+    def add(self, stream_id: str, offset: int, ts: int, size: int) -> None:
+        """Take one record."""
+        s = self._sizes.get(stream_id) or StreamSize(stream_id, offset, offset, 0, 0, ts, ts)
+        self._sizes[stream_id] = StreamSize(
+            stream_id,
+            s.first_offset,
+            offset + 1,
+            s.records + 1,
+            s.bytes + size,
+            min(s.first_ts, ts),
+            max(s.last_ts, ts),
+        )
+
+    def sizes(self) -> list[StreamSize]:
+        """Of all streams, by name."""
+        return [self._sizes[name] for name in sorted(self._sizes)]
+
+
+class Pruned(NamedTuple):
+    """What a prune removed; ``bytes`` as in ``StreamSize``."""
+
+    records: int = 0
+    bytes: int = 0
+    streams: int = 0
+
+
+class Forgotten(NamedTuple):
+    """What was forgotten; ``bytes`` is by how much the events became smaller, digests taken into account."""
+
+    records: int = 0
+    bytes: int = 0
+    streams: int = 0
+
+
+class Gone(NamedTuple):
+    """What a stream has lost: records below ``first_offset`` were pruned, payloads below ``forgotten_to`` forgotten.
+
+    Offsets are dense from 0, so ``first_offset`` is also how many records were removed. Times in ms UTC,
+    of the last operation of that kind; ``None`` where there was none.
+    """
+
+    first_offset: int = 0
+    pruned_ms: int | None = None
+    forgotten_to: int = 0
+    forgotten_ms: int | None = None
+
+
+# What a store keeps
+
+
+class Base(NamedTuple):
+    """Where a pruned stream goes on: its first kept offset, the hash before it, and when it was pruned last."""
+
+    offset: int
+    hash: bytes
+    at_ms: int
+
+
+class Mark(NamedTuple):
+    """Up to where (exclusive) a stream was forgotten, and when."""
+
+    offset: int
+    at_ms: int
+
+
+_ENTRY: Final = Struct(">16s16sQQ32s")
+ENTRY_BYTES: Final = _ENTRY.size
+KEY_BYTES: Final = 16
+
+
+class Entry(NamedTuple):
+    """What stays of a removed record: digests of its key and body, and where it stood."""
+
+    key: bytes
+    body: bytes
+    position: int
+    offset: int
+    hash: bytes
+
+    def pack(self) -> bytes:
+        """``ENTRY_BYTES`` bytes; packed entries sort by key."""
+        return _ENTRY.pack(*self)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Entry:
+        """The entry of what ``pack`` gave."""
+        return cls(*_ENTRY.unpack(packed))
+
+
+def body_digest(body: tuple[str, str, str, str]) -> bytes:
+    """What an entry keeps of a body: 16 bytes of type, stream, actor and payload digest."""
+    return blake2b(canonical(body), digest_size=16).digest()
+
+
+class Ranges:
+    """Removed positions, as sorted ranges that do not touch. Immutable."""
+
+    __slots__ = ("_before", "_ends", "_firsts", "count")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        """``ranges`` are (first, end) with the end exclusive, in any order; they may touch and overlap."""
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+        for first, end in sorted(ranges):
+            if end <= first:
+                continue
+            if self._ends and first <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._firsts.append(first)
+                self._ends.append(end)
+        lengths = [end - first for first, end in zip(self._firsts, self._ends, strict=True)]
+        self._before = list(accumulate(lengths, initial=0))
+        self.count = self._before[-1]
+        """How many positions these are."""
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranges) and (self._firsts, self._ends) == (other._firsts, other._ends)
+
+    def __hash__(self) -> int:
+        return hash((*self._firsts, *self._ends))
+
+    @property
+    def end(self) -> int:
+        """The position after the last one; 0 for none."""
+        return self._ends[-1] if self._ends else 0
+
+    def holds(self, position: int) -> bool:
+        """Whether the position is one of them."""
+        return self.following(position) != position
+
+    def following(self, position: int) -> int:
+        """The first position from ``position`` on that is none of them."""
+        at = bisect_right(self._firsts, position) - 1
+        return max(position, self._ends[at]) if at >= 0 else position
+
+    def covers(self, first: int, end: int) -> bool:
+        """Whether ``end`` can follow ``first`` with nothing lost between: all from ``first`` to before ``end`` are."""
+        return first <= end <= max(self.following(first), first)
+
+    def kept(self, first: int, end: int) -> int:
+        """How many positions from ``first`` to before ``end`` are none of them."""
+        if end <= first:
+            return 0
+        return end - first - (self._below(end) - self._below(first))
+
+    def _below(self, position: int) -> int:
+        at = bisect_right(self._firsts, position)
+        return self._before[at] - max(0, self._ends[at - 1] - position) if at else 0
+
+    def including(self, positions: Iterable[int]) -> Ranges:
+        """These and ``positions``."""
+        return Ranges([*self.pairs(), *_grouped(positions)])
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(first, end) of each range."""
+        return list(zip(self._firsts, self._ends, strict=True))
+
+
+def _grouped(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(first, end) of positions that follow each other, in the order given."""
+    first = end = -1
+    for position in positions:
+        if position != end:
+            if end > first:
+                yield first, end
+            first = position
+        end = position + 1
+    if end > first:
+        yield first, end
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Everything that a log has lost on purpose, but the entries. ``pending``: the files may still hold some of it."""
+
+    ranges: Ranges = field(default_factory=Ranges)
+    bases: Mapping[str, Base] = field(default_factory=dict)
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    pending: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.bases or self.marks)
+
+    def pruned(self, positions: Iterable[int], bases: Mapping[str, Base]) -> Removal:
+        """After these records were pruned."""
+        return replace(self, ranges=self.ranges.including(positions), bases={**self.bases, **bases}, pending=True)
+
+    def forgot(self, marks: Mapping[str, Mark]) -> Removal:
+        """After these streams were forgotten."""
+        return replace(self, marks={**self.marks, **marks}, pending=True)
+
+    def finished(self) -> Removal:
+        """With nothing of it left in the files."""
+        return replace(self, pending=False)
+
+    def first_offset(self, stream_id: str) -> int:
+        """The first kept offset of a stream."""
+        base = self.bases.get(stream_id)
+        return 0 if base is None else base.offset
+
+    def is_forgotten(self, stream_id: str, offset: int) -> bool:
+        """Whether the payload of this record was forgotten."""
+        mark = self.marks.get(stream_id)
+        return mark is not None and offset < mark.offset
+
+    def gone(self) -> dict[str, Gone]:
+        """What callers are told, by stream."""
+        names = sorted({*self.bases, *self.marks})
+        return {name: self._gone(name) for name in names}
+
+    def _gone(self, name: str) -> Gone:
+        base, mark = self.bases.get(name), self.marks.get(name)
+        return Gone(
+            0 if base is None else base.offset,
+            None if base is None else base.at_ms,
+            0 if mark is None else mark.offset,
+            None if mark is None else mark.at_ms,
+        )
+
+    def equals(self, other: Removal) -> bool:
+        """Whether both lost the same, whatever is left to do in their files."""
+        return self.finished() == other.finished()
+
+
+NOTHING_REMOVED: Final = Removal(Ranges(), MappingProxyType({}), MappingProxyType({}))
+"""What nearly every log begins with; shared, never changed."""
+
+
+def payload_fault(removal: Removal, stream_id: str, offset: int, payload: dict[str, Any]) -> str | None:
+    """What is wrong with a stored payload being there, or being only a digest; ``None``: nothing."""
+    if is_digest(payload) == removal.is_forgotten(stream_id, offset):
+        return None
+    if not is_digest(payload):
+        return None if removal.pending else "its payload was forgotten and is there all the same"
+    return "its payload is only a digest, and nothing says that it was forgotten"

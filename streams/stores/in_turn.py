@@ -1,0 +1,57 @@
+"""Long work on a store: one piece at a time, each to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from threading import Event
+from typing import TypeVar
+
+from streams.errors import StoreClosed
+
+Result = TypeVar("Result")
+
+
+class InTurn:
+    """Runs blocking work on threads, one after the other.
+
+    Cancelling who waits for it stops the waiting, not the work.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._running: set[asyncio.Task[object]] = set()
+        self._closing = Event()
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns, once it had its turn.
+
+        Raises:
+            StoreClosed: the store is closed, or was closed before the work was done.
+        """
+        self.check()
+        task = asyncio.ensure_future(self._locked(work))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def check(self) -> None:
+        """Work calls this between steps that may be the last: raises ``StoreClosed`` when the store is to close."""
+        if self._closing.is_set():
+            raise StoreClosed("the store is closed", "open it again: what was begun is finished then")
+
+    async def close(self) -> None:
+        """End what runs at its next step, and wait for that. Idempotent."""
+        self._closing.set()
+        if self._running:
+            await asyncio.wait(set(self._running))
+
+    async def _locked(self, work: Callable[[], Result]) -> Result:
+        async with self._lock:
+            self.check()
+            return await asyncio.to_thread(work)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; if nobody does any more, it is not told as lost

@@ -1,0 +1,302 @@
+"""Pruning and forgetting in a jsonl log.
+
+The manifest first (``removed_files.py``): from its rename on, the records are gone
+or listed as forgotten. Then each segment that holds some of them is rewritten
+beside itself with the lines that stay, the very same bytes, and renamed into
+place, or deleted when none stays; the active segment is rolled before. What a
+``kill -9`` leaves to do, the next opening does.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+import orjson
+
+from streams.errors import CorruptLog, StoreUnavailable
+from streams.hashing import digest_form_of, is_digest, stored_form_of
+from streams.retention import Base, Entry, Forgotten, Mark, Pruned, Removal, body_digest
+from streams.stores.commit import GroupCommit
+from streams.stores.disk import Disk
+from streams.stores.hints import Hints, remove_torn
+from streams.stores.in_turn import InTurn
+from streams.stores.recovery import Index, StreamTail, key_digest
+from streams.stores.removed_files import RemovedFiles, Run
+from streams.stores.rewriting import remove_segment, replace_segment, write_segment_beside
+from streams.stores.segment_files import read_segment
+from streams.stores.segments import BadLine, Segment, format_stored, parse_keys, parse_stored, split_lines
+
+ENTRIES_A_RUN: Final = 50_000
+"""Entries sorted in memory at a time."""
+
+
+class JsonlRemover:
+    """The part of ``JsonlStore`` that removes. Blocking; ``InTurn`` lets one operation run at a time.
+
+    ``places`` guards where records lie: whoever takes a record's place from the index and opens its segment
+    does both under it. ``roll`` begins a new segment, ``head`` says what is durable.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        disk: Disk,
+        index: Index,
+        files: RemovedFiles,
+        places: Lock,
+        roll: Callable[[], None],
+        head: Callable[[], int],
+        turns: InTurn,
+    ) -> None:
+        self._store, self._disk, self._index, self._files = store, disk, index, files
+        self._places, self._roll, self._head, self._turns = places, roll, head, turns
+        self._hints = Hints(store)
+
+    def prune(self, cuts: Mapping[str, int], at_ms: int, commits: GroupCommit) -> Pruned:
+        """See ``StreamStore.prune``."""
+        with _told(self._store, "pruned"):
+            self.resume(lambda: commits.exclusively(self._roll))
+            victims = self._victims(cuts)
+            positions = sorted(position for found in victims.values() for position in found)
+            if not positions:
+                return Pruned()
+            runs: list[Run] = []
+            bases: dict[str, Base] = {}
+            size = self._write_entries(positions, at_ms, runs, bases)
+            removal = self._files.removal.pruned(positions, bases)
+            commits.exclusively(lambda: self._switch(removal, runs, bases, positions[-1]))
+            self._forget_keys(runs)
+            self._apply(self._segments_of(positions))
+            self._finish()
+            return Pruned(len(positions), size, len(victims))
+
+    def forget(self, streams: Collection[str], at_ms: int, commits: GroupCommit) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        with _told(self._store, "forgotten"):
+            self.resume(lambda: commits.exclusively(self._roll))
+            positions = commits.exclusively(lambda: self._mark(set(streams), at_ms))
+            if not any(positions.values()):
+                return Forgotten()
+            remove_torn(self._store, self._disk)
+            size = self._apply(self._segments_of(sorted(p for found in positions.values() for p in found)))
+            self._finish()
+            return Forgotten(sum(map(len, positions.values())), size, sum(map(bool, positions.values())))
+
+    def finish(self, commits: GroupCommit) -> None:
+        """Do what an operation that was cut off left, while others append."""
+        with _told(self._store, "removed"):
+            self.resume(lambda: commits.exclusively(self._roll))
+
+    def resume(self, roll: Callable[[], None]) -> None:
+        """Do what an operation that was cut off left."""
+        if not self._files.removal.pending:
+            self._files.sweep()
+            return
+        segments = list(self._index.segments)
+        if segments and self._rewritten(segments[-1]) is not None:
+            roll()
+            segments = list(self._index.segments)
+        if self._files.removal.marks:
+            remove_torn(self._store, self._disk)
+        self._apply(segments[:-1])
+        self._finish()
+
+    # What is to go
+
+    def _victims(self, cuts: Mapping[str, int]) -> dict[str, Sequence[int]]:
+        """The positions to remove, by stream, in order."""
+        head = self._head()
+        found: dict[str, Sequence[int]] = {}
+        for name, cut in cuts.items():
+            tail = self._index.streams.get(name)
+            if tail is not None and cut > tail.first_offset:
+                positions = tail.positions[: cut - tail.first_offset]
+                positions = positions[: bisect_right(positions, head)]
+                if positions:
+                    found[name] = positions
+        return found
+
+    def _write_entries(self, positions: Sequence[int], at_ms: int, runs: list[Run], bases: dict[str, Base]) -> int:
+        """Runs of what stays of these records, and the bases after them; returns the size of their events."""
+        size = 0
+        waiting: list[bytes] = []
+        for position, line in self._lines_at(positions):
+            stored = parse_stored(line)
+            event = orjson.loads(stored.event)
+            stream = event["stream_id"]
+            body = body_digest((event["type"], stream, event["actor"], stored_form_of(event)[0]))
+            key = key_digest(event["idempotency_key"])
+            waiting.append(Entry(key, body, position, stored.offset, stored.hash).pack())
+            bases[stream] = Base(stored.offset + 1, stored.hash, at_ms)
+            size += len(stored.event)
+            if len(waiting) >= ENTRIES_A_RUN:
+                self._write_run(waiting, runs)
+        self._write_run(waiting, runs)
+        return size
+
+    def _write_run(self, waiting: list[bytes], runs: list[Run]) -> None:
+        run = self._files.write_run(sorted(waiting))
+        if run is not None:
+            runs.append(run)
+        waiting.clear()
+
+    def _lines_at(self, positions: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """The lines of these records, in order. Raises ``CorruptLog``."""
+        segments, index = list(self._index.segments), self._index
+        firsts = [segment.first for segment in segments]
+        for number, group in groupby(positions, lambda position: bisect_right(firsts, position) - 1):
+            self._turns.check()
+            data = read_segment(segments[number])
+            for position in group:
+                start = index.starts[position - index.first]
+                line = data[start : data.find(b"\n", start)]
+                try:
+                    if parse_keys(line).position != position:
+                        raise BadLine("it is another record")
+                except BadLine as fault:
+                    raise _corrupt(segments[number], data, start, position, fault) from None
+                yield position, line
+
+    # The switch; while it runs, no commit does
+
+    def _switch(self, removal: Removal, runs: Sequence[Run], bases: Mapping[str, Base], last: int) -> None:
+        if last >= self._index.segments[-1].first:
+            self._roll()
+        try:
+            self._files.replace(removal, runs)
+        finally:
+            if self._files.removal is removal:
+                for name, base in bases.items():
+                    tail = self._index.streams[name]
+                    # A reader has the old one in hand: it stays as it is.
+                    kept = tail.positions[base.offset - tail.first_offset :]
+                    self._index.streams[name] = StreamTail(kept, base.offset, tail.hash)
+
+    def _mark(self, names: set[str], at_ms: int) -> dict[str, Sequence[int]]:
+        """List the streams as forgotten; the positions of records that this adds."""
+        marks: dict[str, Mark] = {}
+        found: dict[str, Sequence[int]] = {}
+        for name in names:
+            tail, before = self._index.streams.get(name), self._files.removal.marks.get(name, Mark(0, 0))
+            if tail is None or tail.next_offset() <= before.offset:
+                continue
+            marks[name] = Mark(tail.next_offset(), at_ms)
+            found[name] = tail.positions[max(before.offset - tail.first_offset, 0) :]
+        last = max((positions[-1] for positions in found.values() if positions), default=-1)
+        if last >= 0:
+            if last >= self._index.segments[-1].first:
+                self._roll()
+            self._files.replace(self._files.removal.forgot(marks))
+        return found
+
+    def _forget_keys(self, runs: Sequence[Run]) -> None:
+        """Drop the keys of removed records from the index; until then ``known`` sees that they are removed."""
+        for key in self._files.keys_of(runs):
+            self._index.keys.pop(key, None)
+
+    # The segments
+
+    def _segments_of(self, positions: Sequence[int]) -> list[Segment]:
+        segments = list(self._index.segments)
+        firsts = [segment.first for segment in segments]
+        numbers = dict.fromkeys(bisect_right(firsts, position) - 1 for position in positions)
+        return [segments[number] for number in numbers]
+
+    def _apply(self, segments: Sequence[Segment]) -> int:
+        """Bring closed segments to what the manifest says; returns how much smaller forgotten events became."""
+        ranges = self._files.removal.ranges
+        following = {a: b.first for a, b in zip(self._index.segments, self._index.segments[1:], strict=False)}
+        # Those that go as a whole first: on a full disk that makes the room which the others need.
+        left = []
+        for segment in segments:
+            if ranges.kept(segment.first, following[segment]):
+                left.append(segment)
+                continue
+            with self._places:
+                remove_segment(self._disk, segment)
+                self._index.segments.remove(segment)
+        saved = 0
+        for segment in left:
+            self._turns.check()
+            saved += self._rewrite(segment, following[segment])
+        return saved
+
+    def _rewrite(self, segment: Segment, end: int) -> int:
+        found = self._rewritten(segment)
+        if found is None:
+            return 0
+        lines, positions, saved = found
+        index = self._index
+        starts: array[int] = array("Q")
+        at, place = 0, 0
+        for position in range(max(segment.first, index.first), end):
+            starts.append(at)
+            if place < len(positions) and positions[place] == position:
+                at += len(lines[place])
+                place += 1
+        finished = write_segment_beside(self._disk, segment, lines)
+        with self._places:
+            replace_segment(self._disk, segment, finished)
+            begin = max(segment.first, index.first) - index.first
+            index.starts[begin : begin + len(starts)] = starts
+        return saved
+
+    def _rewritten(self, segment: Segment) -> tuple[list[bytes], list[int], int] | None:
+        """The lines that stay, their positions, and by how much forgotten ones shrank; ``None``: as they are."""
+        removal, data = self._files.removal, read_segment(segment)
+        lines: list[bytes] = []
+        positions: list[int] = []
+        changed, saved = False, 0
+        for start, line in split_lines(data):
+            try:
+                keys = parse_keys(line)
+            except BadLine as fault:
+                raise _corrupt(segment, data, start, None, fault) from None
+            if removal.ranges.holds(keys.position):
+                changed = True
+                continue
+            kept = line + b"\n"
+            if removal.is_forgotten(keys.event.stream_id, keys.offset):
+                kept = forgotten_line(line)
+                changed |= len(kept) != len(line) + 1 or kept[:-1] != line
+                saved += len(line) + 1 - len(kept)
+            lines.append(kept)
+            positions.append(keys.position)
+        return (lines, positions, saved) if changed else None
+
+    def _finish(self) -> None:
+        self._hints.forget_snapshots()
+        self._files.replace(self._files.removal.finished())
+        self._files.compact()
+
+
+def forgotten_line(line: bytes) -> bytes:
+    """A whole line with its payload replaced by its digest, newline included; one that is already so stays."""
+    stored = parse_stored(line)
+    event = orjson.loads(stored.event)
+    if is_digest(event["payload"]):
+        return line + b"\n"
+    return format_stored(stored._replace(event=digest_form_of(event)[1]))
+
+
+def _corrupt(segment: Segment, data: bytes, start: int, position: int | None, fault: BadLine) -> CorruptLog:
+    return CorruptLog(str(segment.path), data.count(b"\n", 0, start) + 1, position, str(fault))
+
+
+@contextmanager
+def _told(store: Path, what: str) -> Iterator[None]:
+    """Operating system errors of a removal as the store's."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(
+            f"records in {store} could not be {what} as a whole: {error.strerror or error}",
+            "free disk space or repair the disk, then try again: what was begun is finished then, or at the next start",
+        ) from error

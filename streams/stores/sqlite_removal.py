@@ -1,0 +1,198 @@
+"""Pruning and forgetting in a sqlite log, chunk by chunk between the commits of others.
+
+What is to be done is noted first, in a transaction of its own; what a ``kill -9``
+leaves of it, the next opening does. At the end the write-ahead file, which still
+holds pages as they were, is emptied, and free pages are given back.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from streams.errors import StoreUnavailable
+from streams.retention import Forgotten, Pruned
+from streams.stores import sqlite_removed as tables
+from streams.stores.disk import Disk
+from streams.stores.hints import Hints, remove_torn
+from streams.stores.in_turn import InTurn
+from streams.stores.sqlite_files import BUSY_MS, LOG_FILE, translated
+from streams.stores.sqlite_search import remove_search
+
+FREE_PAGES: Final = 512
+"""Pages given back to the system in one go."""
+
+Result = TypeVar("Result")
+
+
+class Exclusive(Protocol):
+    """Runs something on the calling thread while no commit runs."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Result: ...
+
+
+class SqliteRemover:
+    """The part of ``SqliteStore`` that removes. Blocking; ``InTurn`` lets one operation run at a time.
+
+    ``changed`` is called while no commit runs, after each transaction.
+    """
+
+    def __init__(self, store: Path, connection: sqlite3.Connection, turns: InTurn, changed: Callable[[], None]) -> None:
+        self._store, self._path, self._wal = store, store / LOG_FILE, store / f"{LOG_FILE}-wal"
+        self._connection, self._turns, self._changed = connection, turns, changed
+
+    def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Pruned:
+        """See ``StreamStore.prune``."""
+        with self._told("pruned"):
+            self.resume(exclusively)
+            ends = exclusively(lambda: self._ends(cuts))
+            cuts = {name: min(cuts[name], end) for name, (first, end) in ends.items() if min(cuts[name], end) > first}
+            if not cuts:
+                return Pruned()
+            exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "prune", cuts, at_ms)))
+            records, size, _, _ = self._work(exclusively)
+            return Pruned(records, size, len(cuts))
+
+    def forget(self, streams: Collection[str], at_ms: int, exclusively: Exclusive) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        with self._told("forgotten"):
+            self.resume(exclusively)
+            wanted = exclusively(lambda: self._mark(streams, at_ms))
+            if not wanted:
+                return Forgotten()
+            _, _, records, saved = self._work(exclusively)
+            return Forgotten(records, saved, len(wanted))
+
+    def finish(self, exclusively: Exclusive) -> None:
+        """Do what an operation that was cut off left, while others append."""
+        with self._told("removed"):
+            self.resume(exclusively)
+
+    def resume(self, exclusively: Exclusive) -> None:
+        """Do what an operation that was cut off left."""
+        with translated(self._path, "reading"):
+            is_pending = exclusively(lambda: next(tables.pending(self._connection), None)) is not None
+        if is_pending:
+            self._work(exclusively)
+
+    def _ends(self, names: Collection[str]) -> dict[str, tuple[int, int]]:
+        """(first offset, end) of the streams that hold records."""
+        found: dict[str, tuple[int, int]] = {}
+        for name in names:
+            first, last = self._connection.execute(
+                "SELECT min(offset), max(offset) FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)",
+                [name],
+            ).fetchone()
+            if first is not None:
+                found[name] = (first, last + 1)
+        return found
+
+    def _mark(self, names: Collection[str], at_ms: int) -> dict[str, int]:
+        """Note what of these streams is to be forgotten; their ends."""
+        marks = tables.load(self._connection).marks
+        ends = {name: end for name, (_, end) in self._ends(names).items()}
+        wanted = {name: end for name, end in ends.items() if name not in marks or marks[name].offset < end}
+        if wanted:
+            self._transact(lambda: tables.begin(self._connection, "forget", wanted, at_ms))
+        return wanted
+
+    def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
+        """Do all that is noted; records and bytes pruned, and forgotten."""
+        pruned = pruned_bytes = forgotten = saved = 0
+        forgets = False
+        for what, stream, offset, at_ms in exclusively(lambda: list(tables.pending(self._connection))):
+            if what == "prune":
+                for records, size in self._chunks(exclusively, stream, offset, at_ms):
+                    pruned, pruned_bytes = pruned + records, pruned_bytes + size
+            else:
+                forgets = True
+                for records, size in self._digests(exclusively, stream, offset):
+                    forgotten, saved = forgotten + records, saved + size
+        if forgets:
+            remove_torn(self._store, Disk())
+        # The index is made anew: what was removed must not be told by it either.
+        remove_search(self._store)
+        Hints(self._store).forget_snapshots()
+        self._shrink(exclusively)
+        exclusively(lambda: self._transact(lambda: tables.finish(self._connection)))
+        return pruned, pruned_bytes, forgotten, saved
+
+    def _chunks(self, exclusively: Exclusive, stream: str, offset: int, at_ms: int) -> Iterator[tuple[int, int]]:
+        following = -1
+        while following < offset:
+            self._turns.check()
+            records, size, following = exclusively(
+                lambda: self._transact(lambda: tables.prune_chunk(self._connection, stream, offset, at_ms))
+            )
+            yield records, size
+
+    def _digests(self, exclusively: Exclusive, stream: str, offset: int) -> Iterator[tuple[int, int]]:
+        first = 0
+        while first < offset:
+            self._turns.check()
+            work = partial(tables.forget_chunk, self._connection, stream, first, offset)
+            records, saved, first = exclusively(partial(self._transact, work))
+            yield records, saved
+
+    def _transact(self, work: Callable[[], Result]) -> Result:
+        with translated(self._path, "writing"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work()
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.rollback()
+                raise
+            self._changed()
+            return result
+
+    def _shrink(self, exclusively: Exclusive) -> None:
+        """Give free pages back, and empty the write-ahead file, in which pages lie as they were."""
+        free = exclusively(self._free_pages)
+        while free > 0:
+            self._turns.check()
+            left = exclusively(self._give_back)
+            if left >= free:
+                break  # an older file, which cannot: what is free in it is written next
+            free = left
+        until = time.monotonic() + BUSY_MS / 1000
+        while exclusively(self._empty_wal):
+            self._turns.check()
+            if time.monotonic() > until:
+                raise StoreUnavailable(
+                    f"another program is reading {self._path}, so {self._wal.name} still holds what was removed",
+                    "close that program and try again; the next start finishes it too",
+                )
+            time.sleep(0.02)
+
+    def _free_pages(self) -> int:
+        with translated(self._path, "reading"):
+            found: int = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
+        return found
+
+    def _give_back(self) -> int:
+        with translated(self._path, "writing"):
+            self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
+        return self._free_pages()
+
+    def _empty_wal(self) -> bool:
+        """Whether a reader keeps it from being emptied."""
+        with translated(self._path, "writing"):
+            return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Operating system errors of a removal as the store's."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(
+                f"records in {self._path} could not be {what} as a whole: {error.strerror or error}",
+                "free disk space or repair the disk, then try again: what was begun is finished then, "
+                "or at the next start",
+            ) from error

@@ -1,0 +1,187 @@
+"""What a sqlite log has lost on purpose: the tables of it, and their chunks of work.
+
+``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions,
+``bases`` and ``marks`` what ``Removal`` names so. ``pending`` is what an operation still
+has to do: it is written first, and a row leaves with the transaction that does
+its last part. ``removals.version`` grows with each of these transactions.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+from zlib import crc32
+
+import orjson
+
+from streams.hashing import digest_form_of, is_digest, stored_form_of
+from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
+from streams.stores.recovery import key_digest
+
+CHUNK: Final = 256
+"""Records removed or forgotten in one transaction, so that appends never wait long."""
+
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""And how many bytes of events, but at least one record."""
+
+HEAD: Final = (
+    "WITH kept (last) AS (SELECT coalesce(max(position), -1) FROM records)"
+    " SELECT max(last, coalesce((SELECT max(end) - 1 FROM removed_ranges WHERE first <= last + 1), -1)) FROM kept"
+)
+"""The last position of the log: of its last record, or the last pruned one that follows it without a gap."""
+
+_INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
+
+
+def knows_removal(connection: sqlite3.Connection) -> bool:
+    """Whether the file has these tables; one that no newer version has written to yet has not."""
+    return connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'removals'").fetchone() is not None
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Changes with everything that is removed."""
+    if not knows_removal(connection):
+        return 0
+    version: int = connection.execute("SELECT version FROM removals").fetchone()[0]
+    return version
+
+
+def load(connection: sqlite3.Connection) -> Removal:
+    """Everything but the entries. For one state of the file, call it within a transaction."""
+    if not knows_removal(connection):
+        return Removal()
+    ranges = Ranges(connection.execute("SELECT first, end FROM removed_ranges"))
+    bases = {row[0]: Base(*row[1:]) for row in connection.execute("SELECT stream, offset, hash, at_ms FROM bases")}
+    marks = {row[0]: Mark(*row[1:]) for row in connection.execute("SELECT stream, offset, at_ms FROM marks")}
+    pending = connection.execute("SELECT 1 FROM pending LIMIT 1").fetchone() is not None
+    return Removal(ranges, bases, marks, pending)
+
+
+def find(connection: sqlite3.Connection, key: bytes) -> Entry | None:
+    """The entry of a pruned record, by the digest of its key."""
+    row = connection.execute("SELECT key, body, position, offset, hash FROM removed WHERE key = ?", [key]).fetchone()
+    return None if row is None else Entry(*row)
+
+
+def base_of(connection: sqlite3.Connection, stream_id: str) -> tuple[int, bytes] | None:
+    """(first kept offset, hash before it) of a pruned stream."""
+    row = connection.execute("SELECT offset, hash FROM bases WHERE stream = ?", [stream_id]).fetchone()
+    return None if row is None else (row[0], row[1])
+
+
+def entries_after(connection: sqlite3.Connection, key: bytes, most: int) -> list[Entry]:
+    """The next entries in the order of their keys."""
+    query = "SELECT key, body, position, offset, hash FROM removed WHERE key > ? ORDER BY key LIMIT ?"
+    return [Entry(*row) for row in connection.execute(query, [key, most])]
+
+
+def adopt_entries(connection: sqlite3.Connection, entries: Iterable[bytes]) -> None:
+    """Take over entries of another backend's log, within the transaction of ``adopt``."""
+    connection.executemany(_INSERT_ENTRY, (Entry.unpack(packed) for packed in entries))
+
+
+def adopt(connection: sqlite3.Connection, removal: Removal) -> None:
+    """Take over all else that another backend's log has lost. Within a transaction, into empty tables."""
+    connection.executemany("INSERT INTO removed_ranges VALUES (?, ?)", removal.ranges.pairs())
+    connection.executemany("INSERT INTO bases VALUES (?, ?, ?, ?)", [(n, *base) for n, base in removal.bases.items()])
+    connection.executemany(
+        "INSERT INTO marks VALUES (?, ?, ?)", [(name, *mark) for name, mark in removal.marks.items()]
+    )
+    connection.execute("UPDATE removals SET version = version + 1")
+
+
+# Chunks; each is called within a transaction of its own
+
+
+def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int], at_ms: int) -> None:
+    """Note what is to be done; of streams to forget, that they are."""
+    rows = [(what, name, offset, at_ms) for name, offset in offsets.items()]
+    connection.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
+    if what == "forget":
+        connection.executemany("INSERT OR REPLACE INTO marks VALUES (?, ?, ?)", [row[1:] for row in rows])
+    connection.execute("UPDATE removals SET version = version + 1")
+
+
+def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int]]:
+    """What is still to be done: (what, stream, offset, time)."""
+    yield from connection.execute("SELECT what, stream, offset, at_ms FROM pending ORDER BY what, stream").fetchall()
+
+
+def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int) -> tuple[int, int, int]:
+    """Remove the next records below ``offset``; (how many, bytes, where to go on)."""
+    rows = _chunk(connection, stream_id, 0, offset)
+    if rows:
+        entries = [_entry_of(position, at, hash_, event) for position, at, hash_, event in rows]
+        connection.executemany(_INSERT_ENTRY, entries)
+        connection.executemany("DELETE FROM records WHERE position = ?", [(row[0],) for row in rows])
+        last = entries[-1]
+        connection.execute(
+            "INSERT OR REPLACE INTO bases VALUES (?, ?, ?, ?)", [stream_id, last.offset + 1, last.hash, at_ms]
+        )
+        for entry in entries:
+            _include(connection, entry.position)
+        connection.execute("UPDATE removals SET version = version + 1")
+    return len(rows), sum(len(row[3]) for row in rows), rows[-1][1] + 1 if rows else offset
+
+
+def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, offset: int) -> tuple[int, int, int]:
+    """Make the next records from ``first`` to below ``offset`` digests; (how many, bytes saved, where to go on)."""
+    rows = _chunk(connection, stream_id, first, offset)
+    changed = []
+    saved = 0
+    for position, _, _, event in rows:
+        fields = orjson.loads(event)
+        if not is_digest(fields["payload"]):
+            form = digest_form_of(fields)[1]
+            saved += len(event) - len(form)
+            changed.append((form, crc32(form), position))
+    connection.executemany("UPDATE records SET event = ?, crc = ? WHERE position = ?", changed)
+    connection.execute("UPDATE removals SET version = version + 1")
+    return len(changed), saved, rows[-1][1] + 1 if rows else offset
+
+
+def finish(connection: sqlite3.Connection) -> None:
+    """All that was noted is done."""
+    connection.execute("DELETE FROM pending")
+    connection.execute("UPDATE removals SET version = version + 1")
+
+
+def _chunk(
+    connection: sqlite3.Connection, stream_id: str, first: int, end: int
+) -> Sequence[tuple[int, int, bytes, bytes]]:
+    """(position, offset, hash, event) of the next records of a stream, as many as one transaction takes."""
+    found = connection.execute(
+        "SELECT position, offset, hash, event FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
+        " AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?",
+        [stream_id, first, end, CHUNK],
+    )
+    rows: list[tuple[int, int, bytes, bytes]] = []
+    size = 0
+    for row in found:
+        size += len(row[3])
+        if rows and size > CHUNK_BYTES:
+            break
+        rows.append(row)
+    return rows
+
+
+def _entry_of(position: int, offset: int, hash_: bytes, event: bytes) -> Entry:
+    fields = orjson.loads(event)
+    body = body_digest((fields["type"], fields["stream_id"], fields["actor"], stored_form_of(fields)[0]))
+    return Entry(key_digest(fields["idempotency_key"]), body, position, offset, hash_)
+
+
+def _include(connection: sqlite3.Connection, position: int) -> None:
+    """Add a position to the ranges, which do not touch each other."""
+    after = connection.execute("SELECT end FROM removed_ranges WHERE first = ?", [position + 1]).fetchone()
+    end = position + 1 if after is None else after[0]
+    if after is not None:
+        connection.execute("DELETE FROM removed_ranges WHERE first = ?", [position + 1])
+    before = connection.execute(
+        "UPDATE removed_ranges SET end = ? WHERE first ="
+        " (SELECT max(first) FROM removed_ranges WHERE first <= ?) AND end = ?",
+        [end, position, position],
+    )
+    if not before.rowcount:
+        connection.execute("INSERT INTO removed_ranges VALUES (?, ?)", [position, end])

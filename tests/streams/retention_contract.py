@@ -1,0 +1,367 @@
+"""What pruning and forgetting must do in every ``StreamStore``; ``StoreContract`` inherits this."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict, StoreClosed
+from streams.hashing import canonical, chain, encode, is_digest, stored_form_of
+from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned
+from streams.store import Record, Snapshot, StreamStore
+from tests.streams.builders import event, events
+
+NOW = 1_800_000_000_000
+
+
+async def records_of(records: AsyncIterator[Record]) -> list[Record]:
+    return [record async for record in records]
+
+
+async def fill(store: StreamStore, count: int = 20, prefix: str = "k") -> list[Record]:
+    """Batches of one to four, over three streams, so that batches are torn by what is removed."""
+    records: list[Record] = []
+    number = 0
+    while number < count:
+        size = min(1 + number % 4, count - number)
+        batch = [
+            event(
+                f"{prefix}{n}", stream=f"ses_{n % 3}", ts=1000 + n, payload={"text": f"secret-{prefix}{n}-" + "x" * n}
+            )
+            for n in range(number, number + size)
+        ]
+        records += await store.append(batch)
+        number += size
+    return records
+
+
+async def check_chains(store: StreamStore, names: tuple[str, ...] = ("ses_0", "ses_1", "ses_2")) -> None:
+    """Offsets are dense within what is kept, and each kept record but the first continues the one before it."""
+    gone = await store.removed()
+    for name in names:
+        kept = await records_of(store.read(name))
+        first = gone.get(name, Gone()).first_offset
+        assert [record.offset for record in kept] == list(range(first, first + len(kept)))
+        for before, after in itertools.pairwise(kept):
+            form = stored_form_of(after.event.fields())[1]
+            assert chain(bytes.fromhex(before.hash), form).hex() == after.hash
+
+
+class RetentionContract:
+    durable = True
+
+    async def open_store(self) -> StreamStore:
+        raise NotImplementedError("a backend's suite says how to open it")
+
+    async def reopened(self, store: StreamStore) -> StreamStore:
+        """The same history after a restart, where there is such a thing."""
+        if not self.durable:
+            return store
+        await store.close()
+        return await self.open_store()
+
+    # Pruning
+
+    async def test_a_pruned_prefix_is_gone_and_the_rest_is_as_it_was(self, store: StreamStore) -> None:
+        before = await fill(store)
+        pruned = await store.prune({"ses_0": 3, "ses_1": 1}, at_ms=NOW)
+        gone = [r for r in before if (r.event.stream_id, r.offset) in {("ses_0", 0), ("ses_0", 1), ("ses_0", 2)}]
+        gone += [r for r in before if r.event.stream_id == "ses_1" and r.offset == 0]
+        assert pruned == Pruned(4, sum(len(encode(r.event).canonical) for r in gone), 2)
+        kept = [r for r in before if r not in gone]
+        store = await self.reopened(store)
+        assert await records_of(store.read_all()) == kept
+        assert await records_of(store.read_all(after=4)) == [r for r in kept if r.position > 4]
+        assert [r.offset for r in await records_of(store.read("ses_0"))] == [3, 4, 5, 6]
+        assert [r.offset for r in await records_of(store.read("ses_0", from_offset=5))] == [5, 6]
+        assert [r.offset for r in await records_of(store.read("ses_2"))] == list(range(6))
+        assert await records_of(store.query(Filter(streams=["ses_0"]))) == [
+            r for r in kept if r.event.stream_id == "ses_0"
+        ]
+        assert await records_of(store.query(Filter(text="secret-k0-"))) == []
+        assert store.head == 19
+        assert await store.removed() == {"ses_0": Gone(3, NOW), "ses_1": Gone(1, NOW)}
+        for record in before:
+            found = await store.find(record.event.idempotency_key)
+            assert found == (None if record in gone else record)
+        await check_chains(store)
+        await store.close()
+
+    async def test_a_resend_of_a_pruned_event_is_still_a_duplicate(self, store: StreamStore) -> None:
+        before = await fill(store)
+        await store.prune({"ses_0": 99, "ses_1": 2}, at_ms=NOW)
+        for _ in range(2):
+            for record in before:
+                given = event(
+                    record.event.idempotency_key[5:],
+                    stream=record.event.stream_id,
+                    ts=77,
+                    payload=dict(record.event.payload),
+                )
+                answer = (await store.append([given]))[0]
+                assert answer.duplicate
+                assert (answer.position, answer.offset, answer.hash) == (record.position, record.offset, record.hash)
+                assert answer.event.payload == record.event.payload
+            store = await self.reopened(store)
+        assert store.head == 19
+        await store.close()
+
+    async def test_another_body_under_a_pruned_key_is_still_a_conflict(self, store: StreamStore) -> None:
+        await fill(store)
+        await store.prune({"ses_0": 2}, at_ms=NOW)
+        for other in (
+            event("k0", stream="ses_0", payload={"text": "other"}),
+            event("k0", stream="ses_1", payload={"text": "secret-k0-"}),
+            event("k0", stream="ses_0", payload={"text": "secret-k0-"}, actor="plan"),
+        ):
+            with pytest.raises(IdempotencyConflict, match="another body"):
+                await store.append([other])
+        with pytest.raises(IdempotencyConflict, match="1 of the batch's 2"):
+            await store.append([event("k0", stream="ses_0", payload={"text": "secret-k0-"}), event("brand-new")])
+        differences = store.differences
+        answers = await store.append(
+            [event("k0", stream="ses_0", payload={"text": "other"}), event("new")], on_known="keep_first"
+        )
+        assert [(a.position, a.duplicate) for a in answers] == [(0, True), (20, False)]
+        assert store.differences == differences + 1
+
+    async def test_appends_go_on_from_where_a_wholly_pruned_log_was(self, store: StreamStore) -> None:
+        before = await fill(store)
+        sizes = await store.sizes()
+        everything = {size.stream_id: size.next_offset for size in sizes}
+        pruned = await store.prune(everything, at_ms=NOW)
+        assert pruned == Pruned(20, sum(size.bytes for size in sizes), 3)
+        assert await store.sizes() == [] and await records_of(store.read_all()) == []
+        store = await self.reopened(store)
+        assert store.head == 19 and await records_of(store.read_all()) == []
+        new = event("next", stream="ses_0")
+        with pytest.raises(OffsetConflict) as raised:
+            await store.append([new], expected={"ses_0": 0})
+        assert raised.value.actual == 7
+        record = (await store.append([new], expected={"ses_0": 7}))[0]
+        last = [r for r in before if r.event.stream_id == "ses_0"][-1]
+        assert (record.position, record.offset) == (20, 7)
+        assert record.hash == chain(bytes.fromhex(last.hash), encode(new).digest_form).hex()
+        store = await self.reopened(store)
+        assert await records_of(store.read_all()) == [record]
+        await store.close()
+
+    async def test_pruning_again_goes_on_from_the_base(self, store: StreamStore) -> None:
+        before = await fill(store, 40)
+        total = 0
+        for step in range(1, 9):
+            total += (await store.prune({"ses_1": step, "ses_2": step // 2}, at_ms=NOW + step)).records
+            assert (await store.prune({"ses_1": step}, at_ms=NOW + 99)).records == 0, "it is gone already"
+            if step % 3 == 0:
+                store = await self.reopened(store)
+        assert total == 8 + 4
+        assert await store.removed() == {"ses_1": Gone(8, NOW + 8), "ses_2": Gone(4, NOW + 8)}
+        assert len(await records_of(store.read_all())) == 40 - 12
+        for record in before:
+            assert (await store.append([record.event]))[0].duplicate
+        await check_chains(store)
+        await store.close()
+
+    async def test_cuts_that_remove_nothing_are_no_error(self, store: StreamStore) -> None:
+        before = await fill(store, 6)
+        await store.put_snapshot("lineage", Snapshot(1, 3, b"x"))
+        assert await store.prune({}, at_ms=NOW) == Pruned(0, 0, 0)
+        assert await store.prune({"ses_0": 0, "ses_1": -4, "never": 12, "": 1}, at_ms=NOW) == Pruned(0, 0, 0)
+        assert await store.forget([], at_ms=NOW) == Forgotten(0, 0, 0)
+        assert await store.forget(["never"], at_ms=NOW) == Forgotten(0, 0, 0)
+        assert await records_of(store.read_all()) == before and await store.removed() == {}
+        assert await store.snapshot("lineage", 1) == Snapshot(1, 3, b"x")
+
+    async def test_sizes_say_what_each_stream_holds(self, store: StreamStore) -> None:
+        assert await store.sizes() == []
+        before = await fill(store)
+        await store.prune({"ses_1": 2}, at_ms=NOW)
+        for size in await store.sizes():
+            held = [r for r in before if r.event.stream_id == size.stream_id]
+            held = held[2:] if size.stream_id == "ses_1" else held
+            assert size == (
+                size.stream_id,
+                held[0].offset,
+                held[-1].offset + 1,
+                len(held),
+                sum(len(canonical(r.event.fields())) for r in held),
+                held[0].event.ts,
+                held[-1].event.ts,
+            )
+        assert [size.stream_id for size in await store.sizes()] == ["ses_0", "ses_1", "ses_2"]
+
+    async def test_removing_drops_snapshots_and_keeps_cursors(self, store: StreamStore) -> None:
+        await fill(store)
+        for remove in (store.prune({"ses_0": 1}, at_ms=NOW), store.forget(["ses_1"], at_ms=NOW)):
+            await store.put_snapshot("lineage", Snapshot(1, 5, b"x"))
+            await store.advance("mirror", 2)
+            await remove
+            assert await store.snapshot("lineage", 1) is None
+            assert await store.cursor("mirror") == 2
+
+    async def test_a_subscriber_that_is_behind_skips_what_was_removed(self, store: StreamStore) -> None:
+        await fill(store)
+        live = store.subscribe(after=0)
+        async with asyncio.timeout(20):
+            assert (await anext(live)).position == 1
+            await store.prune({"ses_0": 99}, at_ms=NOW)
+            await store.append([event("new", stream="ses_0")])
+            seen = []
+            while not seen or seen[-1] < 20:
+                seen.append((await anext(live)).position)
+        kept = [position for position in range(2, 21) if position % 3 or position == 20]
+        # What was read ahead before the prune may still come; nothing comes twice, nothing kept is missing.
+        assert seen == sorted(set(seen)) and set(kept) <= set(seen)
+        assert [r.position for r in await records_of(store.read_all(after=1))] == kept
+
+    async def test_removing_while_others_append_and_read(self, store: StreamStore) -> None:
+        await fill(store, 60)
+        stop = asyncio.Event()
+        written: list[Record] = []
+
+        async def write(name: str) -> None:
+            number = 0
+            while not stop.is_set():
+                payload = {"text": f"{name}{number}"}
+                written.extend(await store.append([event(f"{name}-{number}", stream=f"ses_{name}", payload=payload)]))
+                number += 1
+                await asyncio.sleep(0)
+
+        async def read() -> None:
+            while not stop.is_set():
+                for reading in (store.read_all(), store.read("ses_0"), store.read("ses_1"), store.query(Filter())):
+                    positions = [record.position for record in await records_of(reading)]
+                    assert positions == sorted(set(positions))
+                found = await store.find("test:k59")
+                assert found is not None and found.position == 59
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(write("a")), tasks.create_task(write("b")), tasks.create_task(read())]
+            for step in range(1, 6):
+                await asyncio.gather(
+                    store.prune({"ses_0": step * 2, "ses_a": step}, at_ms=NOW),
+                    store.forget(["ses_1", "ses_b"], at_ms=NOW),
+                    store.prune({"ses_0": step}, at_ms=NOW),
+                )
+            stop.set()
+            await asyncio.gather(*running)
+        gone = await store.removed()
+        assert gone["ses_0"].first_offset == 10 and 0 < gone["ses_a"].first_offset <= 5
+        kept = {r.position: r for r in await records_of(store.read_all())}
+        for record in written:
+            pruned = record.event.stream_id == "ses_a" and record.offset < gone["ses_a"].first_offset
+            assert (record.position in kept) is not pruned
+            if not pruned:
+                assert kept[record.position].hash == record.hash
+            assert (await store.append([record.event]))[0].position == record.position
+        await check_chains(store, ("ses_0", "ses_1", "ses_2", "ses_a", "ses_b"))
+
+    async def test_a_cancelled_removal_is_all_or_nothing(self, store: StreamStore) -> None:
+        await fill(store, 40)
+        for step in range(1, 8):
+            task = asyncio.ensure_future(store.prune({"ses_0": step, "ses_1": step}, at_ms=NOW))
+            for _ in range(step):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await store.prune({"ses_2": 1}, at_ms=NOW)
+        gone = await store.removed()
+        assert gone["ses_0"] == gone["ses_1"]
+        await check_chains(store)
+
+    async def test_a_closed_store_removes_nothing(self, store: StreamStore) -> None:
+        await fill(store, 4)
+        await store.close()
+        with pytest.raises(StoreClosed):
+            await store.prune({"ses_0": 1}, at_ms=NOW)
+        with pytest.raises(StoreClosed):
+            await store.forget(["ses_0"], at_ms=NOW)
+
+    # Forgetting
+
+    async def test_a_forgotten_payload_is_its_digest_and_the_rest_stays(self, store: StreamStore) -> None:
+        before = await fill(store)
+        digests = {r.position: encode(r.event).payload_sha256 for r in before}
+        shorter = [r for r in before if r.event.stream_id in ("ses_0", "ses_2")]
+        saved = sum(len(encode(r.event).canonical) - len(encode(r.event).digest_form) for r in shorter)
+        assert await store.forget(["ses_0", "ses_2", "ses_2"], at_ms=NOW) == Forgotten(len(shorter), saved, 2)
+        later = (await store.append([event("later", stream="ses_0", payload={"text": "kept"})]))[0]
+        assert await store.forget(["ses_2"], at_ms=NOW + 1) == Forgotten(0, 0, 0), "it is forgotten already"
+        store = await self.reopened(store)
+        for record in await records_of(store.read_all()):
+            if record.position == 20:
+                assert record == later
+                continue
+            first = before[record.position]
+            assert record[1:] == first[1:]
+            if record in before:
+                assert record.event.stream_id == "ses_1"
+                continue
+            assert record.event.payload == {"$sha256": digests[record.position]}
+            assert {**record.event.fields(), "payload": 0} == {**first.event.fields(), "payload": 0}
+            assert await store.find(first.event.idempotency_key) == record
+        assert await records_of(store.query(Filter(text="secret-k0-"))) == []
+        assert [r.position for r in await records_of(store.query(Filter(text="secret-k1-")))] == [1]
+        assert await store.removed() == {"ses_0": Gone(0, None, 7, NOW), "ses_2": Gone(0, None, 6, NOW)}
+        await check_chains(store)
+        assert await store.forget(["ses_0"], at_ms=NOW + 2) == Forgotten(
+            1, len(encode(later.event).canonical) - len(encode(later.event).digest_form), 1
+        )
+        await store.close()
+
+    async def test_a_resend_of_a_forgotten_event_is_still_a_duplicate(self, store: StreamStore) -> None:
+        before = await fill(store)
+        await store.forget(["ses_0"], at_ms=NOW)
+        for _ in range(2):
+            for record in before:
+                answer = (await store.append([record.event]))[0]
+                assert answer.duplicate and answer[1:4] == record[1:4]
+                assert is_digest(answer.event.payload) is (record.event.stream_id == "ses_0")
+            with pytest.raises(IdempotencyConflict, match="another body"):
+                await store.append([event("k0", stream="ses_0", payload={"text": "other"})])
+            assert store.differences == 0
+            store = await self.reopened(store)
+        await store.close()
+
+    async def test_what_was_forgotten_can_be_pruned_and_is_still_known(self, store: StreamStore) -> None:
+        before = await fill(store)
+        await store.forget(["ses_0", "ses_1"], at_ms=NOW)
+        await store.prune({"ses_0": 3, "ses_1": 99}, at_ms=NOW)
+        store = await self.reopened(store)
+        assert await store.removed() == {"ses_0": Gone(3, NOW, 7, NOW), "ses_1": Gone(7, NOW, 7, NOW)}
+        assert await store.forget(["ses_0", "ses_1"], at_ms=NOW) == Forgotten(0, 0, 0)
+        for record in before:
+            answer = (await store.append([record.event]))[0]
+            assert answer.duplicate and answer[1:4] == record[1:4]
+        await store.append([event("more", stream="ses_1", payload={"text": "more"})])
+        assert (await store.forget(["ses_1"], at_ms=NOW)).records == 1
+        await check_chains(store)
+        await store.close()
+
+    @pytest.mark.parametrize(
+        ("payload", "is_refused"),
+        [
+            ({"$sha256": "0" * 64}, True),
+            ({"$sha256": "0" * 64, "n": 1}, False),
+            ({"$sha256": "0" * 63}, False),
+            ({"$sha256": "A" * 64}, False),
+            ({"$sha256": 1}, False),
+            ({"payload": {"$sha256": "0" * 64}}, False),
+        ],
+    )
+    async def test_a_payload_that_is_only_a_digest_is_refused(
+        self, store: StreamStore, payload: dict[str, Any], is_refused: bool
+    ) -> None:
+        batch = [*events(1), event("digest", payload=payload)]
+        if is_refused:
+            with pytest.raises(InvalidEvent, match="test:digest is only a digest"):
+                await store.append(batch)
+            assert store.head == -1
+        else:
+            assert (await store.append(batch))[1].event.payload == payload
