@@ -111,6 +111,8 @@ class GroupCommit:
         self._wake = Condition(self._lock)
         self._committing = Lock()
         """Held from taking a group until it is written: what was submitted first is written first."""
+        self._turnstile = Lock()
+        """Held by who waits for ``_committing`` to work between two commits, so that commits do not always win it."""
         self._stop: StoreUnavailable | None = None
         self._trust = Trust()
         self._last_group = 1
@@ -169,7 +171,7 @@ class GroupCommit:
         """Commit what waits; if the thread is at it, the thread goes on with this too."""
         if not self._queue:
             return
-        if not self._committing.acquire(blocking=False):
+        if self._turnstile.locked() or not self._committing.acquire(blocking=False):
             with self._wake:
                 self._wake.notify()
             return
@@ -196,7 +198,7 @@ class GroupCommit:
         Raises:
             StoreFailed, StoreClosed: the writer has stopped; ``work`` was not run.
         """
-        with self._committing:
+        with self._turnstile, self._committing:
             with self._lock:
                 if self._stop is not None:
                     raise self._refusal()
@@ -229,6 +231,8 @@ class GroupCommit:
                     self._wake.wait()
                 if not self._queue:
                     return
+            with self._turnstile:
+                pass
             with self._committing:
                 group = self._take()
                 self._last_group = len(group)
