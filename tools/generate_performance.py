@@ -92,7 +92,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     drawn = axes.barh([bar[0] for bar in shown], [bar[1] for bar in shown], color=[colours[bar[2]] for bar in shown])
     axes.bar_label(drawn, labels=[f"{bar[1]:,.0f}" for bar in shown], padding=4)
     axes.set_xscale("log")
-    axes.set_xlim(right=max(bar[1] for bar in shown) * 4)
+    axes.set_xlim(left=min(bar[1] for bar in shown) / 4, right=max(bar[1] for bar in shown) * 4)
     axes.set_xlabel("durable events of 1 KiB a second, 64 in flight (logarithmic)")
     axes.set_title(figures["machine"], fontsize=9, color="#495057", loc="left")
     axes.spines[["top", "right"]].set_visible(False)

@@ -23,6 +23,7 @@ PACKAGES = ("streams", "bridge", "sidecar")
 LOOKED_AT = {
     ("sidecar/launch.py", "S603"): "starts the sidecar: our own command as a list, no shell",
     ("sidecar/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
+    ("streams/stores/sqlite.py", "S608"): "the text holds question marks only; values are bound",
     ("streams/stores/sqlite_rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",
 }
