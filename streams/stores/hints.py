@@ -137,9 +137,13 @@ class Hints:
         temporary = self._directory / f"{name}.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.fchmod(fd, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(header + b"\n" + state)
-        temporary.replace(self._directory / name)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(header + b"\n" + state)
+            temporary.replace(self._directory / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)  # a full disk shall not be the fuller for it
+            raise
 
 
 class KeepsHints:

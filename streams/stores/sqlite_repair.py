@@ -19,6 +19,7 @@ from streams.stores.sqlite_files import (
 
 _TABLES: Final = "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 
+_EMPTY: Final = 'DELETE FROM main."{}"'
 _COPY: Final = 'INSERT INTO main."{}" SELECT * FROM damaged."{}" NOT INDEXED ORDER BY 1'
 """In the table's own order, by no index. A plain copy would take the pages of the damaged indexes along."""
 
@@ -39,6 +40,7 @@ def copy_rows(store: Path, target: Path) -> None:
             connection.execute("ATTACH ? AS damaged", [f"{path.absolute().as_uri()}?mode=ro"])
             connection.execute("BEGIN IMMEDIATE")
             for (name,) in connection.execute(_TABLES).fetchall():
+                connection.execute(_EMPTY.format(name))  # of what the schema begins with
                 connection.execute(_COPY.format(name, name))
             connection.execute("COMMIT")
             connection.execute("DETACH damaged")

@@ -125,6 +125,7 @@ class SqliteVerification:
         else:
             self._take_finding(manifest_finding(self.store, has_log=connection is not None))
         for finding in self._drain():
+            self._told.add(finding)
             yield finding
         if connection is None:
             return

@@ -328,10 +328,10 @@ SLOW = (
         [
             "import sys, time, pathlib",
             "import streams.log",
-            "real, home = streams.log.prepare, pathlib.Path(sys.argv[2])",
+            "real, home = streams.log.located, pathlib.Path(sys.argv[2])",
             "wait = lambda: [time.sleep(0.01) for _ in iter((home / 'go').exists, True)]",
             "slow = lambda *a, **k: ((home / 'opening').touch(), wait(), real(*a, **k))[2]",
-            "streams.log.prepare = slow",
+            "streams.log.located = slow",
             "from sidecar.cli import main",
             "main()",
         ]

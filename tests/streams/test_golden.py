@@ -41,7 +41,7 @@ async def test_a_store_of_any_released_format_opens_and_goes_on(tmp_path: Path, 
             assert found == wanted
         assert await log.cursor("mirror") > 0
         assert await log.snapshot("older", STATE_VERSION) is None, "in another form it counts as none"
-        assert (await restore(log)).dump() == await _folded(log), "from the snapshot as from the beginning"
+        assert (await restore(log))[0].dump() == await _folded(log), "from the snapshot as from the beginning"
         last = (await collect(log.read_all()))[-1]
         assert (await log.append([last.event], on_known="keep_first"))[0].duplicate
         assert (await log.append([event("new")]))[0].position == wanted["records"]
@@ -93,7 +93,7 @@ async def test_a_start_from_a_snapshot_is_a_start_from_the_beginning(tmp_path: P
         for each in play(name).log.events.values():
             for record in await log.append([each], on_known="keep_first"):
                 state.apply(record.event)
-        assert (await restore(log)).dump() == await _folded(log)
+        assert (await restore(log))[0].dump() == await _folded(log)
     await log.close()
 
 
