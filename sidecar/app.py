@@ -141,7 +141,7 @@ async def _assemble(home: Home, config: Config, store: Log, identity: Identity) 
     )
     translator = Translator(identity, state, clean=redact.clean, hold_s=config.link.hold_seconds)
     ingest = Ingest(store, translator, exclude=config.capture.exclude)
-    upkeep = Upkeep(store, state, lambda: ingest.is_quiet, migrate_at_bytes=config.store.migrate_at_bytes)
+    upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, config=config.store)
     return Sidecar(home, config, store, ingest, translator, upkeep), ingest
 
 

@@ -48,6 +48,12 @@ class StoreConfig(_Section):
     migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
     """Size at which a jsonl log moves to sqlite by itself, while it records; 0: never."""
 
+    max_bytes: Annotated[int, Field(ge=0)] = 0
+    """Size on the disk above which the oldest finished sessions are pruned by themselves; 0: no cap."""
+
+    max_age_days: Annotated[float, Field(ge=0)] = 0
+    """Age of its last record at which a finished session is pruned by itself; 0: sessions are kept for ever."""
+
 
 class LinkConfig(_Section):
     """``[link]``: the websocket between shims, command line and sidecar."""

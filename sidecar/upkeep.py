@@ -1,4 +1,4 @@
-"""What the sidecar does for its log beside recording: snapshots, the search index, moving to another backend.
+"""What the sidecar does for its log beside recording: snapshots, the search index, moving it, pruning, forgetting.
 
 Nothing here is needed for what was recorded to be right: a snapshot makes the
 next start quick, the index makes a search quick, and a move that is cut off is
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from bridge.opencode.state import STATE_VERSION, CaptureState
+from sidecar import retaining
+from sidecar.config import StoreConfig
 from streams.errors import StreamError
 from streams.log import Log
 from streams.migrate import Migration, Progress, discard_kept
+from streams.prune_plan import PrunePlan, Wishes
+from streams.retention import Forgotten, Pruned
 from streams.store import Snapshot
 from streams.stores.directory import Backend
 from streams.stores.segments import list_segments
@@ -30,6 +34,8 @@ SNAPSHOT_RECORDS: Final = 2000
 """Records after which a new snapshot is worth its writing; folding so many takes some 20 ms."""
 
 LOOK_SECONDS: Final = 10.0
+PRUNE_SECONDS: Final = 300.0
+DAY_MS: Final = 24 * 3_600_000
 INDEX_RECORDS: Final = 128
 """Records indexed at a time, between which appends have their turn."""
 
@@ -59,9 +65,21 @@ class Upkeep:
     nothing is on its way to the disk.
     """
 
-    def __init__(self, store: Log, state: CaptureState, is_quiet: Callable[[], bool], *, migrate_at_bytes: int) -> None:
-        self._store, self._state, self._is_quiet = store, state, is_quiet
-        self._migrate_at_bytes = migrate_at_bytes
+    def __init__(
+        self,
+        store: Log,
+        state: CaptureState,
+        is_quiet: Callable[[], bool],
+        now_ms: Callable[[], int],
+        *,
+        config: StoreConfig,
+    ) -> None:
+        self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
+        self._config = config
+        self._removing = asyncio.Lock()
+        self._next_prune = 0.0
+        self.kept_over_limit = 0
+        """Streams that the configured age or size would have pruned and that are still needed."""
         self._kept = store.head
         self._migration: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
@@ -82,6 +100,7 @@ class Upkeep:
         await self.keep_snapshot(SNAPSHOT_RECORDS)
         if self._is_due():
             self.migrate("sqlite")
+        await self._prune_by_itself()
         await self._advance_index()
 
     async def keep_snapshot(self, records: int = 1) -> None:
@@ -119,6 +138,48 @@ class Upkeep:
         self._store.reread_manifest()
         return freed
 
+    # Pruning and forgetting
+
+    async def prune(self, wishes: Wishes, *, dry_run: bool) -> tuple[PrunePlan, Pruned | None]:
+        """What the wishes come to, and unless it is a dry run what was done.
+
+        Raises:
+            StreamError: a migration runs, or the disk failed.
+        """
+        async with self._removing:
+            now = self._now_ms()
+            plan = await retaining.plan_prune(self._store, self._state, wishes, now_ms=now)
+            if dry_run or not plan.cuts:
+                return plan, None
+            done = await retaining.prune(self._store, self._state, plan, now_ms=now)
+        log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
+        return plan, done
+
+    async def forget(self, streams: Sequence[str]) -> Forgotten:
+        """Replace the payloads in these streams by their digests.
+
+        Raises:
+            StreamError: a turn is under way there, a migration runs, or the disk failed.
+        """
+        async with self._removing:
+            await self._close_index()
+            done = await retaining.forget(self._store, self._state, streams, now_ms=self._now_ms())
+        log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
+        return done
+
+    async def _prune_by_itself(self) -> None:
+        """Keep to the configured age and size, looking every ``PRUNE_SECONDS``."""
+        wishes = Wishes(
+            older_than_ms=round(self._config.max_age_days * DAY_MS) or None,
+            max_bytes=self._config.max_bytes or None,
+        )
+        now = asyncio.get_running_loop().time()
+        if not wishes or now < self._next_prune or self.migration()["running"]:
+            return
+        self._next_prune = now + PRUNE_SECONDS
+        plan, _ = await self.prune(wishes, dry_run=False)
+        self.kept_over_limit = len(plan.kept)
+
     async def close(self) -> None:
         """Stop what runs; a move is continued at the next start that asks for it."""
         if self._migration is not None:
@@ -139,9 +200,9 @@ class Upkeep:
         log.info("the log moved to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)
 
     def _is_due(self) -> bool:
-        if not self._migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
+        if not self._config.migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
             return False
-        return log_bytes(self._store.store) >= self._migrate_at_bytes
+        return log_bytes(self._store.store) >= self._config.migrate_at_bytes
 
     async def _advance_index(self) -> None:
         if self._store.backend != "sqlite":
