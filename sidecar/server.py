@@ -67,6 +67,9 @@ Right proofs are never slowed down, so a failing peer cannot lock anybody out.
 MAX_REQUESTS: Final = 32
 """Requests of one control connection that run at a time."""
 
+WAITING_CONNECTIONS: Final = 1024
+"""Connections that the system may hold until they are accepted. One beyond that may wait without our knowing."""
+
 _TRY_LATER: Final = 1013
 
 
@@ -129,6 +132,7 @@ class LinkServer:
             self._connection,
             "127.0.0.1",
             self.port,
+            backlog=WAITING_CONNECTIONS,
             compression=None,
             process_request=self._admit,
             server_header=None,

@@ -68,7 +68,10 @@ LOOK, CHECK, RUN, SETUP = "Look", "Check", "Run", "Set up"
 
 add_command(app, listing.streams, panel=LOOK, examples=["streams", "streams --limit 20", "streams --json"])
 add_command(
-    app, reading.log, panel=LOOK, examples=["log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow"]
+    app,
+    reading.log,
+    panel=LOOK,
+    examples=["log", "log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow"],
 )
 add_command(app, listing.tree, panel=LOOK, examples=["tree", "tree --limit 5", "tree ses_1a2b"])
 add_command(app, reading.show, panel=LOOK, examples=["show 01KAPXW3", "show 5F3Q --json"])

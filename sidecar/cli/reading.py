@@ -34,13 +34,13 @@ EventArgument = Annotated[
 async def log(
     context: typer.Context,
     stream: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="STREAM",
-            help="A stream's or child session's id, or its unique beginning or end.",
+            metavar="[STREAM]",
+            help="A stream's or child session's id, or its unique beginning or end; without it the newest stream.",
             autocompletion=complete.sessions,
         ),
-    ],
+    ] = None,
     from_offset: Annotated[
         int, typer.Option("--from", metavar="OFFSET", min=0, help="Begin at this offset of the stream.")
     ] = 0,
@@ -56,7 +56,7 @@ async def log(
     """
     from sidecar.cli.output import Output
     from sidecar.cli.records import Lines
-    from sidecar.cli.select import family_of, find_session, first, newest, open_reader, records_of
+    from sidecar.cli.select import family_of, find_session, first, newest, newest_stream, open_reader, records_of
     from streams.store import NOTHING
 
     out = Output(json)
@@ -64,6 +64,9 @@ async def log(
     store = home_of(context).store_path
     reader = open_reader(store)
     session = None
+    if stream is None:
+        stream = await newest_stream(reader)
+        note(f"The newest stream is {stream}.")
     try:
         stream, session = await find_session(reader, stream)
     except Ambiguous:

@@ -17,6 +17,9 @@ from streams.log import LogReader
 from streams.query import Filter
 from streams.store import NOTHING, Record
 
+_NEWEST = 1000
+"""Records at the end of the log in which the newest session is looked for."""
+
 _SHOWN = 5
 """Near matches that an error names."""
 
@@ -81,6 +84,22 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
     raise Failure(f"there is no stream {given!r}; {hint}")
+
+
+async def newest_stream(reader: LogReader) -> str:
+    """The stream that was written to last; a session's if any is among the newest records.
+
+    Raises:
+        Failure: the log is empty.
+    """
+    head = reader.head
+    newest = session = None
+    async for record in reader.read_all(after=max(head - _NEWEST, NOTHING)):
+        newest = record.event.stream_id
+        session = newest if newest.startswith("ses_") else session
+    if newest is None:
+        raise Failure(f"the log holds no stream yet; {EMPTY_HINT}")
+    return session or newest
 
 
 async def find_event(reader: LogReader, given: str) -> Record:

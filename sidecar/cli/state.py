@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sidecar.checks import (
@@ -101,7 +102,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     else:
         starts = "" if problems else "; OpenCode starts it when it needs it"
         rows.append(("sidecar", "does not answer" if found["running"] else f"not running{starts}"))
-    for number, link in enumerate(links):
+    for number, link in enumerate(_one_each(links)):
         silent = "" if link.get("delivers", True) else ", no hooks yet"
         waiting = f", {link['pending']} waiting" if link.get("pending") else ""
         text = (
@@ -121,3 +122,13 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     for name, value in rows:
         out.prose(f"{name:9}", value)
+
+
+def _one_each(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Links to show: of the instances of the plugin in one OpenCode and directory one, that delivers if any does."""
+    chosen: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    for link in links:
+        place = (link["pid"], link["directory"])
+        if place not in chosen or (link.get("delivers") and not chosen[place].get("delivers")):
+            chosen[place] = link
+    return list(chosen.values())

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from tests.torture.wire import Closed, RawLink, frame, upgrade
 
 IDLE = size("IDLE", 50)
 LORIS = size("LORIS", 50)
+BURST = size("BURST", 300)
 DEAF = size("DEAF", 2)
 DEAF_BYTES = size("DEAF_BYTES", 2**18)
 RECONNECTS = size("RECONNECTS", 200)
@@ -98,6 +102,19 @@ async def test_slow_handshakes_end_and_keep_nobody_out(tmp_path: Path) -> None:
             p99_alone_ms=p99(alone),
             p99_ms=p99(beside),
         )
+
+
+async def test_a_burst_while_nobody_accepts_is_answered_to_the_last(tmp_path: Path) -> None:
+    with sidecar(tmp_path / "home", link={"max_connections": BURST, "handshake_seconds": 0.5}) as one:
+        os.kill(one.pid, signal.SIGSTOP)
+        try:
+            # They send nothing: what the system has no room for would be forgotten on the other side alone.
+            sockets = [socket.create_connection(("127.0.0.1", one.port), timeout=HANG_S) for _ in range(BURST)]
+        finally:
+            os.kill(one.pid, signal.SIGCONT)
+        for link in sockets:
+            with link:
+                assert b"101" not in link.recv(1000)
 
 
 async def _loris(port: int, number: int) -> float:

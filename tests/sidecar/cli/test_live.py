@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -14,8 +16,10 @@ from typing import IO, Any
 
 import pytest
 
+from bridge.opencode.frames import ShimIdentity
+from sidecar.client import ShimClient
 from sidecar.home import Home, SidecarInfo
-from streams.identity import seeded_identity
+from streams.identity import seeded_identity, system_identity
 from streams.stores.jsonl import JsonlStore
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, append, command, environment, run, run_process
 from tests.streams.builders import event, events
@@ -146,6 +150,19 @@ class TestSidecar:
         assert stopped.objects() == [{"stopped": True, "pid": status["sidecar"]["pid"]}]
         assert Home(home).running() is None
         assert run(home, "status", "--json").objects()[0]["sidecar"] is None
+
+    def test_two_instances_of_the_plugin_in_one_opencode_are_one_line(self, home: Path) -> None:
+        async def look() -> str:
+            async with AsyncExitStack() as stack:
+                for instance, directory in (("a", "/one"), ("b", "/one"), ("c", "/other")):
+                    who = ShimIdentity("0.1.0", "ab" * 16, instance * 16, os.getpid(), "p", directory, "/", "1.18.3", 0)
+                    client = await ShimClient.connect(Home(home), identity=who, nonce=system_identity().nonce)
+                    stack.push_async_callback(client.close)
+                return (await asyncio.to_thread(run_process, home, "status")).out
+
+        run_process(home, "play", str(RECORDINGS / "chat.jsonl"))
+        told = asyncio.run(look())
+        assert (told.count(" in /one, "), told.count(" in /other, ")) == (1, 1), told
 
     def test_a_second_sidecar_is_refused_or_leaves_quietly(self, home: Path) -> None:
         run_process(home, "play", str(RECORDINGS / "chat.jsonl"))

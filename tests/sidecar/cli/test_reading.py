@@ -95,6 +95,13 @@ class TestLog:
         assert all(set(r) == {"event", "offset", "position", "hash"} for r in records)
         assert {r["event"]["stream_id"] for r in records} == {stream}
 
+    def test_without_a_stream_it_is_the_newest_session(self, home: Path, empty: Path) -> None:
+        newest = run(home, "query", "--json").objects()[-1]["event"]["stream_id"]
+        told = run(home, "log", "--json")
+        assert {r["event"]["stream_id"] for r in told.objects()} == {newest}
+        assert told.err == f"The newest stream is {newest}.\n"
+        assert run(empty, "log").code == 1
+
     def test_from_is_an_offset(self, home: Path) -> None:
         stream = stream_with(home, "agent.spawned")
         records = run(home, "log", stream, "--from", "5", "--json").objects()

@@ -80,7 +80,7 @@ def test_version(empty: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["log"], ["log", "s", "--from", "-1"], ["play", "x", "--speed", "0"], ["--nope"]]
+    "arguments", [["nonsense"], ["show"], ["log", "s", "--from", "-1"], ["play", "x", "--speed", "0"], ["--nope"]]
 )
 def test_wrong_usage_is_2(empty: Path, arguments: list[str]) -> None:
     done = run(empty, *arguments)
