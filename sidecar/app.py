@@ -145,14 +145,7 @@ async def _assemble(home: Home, config: Config, store: Log, identity: Identity) 
     )
     translator = Translator(identity, state, clean=redact.clean, hold_s=config.link.hold_seconds)
     ingest = Ingest(store, translator, exclude=config.capture.exclude)
-    upkeep = Upkeep(
-        store,
-        state,
-        lambda: ingest.is_quiet,
-        kept=kept,
-        migrate_at_bytes=config.store.migrate_at_bytes,
-        compress=config.store.compress,
-    )
+    upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     return Sidecar(home, config, store, ingest, translator, upkeep), ingest
 
 

@@ -9,6 +9,8 @@ import re
 from dataclasses import asdict
 from typing import Any, Final
 
+from pydantic import TypeAdapter, ValidationError
+
 from bridge.opencode.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link import Refused
 from bridge.opencode.translate import Origin, Translator
@@ -21,6 +23,7 @@ from sidecar.upkeep import Upkeep
 from sidecar.version import VERSION, is_newer
 from streams.identity import system_identity
 from streams.log import Log
+from streams.prune_plan import Wishes
 from streams.stores.directory import FORMATS
 
 log = logging.getLogger("sidecar")
@@ -151,7 +154,22 @@ class Sidecar:
                 return self.upkeep.migration()
             case "discard_old":
                 return {"freed": await self.upkeep.discard()}
+            case "prune":
+                return await self._prune(args)
+            case "forget":
+                streams = args.get("streams")
+                if not isinstance(streams, list) or not all(isinstance(name, str) for name in streams):
+                    raise RequestError("bad_arguments", "say which streams shall be forgotten")
+                return (await self.upkeep.forget(streams))._asdict()
         raise RequestError("unknown_method", f"this sidecar does not know {method[:40]!r}: upgrade it")
+
+    async def _prune(self, args: dict[str, Any]) -> dict[str, Any]:
+        try:
+            wishes = TypeAdapter(Wishes).validate_python(args.get("wishes"))
+        except ValidationError as error:
+            raise RequestError("bad_arguments", f"these are no wishes: {error.error_count()} faults") from None
+        plan, done = await self.upkeep.prune(wishes, dry_run=args.get("dry_run") is not False)
+        return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
     def status(self) -> dict[str, Any]:
         """Everything ``durable-stream status`` shows."""

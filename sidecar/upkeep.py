@@ -1,5 +1,5 @@
-"""What the sidecar does for its log beside recording: snapshots, the search index, compressing, moving to another
-backend.
+"""What the sidecar does for its log beside recording: snapshots, the search index, compressing, moving, pruning,
+forgetting.
 
 Nothing here is needed for what was recorded to be right: a snapshot makes the
 next start quick, the index makes a search quick, and a move that is cut off is
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.opencode.state import STATE_VERSION, CaptureState
+from sidecar import retaining
 from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.config import StoreConfig
 from streams.errors import StreamError
 from streams.log import Log
 from streams.migrate import Migration, Progress, discard_kept
 from streams.projection import resume
+from streams.prune_plan import PrunePlan, Wishes
+from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Snapshot, StreamStore
 from streams.stores.directory import Backend
 from streams.stores.sqlite_search import SearchIndex
@@ -37,6 +41,8 @@ LOOK_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 600.0
 """How long a segment that could not be compressed is left alone."""
 
+PRUNE_SECONDS: Final = 300.0
+DAY_MS: Final = 24 * 3_600_000
 INDEX_RECORDS: Final = 128
 """Records indexed at a time, between which appends have their turn."""
 
@@ -67,18 +73,22 @@ class Upkeep:
         store: Log,
         state: CaptureState,
         is_quiet: Callable[[], bool],
+        now_ms: Callable[[], int],
         *,
         kept: int = NOTHING,
-        migrate_at_bytes: int,
-        compress: bool = True,
+        config: StoreConfig,
     ) -> None:
-        self._store, self._state, self._is_quiet = store, state, is_quiet
-        self._migrate_at_bytes, self._compresses = migrate_at_bytes, compress
+        self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
+        self._config = config
         self._files = asyncio.Lock()
         """Held by what rewrites or leaves the files of the log: a move and a compression wait for each other."""
         self._compress_after = 0.0
         self.compressed = 0
         """How many segments were compressed in the life of this object."""
+        self._removing = asyncio.Lock()
+        self._next_prune = 0.0
+        self.kept_over_limit = 0
+        """Streams that the configured age or size would have pruned and that are still needed."""
         self._kept = kept
         self._catalog: Catalog | None = None
         self._catalog_kept = NOTHING
@@ -102,6 +112,7 @@ class Upkeep:
         await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
             self.migrate("sqlite")
+        await self._prune_by_itself()
         await self._advance_index()
         await self._compress()
 
@@ -161,7 +172,7 @@ class Upkeep:
     async def _compress(self) -> None:
         """Compress one segment, if nothing else is to be done. After a failure it waits ten minutes."""
         now = asyncio.get_running_loop().time()
-        if not self._compresses or not self._is_quiet() or self._files.locked() or now < self._compress_after:
+        if not self._config.compress or not self._is_quiet() or self._files.locked() or now < self._compress_after:
             return
         async with self._files:
             try:
@@ -200,6 +211,55 @@ class Upkeep:
         self._store.reread_manifest()
         return freed
 
+    # Pruning and forgetting
+
+    async def prune(self, wishes: Wishes, *, dry_run: bool) -> tuple[PrunePlan, Pruned | None]:
+        """What the wishes come to, and unless it is a dry run what was done.
+
+        Raises:
+            StreamError: a migration runs, or the disk failed.
+        """
+        async with self._removing:
+            now = self._now_ms()
+            plan = await retaining.plan_prune(self._store, self._state, wishes, now_ms=now)
+            if dry_run or not plan.cuts:
+                return plan, None
+            done = await retaining.prune(self._store, self._state, plan, now_ms=now)
+            self._begin_snapshots_anew()
+        log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
+        return plan, done
+
+    async def forget(self, streams: Sequence[str]) -> Forgotten:
+        """Replace the payloads in these streams by their digests.
+
+        Raises:
+            StreamError: a turn is under way there, a migration runs, or the disk failed.
+        """
+        async with self._removing:
+            await self._close_index()
+            done = await retaining.forget(self._store, self._state, streams, now_ms=self._now_ms())
+            self._begin_snapshots_anew()
+        log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
+        return done
+
+    def _begin_snapshots_anew(self) -> None:
+        """The store dropped them: they told of what is gone."""
+        self._kept = self._catalog_kept = NOTHING
+        self._catalog = None
+
+    async def _prune_by_itself(self) -> None:
+        """Keep to the configured age and size, looking every ``PRUNE_SECONDS``."""
+        wishes = Wishes(
+            older_than_ms=round(self._config.max_age_days * DAY_MS) or None,
+            max_bytes=self._config.max_bytes or None,
+        )
+        now = asyncio.get_running_loop().time()
+        if not wishes or now < self._next_prune or self.migration()["running"]:
+            return
+        self._next_prune = now + PRUNE_SECONDS
+        plan, _ = await self.prune(wishes, dry_run=False)
+        self.kept_over_limit = len(plan.kept)
+
     async def close(self) -> None:
         """Stop what runs; a move is continued at the next start that asks for it."""
         if self._migration is not None:
@@ -221,10 +281,10 @@ class Upkeep:
         log.info("the log moved to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)
 
     def _is_due(self) -> bool:
-        if not self._migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
+        if not self._config.migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
             return False
         sizes = self._store.file_sizes()
-        return sizes is not None and sizes.bytes >= self._migrate_at_bytes
+        return sizes is not None and sizes.bytes >= self._config.migrate_at_bytes
 
     async def _advance_index(self) -> None:
         if self._store.backend != "sqlite":

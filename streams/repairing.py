@@ -20,7 +20,7 @@ from streams.repair import FILES, Facts, Item, StoreFacts
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest, write_manifest
 from streams.stores.disk import make_directory, sync_directory
-from streams.stores.hints import Hints
+from streams.stores.hints import REPAIRED, Hints
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import list_segments
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, holds_log
@@ -29,9 +29,6 @@ from streams.stores.sqlite_repair import copy_rows, is_search_damaged
 from streams.stores.store_verify import is_newer
 from streams.stores.stored import Stored
 from streams.verify import Verification
-
-REPAIRED = "repaired"
-"""Where repairs keep what they take away: ``repaired/1/``, ``repaired/2/``, …"""
 
 Progress = Callable[[int], None]
 

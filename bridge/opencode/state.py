@@ -8,6 +8,7 @@ that are not final) is kept beside it in the translator and may be lost.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Annotated, Any
@@ -139,6 +140,20 @@ class CaptureState:
     def unknown(self) -> list[SessionState]:
         """Sessions whose parent is not known."""
         return [session for session in self.sessions.values() if not session.known]
+
+    def unfinished(self) -> set[str]:
+        """Streams in which a turn is under way, as far as the log tells: its OpenCode may have died."""
+        return {session.stream for session in self.sessions.values() if session.turn is not None}
+
+    def drop(self, streams: Collection[str]) -> None:
+        """Know nothing more of the sessions in these streams, as a fold over a log without their payloads would.
+
+        One that is heard of again appears as resumed.
+        """
+        gone = {session.id for session in self.sessions.values() if session.stream in streams}
+        for session_id in gone:
+            del self.sessions[session_id]
+            self.spawns.pop(session_id, None)
 
     def apply(self, event: StreamEvent) -> None:
         """Take one event; types that are not capture's change nothing."""

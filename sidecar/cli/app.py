@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sidecar.cli import checking, exporting, installing, listing, migrating, process, reading, repairing
+from sidecar.cli import checking, exporting, installing, listing, migrating, process, reading, repairing, retaining
 from sidecar.cli.command import add_command
 from sidecar.version import VERSION
 
@@ -90,6 +90,13 @@ add_command(app, repairing.repair, panel=CHECK, examples=["repair --dry-run", "r
 add_command(
     app, migrating.migrate, panel=RUN, examples=["migrate --to sqlite", "migrate --rollback", "migrate --discard-old"]
 )
+add_command(
+    app,
+    retaining.prune,
+    panel=RUN,
+    examples=["prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes"],
+)
+add_command(app, retaining.forget, panel=RUN, examples=["forget ses_1a2b", "forget ses_1a2b --yes"])
 add_command(app, process.serve, panel=RUN, examples=["serve"])
 add_command(app, process.stop, panel=RUN, examples=["stop"])
 add_command(app, process.play, panel=RUN, examples=["play recording.jsonl --speed max"])

@@ -56,7 +56,16 @@ async def log(
     """
     from sidecar.cli.output import Output
     from sidecar.cli.records import Lines
-    from sidecar.cli.select import family_of, find_session, first, newest, newest_stream, open_reader, records_of
+    from sidecar.cli.select import (
+        family_of,
+        find_session,
+        first,
+        newest,
+        newest_stream,
+        open_reader,
+        pruned_text,
+        records_of,
+    )
     from streams.store import NOTHING
 
     out = Output(json)
@@ -76,6 +85,9 @@ async def log(
             raise
         note(f"There is no stream {stream!r} yet: waiting for it. End with Ctrl-C.")
     family = await family_of(reader, stream, only=only, session=session)
+    gone = (await reader.removed()).get(stream)
+    if gone is not None and (told := pruned_text(stream, gone)) is not None:
+        note(told)
     if follow and last is None:
         await _follow(store, family, lines, out, from_offset=from_offset)
         return

@@ -11,12 +11,14 @@ from typing import cast
 
 from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.cli.command import Ambiguous, Failure
+from sidecar.cli.output import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.lineage import Lineage
 from streams.log import LogReader
 from streams.projection import fold, resume
 from streams.query import Filter
+from streams.retention import Gone
 from streams.store import NOTHING, Record
 
 _NEWEST = 1000
@@ -85,11 +87,25 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
             raise Ambiguous(f"{given!r} fits {len(found)} {what}: {_some(found)}; give more of the id")
     if fault is not None:
         raise fault
+    removed = await reader.removed()
+    for name in [name for name in removed if name.startswith(given) or name.endswith(given)]:
+        if (told := pruned_text(name, removed[name])) is not None:
+            raise Failure(told)
     if not seen:
         raise Failure(f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
     raise Failure(f"there is no stream {given!r}; {hint}")
+
+
+def pruned_text(stream: str, gone: Gone) -> str | None:
+    """What a stream no longer holds, and since when; ``None`` when nothing of it was pruned."""
+    if gone.pruned_ms is None:
+        return None
+    day = local_time(gone.pruned_ms)
+    count = gone.first_offset
+    what = "its first record was" if count == 1 else f"its first {count} records were"
+    return f"{stream}: {what} pruned, last on {day}"
 
 
 async def newest_stream(reader: LogReader) -> str:

@@ -21,6 +21,12 @@ import orjson
 from streams.store import NOTHING, Snapshot
 from streams.stores.disk import Disk, make_directory, open_to_read
 
+TORN: Final = "torn"
+"""Where openings keep the torn tails that they cut off."""
+
+REPAIRED: Final = "repaired"
+"""Where repairs keep what they take away: ``repaired/1/``, ``repaired/2/``, …"""
+
 _LOST: Final = ".lost-after-"
 
 NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
@@ -182,9 +188,10 @@ def checked_name(name: str) -> str:
     return name
 
 
-def remove_torn(store: Path, disk: Disk) -> None:
-    """Delete what recovery cut off and kept aside: never acknowledged, and it may hold what is to be forgotten."""
-    directory = store / "torn"
-    if directory.is_dir() and not directory.is_symlink():
-        for path in list(directory.iterdir()):
-            disk.unlink(path)
+def remove_kept_aside(store: Path, disk: Disk) -> None:
+    """Delete what recovery and repairs took away and kept: it may hold what is to be forgotten."""
+    for name in (TORN, REPAIRED):
+        directory = store / name
+        if directory.is_dir() and not directory.is_symlink():
+            for path in [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]:
+                disk.unlink(path)

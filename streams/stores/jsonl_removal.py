@@ -25,7 +25,7 @@ from streams.hashing import digest_form_of, is_digest, stored_form_of
 from streams.retention import Base, Entry, Forgotten, Mark, Pruned, Removal, body_digest
 from streams.stores.commit import GroupCommit
 from streams.stores.disk import Disk
-from streams.stores.hints import Hints, remove_torn
+from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.in_turn import InTurn
 from streams.stores.recovery import Index, StreamTail, key_digest
 from streams.stores.removed_files import RemovedFiles, Run
@@ -84,7 +84,7 @@ class JsonlRemover:
             positions = commits.exclusively(lambda: self._mark(set(streams), at_ms))
             if not any(positions.values()):
                 return Forgotten()
-            remove_torn(self._store, self._disk)
+            remove_kept_aside(self._store, self._disk)
             size = self._apply(self._segments_of(sorted(p for found in positions.values() for p in found)))
             self._finish()
             return Forgotten(sum(map(len, positions.values())), size, sum(map(bool, positions.values())))
@@ -104,7 +104,7 @@ class JsonlRemover:
             roll()
             segments = list(self._index.segments)
         if self._files.removal.marks:
-            remove_torn(self._store, self._disk)
+            remove_kept_aside(self._store, self._disk)
         self._apply(segments[:-1])
         self._finish()
 

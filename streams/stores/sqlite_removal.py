@@ -19,7 +19,7 @@ from streams.errors import StoreUnavailable
 from streams.retention import Forgotten, Pruned
 from streams.stores import sqlite_removed as tables
 from streams.stores.disk import Disk
-from streams.stores.hints import Hints, remove_torn
+from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.in_turn import InTurn
 from streams.stores.sqlite_files import BUSY_MS, LOG_FILE, translated
 from streams.stores.sqlite_search import remove_search
@@ -114,7 +114,7 @@ class SqliteRemover:
                 for records, size in self._digests(exclusively, stream, offset):
                     forgotten, saved = forgotten + records, saved + size
         if forgets:
-            remove_torn(self._store, Disk())
+            remove_kept_aside(self._store, Disk())
         # The index is made anew: what was removed must not be told by it either.
         remove_search(self._store)
         Hints(self._store).forget_snapshots()

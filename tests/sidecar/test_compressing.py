@@ -13,6 +13,7 @@ import pytest
 
 from bridge.opencode.state import CaptureState
 from bridge.opencode.translate import Translator
+from sidecar.config import StoreConfig
 from sidecar.upkeep import Upkeep
 from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity
@@ -42,7 +43,13 @@ async def log(tmp_path: Path) -> AsyncIterator[Log]:
 
 
 def upkeep_of(log: Log, *, quiet: bool = True, migrate_at_bytes: int = 0, compress: bool = True) -> Upkeep:
-    return Upkeep(log, CaptureState(), lambda: quiet, migrate_at_bytes=migrate_at_bytes, compress=compress)
+    return Upkeep(
+        log,
+        CaptureState(),
+        lambda: quiet,
+        lambda: 0,
+        config=StoreConfig(migrate_at_bytes=migrate_at_bytes, compress=compress),
+    )
 
 
 def compressed(log: Log) -> int:

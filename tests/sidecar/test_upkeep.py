@@ -11,6 +11,7 @@ from sidecar import upkeep as module
 from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.cli.overview import Overview
 from sidecar.cli.select import catalog_of
+from sidecar.config import StoreConfig
 from sidecar.upkeep import SNAPSHOT, Upkeep, restore
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -55,7 +56,7 @@ async def append(log: Log, events: list[StreamEvent]) -> None:
 
 
 def upkeep_of(log: Log, state: CaptureState, kept: int) -> Upkeep:
-    return Upkeep(log, state, lambda: True, kept=kept, migrate_at_bytes=0)
+    return Upkeep(log, state, lambda: True, lambda: 0, kept=kept, config=StoreConfig(migrate_at_bytes=0))
 
 
 async def life(store: Path, backend: Backend, events: list[StreamEvent]) -> tuple[CaptureState, int]:

@@ -278,6 +278,8 @@ class TestForgottenBytes:
         await log.put_snapshot("capture", Snapshot(1, 4, marker.encode()))
         (tmp_path / "torn").mkdir(exist_ok=True)
         (tmp_path / "torn" / "x.bin").write_bytes(b'{"payload":"' + marker.encode())
+        (tmp_path / "repaired" / "1").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "repaired" / "1" / "log.db").write_bytes(marker.encode())
         other: Backend = "jsonl" if backend == "sqlite" else "sqlite"
         moving = Migration(log, other)
         with pytest.raises(RuntimeError, match="stop here"):

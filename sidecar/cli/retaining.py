@@ -1,0 +1,237 @@
+"""``prune`` and ``forget``: the only commands that take something out of the log. Both say first what would go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli import complete
+from sidecar.cli.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.cli.output import Output
+    from sidecar.home import Home
+    from streams.prune_plan import Wishes
+
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without it you are only told what would go.")]
+
+SHOWN_STREAMS = 20
+
+
+async def prune(
+    context: typer.Context,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Sessions whose last record is older: 12h, 30d.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The oldest sessions, until the log is no larger: 500MB, 2GiB.")
+    ] = None,
+    streams: Annotated[
+        list[str] | None,
+        typer.Option("--stream", metavar="STREAM", help="This stream; repeatable.", autocompletion=complete.streams),
+    ] = None,
+    yes: YesFlag = False,
+    json: JsonFlag = False,
+) -> int:
+    """Remove old sessions from the log.
+
+    A session goes whole, and only when it is finished. What stays still
+    verifies, and an event of a removed session that is sent again is still
+    recognized. Without --yes nothing is changed.
+    """
+    from sidecar.cli.output import Output
+    from sidecar.cli.select import find_stream, open_reader
+    from streams.prune_plan import Wishes
+
+    home = home_of(context)
+    if older_than is None and max_bytes is None and not streams:
+        raise typer.BadParameter("say what shall go: --older-than AGE, --max-bytes SIZE or --stream STREAM")
+    older_than_ms, most = _age(older_than), _size(max_bytes)
+    home.check_owner()
+    reader = open_reader(home.store_path)
+    named = tuple([await find_stream(reader, stream) for stream in streams or ()])
+    await reader.close()
+    out = Output(json)
+    answer = await _prune(home, Wishes(older_than_ms, most, named), dry_run=not yes)
+    plan, done = answer["plan"], answer["done"]
+    if json:
+        out.object(answer)
+    else:
+        _show(out, plan, done)
+        if done is None and plan["cuts"]:
+            note("Nothing was changed: --yes removes it.")
+    return 0
+
+
+async def forget(
+    context: typer.Context,
+    session: Annotated[
+        str,
+        typer.Argument(metavar="SESSION", help="Its stream's id, or enough of it.", autocompletion=complete.streams),
+    ],
+    yes: YesFlag = False,
+    json: JsonFlag = False,
+) -> int:
+    """Erase what was said and done in a session.
+
+    The payloads of its records, and of the sessions below it, are replaced by
+    their digests, everywhere in the home. The records stay, with their times and
+    types, and the log still verifies. This cannot be undone. Without --yes
+    nothing is changed.
+    """
+    from sidecar.cli.output import Output
+    from sidecar.cli.select import family_of, find_stream, open_reader
+
+    home = home_of(context)
+    home.check_owner()
+    reader = open_reader(home.store_path)
+    family = await family_of(reader, await find_stream(reader, session))
+    await reader.close()
+    out, streams = Output(json), sorted(family.streams)
+    if not yes:
+        if json:
+            out.object({"streams": streams, "done": None})
+        else:
+            names = "the stream" if len(streams) == 1 else f"{len(streams)} streams"
+            out.text(f"would forget all that was recorded in {names} {', '.join(streams)}")
+            note("Nothing was changed: --yes forgets it for good.")
+        return 0
+    done = await _forget(home, streams)
+    if json:
+        out.object({"streams": streams, "done": done})
+    else:
+        out.text(f"forgot the payloads of {_records(done['records'])} in {', '.join(streams)}")
+        _warn_of_spool(home)
+    return 0
+
+
+def _age(text: str | None) -> int | None:
+    from streams.query import parse_moment
+
+    if text is None:
+        return None
+    now = 2**52
+    try:
+        age = now - parse_moment(text, now)
+    except ValueError:
+        age = -1
+    if age < 0 or not text.strip()[-1:].isalpha():
+        raise typer.BadParameter(f"{text!r} is no age: write 90s, 30m, 12h or 30d", param_hint="--older-than")
+    return age
+
+
+def _size(text: str | None) -> int | None:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    if text is None:
+        return None
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise typer.BadParameter(f"{text!r} is no size: write 500MB or 2GiB", param_hint="--max-bytes") from None
+
+
+async def _prune(home: Home, wishes: Wishes, *, dry_run: bool) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    if home.running() is not None:
+        return await _ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run})
+
+    async def work(upkeep: Any) -> dict[str, Any]:
+        plan, done = await upkeep.prune(wishes, dry_run=dry_run)
+        return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
+
+    return await _by_ourselves(home, work)
+
+
+async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
+    if home.running() is not None:
+        return await _ask(home, "forget", {"streams": streams})
+
+    async def work(upkeep: Any) -> dict[str, Any]:
+        return dict((await upkeep.forget(streams))._asdict())
+
+    return await _by_ourselves(home, work)
+
+
+async def _ask(home: Home, method: str, args: dict[str, Any]) -> dict[str, Any]:
+    from sidecar.client import ControlClient
+    from sidecar.version import VERSION
+    from streams.identity import system_identity
+
+    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        return dict(await client.request(method, args))
+
+
+async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
+    """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    from sidecar.config import load_config
+    from sidecar.upkeep import Upkeep, restore
+    from streams.identity import system_identity
+    from streams.log import Log
+
+    if not home.store_path.exists():
+        raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
+    config, identity = load_config(home.config_path), system_identity()
+    with home.lock():
+        log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)
+        try:
+            state, kept = await restore(log)
+            upkeep = Upkeep(log, state, lambda: True, identity.now_ms, kept=kept, config=config.store)
+            return dict(await work(upkeep))
+        finally:
+            await log.close()
+
+
+def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None) -> None:
+    from sidecar.cli.output import Column, bytes_text, iso_time
+
+    for title, items in (("", plan["cuts"]), ("stays, although you asked for it:", plan["kept"])):
+        if items and title:
+            out.text(title)
+        if items:
+            columns = [Column("stream", wide=True), Column("last record"), Column("records", right=True)]
+            columns += [Column("size", right=True), Column("why")]
+            rows = [
+                (
+                    item["stream_id"],
+                    iso_time(item["last_ts"]),
+                    str(item["records"]),
+                    bytes_text(item["bytes"]),
+                    item["why"],
+                )
+                for item in (items if not out.terminal else items[:SHOWN_STREAMS])
+            ]
+            out.table(columns, rows)
+            if out.terminal and len(items) > SHOWN_STREAMS:
+                out.text(f"… and {len(items) - SHOWN_STREAMS} more", "dim")
+    for stream in plan["unknown"]:
+        out.text(f"{stream} holds nothing (any more)", "yellow")
+    if not plan["cuts"]:
+        note("Nothing to remove.")
+    elif done is None:
+        out.text(
+            f"would remove {_records(plan['records'])} in {_streams(len(plan['cuts']))}, {bytes_text(plan['bytes'])}"
+        )
+    else:
+        out.text(f"removed {_records(done['records'])} in {_streams(done['streams'])}, {bytes_text(done['bytes'])}")
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"
+
+
+def _streams(count: int) -> str:
+    return "1 stream" if count == 1 else f"{count} streams"
+
+
+def _warn_of_spool(home: Home) -> None:
+    """What OpenCode wrote down and no sidecar has taken in yet may belong to the session, too."""
+    from sidecar.checks.asking import spool_size
+
+    if home.running() is None and (size := spool_size(home))["files"]:
+        note(
+            f"{size['files']} spool files wait to be recorded at the next start; "
+            "if they belong to this session, forget it again after that."
+        )

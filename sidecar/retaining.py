@@ -1,0 +1,86 @@
+"""Pruning and forgetting with what capture knows: which sessions are not finished, and what it must no longer know.
+
+Works on the running sidecar's own log and state, or, where none runs, on those
+that the caller opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from bridge.opencode.state import CaptureState
+from streams.errors import StreamError
+from streams.log import Log
+from streams.prune_plan import HOUR_MS, PrunePlan, Wishes, make_plan
+from streams.retention import Forgotten, Pruned
+
+STALE_MS: Final = 7 * 24 * HOUR_MS
+"""A turn that began so long ago and has no later record will not end: its OpenCode is gone."""
+
+
+class StillNeeded(StreamError):
+    """What should be forgotten is being written; nothing was changed."""
+
+
+async def plan_prune(log: Log, state: CaptureState, wishes: Wishes, *, now_ms: int) -> PrunePlan:
+    """What the wishes come to for this log now; nothing is changed.
+
+    Age and size take sessions only: what lies in other streams is little, and about all of them.
+    """
+    sizes = await log.sizes()
+    open_turns = state.unfinished()
+    needed = {
+        size.stream_id: "a turn is under way"
+        for size in sizes
+        if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
+    }
+    sessions = frozenset(size.stream_id for size in sizes if size.stream_id.startswith("ses_"))
+    disk = await asyncio.to_thread(disk_bytes, log.store) if wishes.max_bytes is not None else 0
+    return make_plan(sizes, needed, wishes, now_ms=now_ms, disk_bytes=disk, closed=sessions)
+
+
+async def prune(log: Log, state: CaptureState, plan: PrunePlan, *, now_ms: int) -> Pruned:
+    """Carry a plan out. What was written to a stream after the plan was made stays.
+
+    Raises:
+        StreamError: a migration runs, or the disk failed; what was begun is finished at the next start.
+    """
+    done = await log.prune(plan.offsets, at_ms=now_ms)
+    state.drop(plan.offsets)
+    return done
+
+
+async def forget(log: Log, state: CaptureState, streams: Collection[str], *, now_ms: int) -> Forgotten:
+    """Replace the payloads of all records in these streams by their digests.
+
+    Raises:
+        StillNeeded: a turn is under way in one of them.
+        StreamError: as ``prune``.
+    """
+    sizes = {size.stream_id: size for size in await log.sizes()}
+    busy = [
+        stream
+        for stream in sorted(state.unfinished() & set(streams))
+        if stream in sizes and now_ms - sizes[stream].last_ts < STALE_MS
+    ]
+    if busy:
+        raise StillNeeded(
+            f"a turn is under way in {', '.join(busy)}, nothing was forgotten; wait until it has ended, then try again"
+        )
+    done = await log.forget(streams, at_ms=now_ms)
+    state.drop(streams)
+    return done
+
+
+def disk_bytes(store: Path) -> int:
+    """What the store takes on the disk, indexes and all."""
+    total = 0
+    for path in store.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue  # a file that its owner removed meanwhile
+    return total

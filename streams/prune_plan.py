@@ -1,0 +1,159 @@
+"""What to prune: wishes (age, size, streams) against what a log holds and what is still needed. Pure.
+
+A stream is pruned whole: its histories are sessions, and half a session answers
+no question. What is needed stays, whatever is wished, and the plan says so.
+
+Source: DESIGN, "Store contract" (prune); FEATURES U10 (retention, size cap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from streams.retention import StreamSize
+
+HOUR_MS: Final = 3_600_000
+RECENT_MS: Final = 24 * HOUR_MS
+"""A size cap leaves what was written to within this time: somebody may still be at it."""
+
+CAP_SHARE: Final = 0.9
+"""A log over its cap is pruned to this share of it, so that not every look prunes a little."""
+
+Why = Literal["age", "size", "named"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What shall go. Nothing is wished by default; several wishes add up.
+
+    ``older_than_ms``: streams whose last record is older than so many milliseconds.
+    ``max_bytes``: the oldest streams, until the log holds no more than that.
+    ``streams``: these, by id.
+    """
+
+    older_than_ms: int | None = None
+    max_bytes: int | None = None
+    streams: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.older_than_ms is not None or self.max_bytes is not None or bool(self.streams)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One stream of a plan; ``why`` it goes, or (in ``kept``) why it stays although it was wished away."""
+
+    stream_id: str
+    records: int
+    bytes: int
+    last_ts: int
+    why: str
+
+
+@dataclass(slots=True)
+class PrunePlan:
+    """``cuts`` go, oldest first; ``kept`` were wished away and stay; ``unknown`` are not in the log."""
+
+    cuts: list[Item] = field(default_factory=list)
+    kept: list[Item] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    offsets: dict[str, int] = field(default_factory=dict)
+    """What ``StreamStore.prune`` takes: stream id to the first offset that stays."""
+
+    @property
+    def records(self) -> int:
+        """How many records go."""
+        return sum(item.records for item in self.cuts)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes of events go."""
+        return sum(item.bytes for item in self.cuts)
+
+    def as_json(self) -> dict[str, Any]:
+        """``{records, bytes, cuts, kept, unknown}``."""
+        return {
+            "records": self.records,
+            "bytes": self.bytes,
+            "cuts": [asdict(item) for item in self.cuts],
+            "kept": [asdict(item) for item in self.kept],
+            "unknown": self.unknown,
+        }
+
+
+def make_plan(
+    sizes: Sequence[StreamSize],
+    needed: Mapping[str, str],
+    wishes: Wishes,
+    *,
+    now_ms: int,
+    disk_bytes: int = 0,
+    closed: frozenset[str] | None = None,
+) -> PrunePlan:
+    """Decide which streams go.
+
+    Args:
+        needed: streams that must stay, with the reason in words.
+        disk_bytes: what the log takes on the disk, where that is known: a cap is about the disk, on which
+            an event takes more room (indexes) or less (compression) than its bytes.
+        closed: the streams that age and size may take; ``None``: any. Streams that are named go in any case.
+    """
+    plan = PrunePlan()
+    by_id = {size.stream_id: size for size in sizes if size.records}
+    oldest_first = sorted(by_id.values(), key=lambda size: (size.last_ts, size.stream_id))
+    wanted: dict[str, Why] = {}
+    for stream_id in dict.fromkeys(wishes.streams):
+        if stream_id in by_id:
+            wanted[stream_id] = "named"
+        else:
+            plan.unknown.append(stream_id)
+    for size in oldest_first:
+        if wishes.older_than_ms is not None and _may(size, closed) and now_ms - size.last_ts > wishes.older_than_ms:
+            wanted.setdefault(size.stream_id, "age")
+    for stream_id, why in wanted.items():
+        _decide(plan, by_id[stream_id], why, needed)
+    if wishes.max_bytes is not None:
+        _cap(plan, oldest_first, wishes.max_bytes, needed, now_ms, disk_bytes, closed)
+    plan.cuts.sort(key=lambda item: (item.last_ts, item.stream_id))
+    plan.offsets = {item.stream_id: by_id[item.stream_id].next_offset for item in plan.cuts}
+    return plan
+
+
+def _may(size: StreamSize, closed: frozenset[str] | None) -> bool:
+    return closed is None or size.stream_id in closed
+
+
+def _decide(plan: PrunePlan, size: StreamSize, why: str, needed: Mapping[str, str]) -> bool:
+    """Whether the stream goes."""
+    reason = needed.get(size.stream_id)
+    target = plan.cuts if reason is None else plan.kept
+    target.append(Item(size.stream_id, size.records, size.bytes, size.last_ts, reason or why))
+    return reason is None
+
+
+def _cap(
+    plan: PrunePlan,
+    oldest_first: Sequence[StreamSize],
+    max_bytes: int,
+    needed: Mapping[str, str],
+    now_ms: int,
+    disk_bytes: int,
+    closed: frozenset[str] | None,
+) -> None:
+    held = sum(size.bytes for size in oldest_first)
+    room = (disk_bytes or held) / held if held else 1.0
+    left = (held - plan.bytes) * room
+    if left <= max_bytes:
+        return
+    decided = {item.stream_id for item in (*plan.cuts, *plan.kept)}
+    for size in oldest_first:
+        if left <= max_bytes * CAP_SHARE:
+            return
+        if size.stream_id in decided or not _may(size, closed):
+            continue
+        if size.stream_id not in needed and now_ms - size.last_ts < RECENT_MS:
+            plan.kept.append(Item(size.stream_id, size.records, size.bytes, size.last_ts, "written to within a day"))
+        elif _decide(plan, size, "size", needed):
+            left -= size.bytes * room

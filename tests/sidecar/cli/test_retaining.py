@@ -1,0 +1,149 @@
+"""``prune`` and ``forget`` on a stopped home and on a running sidecar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.home import Home
+from tests.sidecar.cli.helpers import RECORDINGS, make_home, run, run_process
+
+NAMES = ("chat", "task_child", "http_400")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return make_home(tmp_path / "home", *NAMES)
+
+
+@pytest.fixture
+def served(home: Path):  # type: ignore[no-untyped-def]
+    """The home with a sidecar that runs."""
+    assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
+    yield home
+    run(home, "stop")
+
+
+def streams(home: Path) -> dict[str, int]:
+    return {s["stream_id"]: s["records"] for s in run(home, "streams", "--json").objects()}
+
+
+def files_with(home: Path, text: str) -> list[str]:
+    return [str(p.relative_to(home)) for p in home.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
+
+
+class TestPrune:
+    def test_it_wants_to_be_told_what(self, home: Path) -> None:
+        assert run(home, "prune").code == 2
+        for wrong in (["--older-than", "soon"], ["--older-than", "2026-11-22"], ["--max-bytes", "many"]):
+            done = run(home, "prune", *wrong)
+            assert done.code == 2 and f"{wrong[1]!r} is no" in done.err, done.err
+
+    def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
+        before = run(home, "query", "--json").out
+        told = run(home, "prune", "--older-than", "1s")
+        assert told.code == 0 and "would remove" in told.out and "--yes" in told.err
+        assert len(told.rows()) == len(streams(home)) + 1
+        plan = run(home, "prune", "--older-than", "1s", "--json").objects()[0]
+        assert plan["done"] is None and plan["plan"]["records"] == sum(streams(home).values())
+        assert run(home, "query", "--json").out == before
+
+    def test_nothing_to_remove(self, home: Path) -> None:
+        done = run(home, "prune", "--older-than", "5000d", "--yes")
+        assert (done.code, done.out, done.err) == (0, "", "Nothing to remove.\n")
+
+    def test_an_empty_home(self, empty: Path) -> None:
+        done = run(empty, "prune", "--older-than", "1d", "--yes")
+        assert done.code == 1 and "nothing to remove" in done.err and not empty.exists()
+
+    def test_a_stream_goes_and_the_rest_verifies(self, home: Path) -> None:
+        first, *others = streams(home)
+        counts = streams(home)
+        done = run(home, "prune", "--stream", first, "--yes", "--json").objects()[0]
+        assert done["done"]["records"] == counts[first]
+        assert streams(home) == {name: counts[name] for name in others}
+        assert run(home, "verify").code == 0
+        told = run(home, "log", first)
+        assert told.code == 1 and f"its first {counts[first]} records were pruned" in told.err
+        again = run(home, "prune", "--older-than", "1s", "--yes")
+        assert again.code == 0 and streams(home) == {}
+        assert run(home, "verify").code == 0
+
+    def test_a_size(self, home: Path) -> None:
+        done = run(home, "prune", "--max-bytes", "1KiB", "--yes", "--json").objects()[0]
+        assert done["done"]["streams"] == len(done["plan"]["cuts"]) > 0
+        assert run(home, "verify").code == 0
+
+    def test_what_is_played_again_is_known(self, home: Path) -> None:
+        file = str(RECORDINGS / "chat.jsonl")
+        played = run_process(home, "play", file)
+        assert played.code == 0
+        before = streams(home)
+        chat = run(home, "query", "--json").objects()[-1]["event"]["stream_id"]
+        run(home, "prune", "--stream", chat, "--yes")
+        assert chat not in streams(home)
+        assert run_process(home, "play", file).code == 0
+        after = streams(home)
+        # A session that is heard of again appears as resumed; nothing that was removed comes back.
+        assert {name: count for name, count in after.items() if name != chat} == {
+            name: count for name, count in before.items() if name != chat
+        }
+        assert after.get(chat, 0) <= 1, run(home, "log", chat).out
+        run(home, "stop")
+
+    def test_a_running_sidecar_does_it(self, served: Path) -> None:
+        assert Home(served).running() is not None
+        count = len(streams(served))
+        told = run(served, "prune", "--older-than", "1s")
+        assert "would remove" in told.out and len(streams(served)) == count
+        done = run(served, "prune", "--older-than", "1s", "--yes", "--json").objects()[0]
+        assert done["done"]["streams"] == count and streams(served) == {}
+        assert Home(served).running() is not None and run(served, "verify").code == 0
+        assert run_process(served, "play", str(RECORDINGS / "two_queued.jsonl")).code == 0
+        assert len(streams(served)) == 1 and run(served, "verify").code == 0
+
+
+class TestForget:
+    def word(self, home: Path, stream: str) -> str:
+        """A word that only this stream's payloads hold."""
+        return str(run(home, "log", stream, "--json").objects()[0]["event"]["payload"]["directory"])
+
+    def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
+        first = next(iter(streams(home)))
+        before = run(home, "log", first, "--json").out
+        told = run(home, "forget", first)
+        assert told.code == 0 and first in told.out and "--yes" in told.err
+        assert run(home, "log", first, "--json").out == before
+
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_nothing_of_it_stays_and_the_log_verifies(self, home: Path, backend: str) -> None:
+        if backend == "sqlite":
+            assert run(home, "migrate", "--to", "sqlite").code == 0
+            assert run(home, "migrate", "--discard-old").code == 0
+        counts = streams(home)
+        for stream in counts:
+            word = self.word(home, stream)
+            assert files_with(home, word)
+            done = run(home, "forget", stream, "--yes")
+            assert done.code == 0 and f"forgot the payloads of {counts[stream]} records" in done.out
+            assert not files_with(home, word)
+        assert streams(home) == counts
+        assert run(home, "verify").code == 0
+        assert "(payload forgotten)" in run(home, "log", next(iter(counts))).out
+        for name in ("tree", "status", "streams"):
+            assert run(home, name).code == 0
+
+    def test_a_running_sidecar_does_it(self, served: Path) -> None:
+        stream = next(iter(streams(served)))
+        word = self.word(served, stream)
+        assert run(served, "forget", stream, "--yes").code == 0
+        assert not files_with(served, word)
+        assert Home(served).running() is not None and run(served, "verify").code == 0
+        run(served, "stop")
+        assert not files_with(served, word)
+        assert run_process(served, "play", str(RECORDINGS / "chat.jsonl")).code == 0
+
+    def test_an_unknown_session(self, home: Path) -> None:
+        done = run(home, "forget", "ses_nobody", "--yes")
+        assert done.code == 1 and "there is no stream" in done.err
