@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from sidecar.home import Home
-from tests.sidecar.cli.helpers import RECORDINGS, make_home, run, run_process
+from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_process
+from tests.streams.builders import event
 
 NAMES = ("chat", "task_child", "http_400")
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return make_home(tmp_path / "home", *NAMES)
+    """Sessions of a few recordings, each with a word in a payload that stands nowhere else."""
+    home = make_home(tmp_path / "home", *NAMES)
+    batch = [event(f"mark-{name}", stream=name, payload={"text": f"MARK-{name}"}) for name in streams(home)]
+    asyncio.run(append(home / "store", [batch]))
+    return home
 
 
 @pytest.fixture
@@ -71,9 +77,11 @@ class TestPrune:
         assert run(home, "verify").code == 0
 
     def test_a_size(self, home: Path) -> None:
+        asyncio.run(append(home / "store", [[event("old", stream="ses_old")]]))
         done = run(home, "prune", "--max-bytes", "1KiB", "--yes", "--json").objects()[0]
-        assert done["done"]["streams"] == len(done["plan"]["cuts"]) > 0
-        assert run(home, "verify").code == 0
+        assert "ses_old" in [cut["stream_id"] for cut in done["plan"]["cuts"]]
+        assert done["done"]["streams"] == len(done["plan"]["cuts"])
+        assert "ses_old" not in streams(home) and run(home, "verify").code == 0
 
     def test_what_is_played_again_is_known(self, home: Path) -> None:
         file = str(RECORDINGS / "chat.jsonl")
@@ -105,10 +113,6 @@ class TestPrune:
 
 
 class TestForget:
-    def word(self, home: Path, stream: str) -> str:
-        """A word that only this stream's payloads hold."""
-        return str(run(home, "log", stream, "--json").objects()[0]["event"]["payload"]["directory"])
-
     def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
         first = next(iter(streams(home)))
         before = run(home, "log", first, "--json").out
@@ -123,7 +127,7 @@ class TestForget:
             assert run(home, "migrate", "--discard-old").code == 0
         counts = streams(home)
         for stream in counts:
-            word = self.word(home, stream)
+            word = f"MARK-{stream}"
             assert files_with(home, word)
             done = run(home, "forget", stream, "--yes")
             assert done.code == 0 and f"forgot the payloads of {counts[stream]} records" in done.out
@@ -135,8 +139,8 @@ class TestForget:
             assert run(home, name).code == 0
 
     def test_a_running_sidecar_does_it(self, served: Path) -> None:
-        stream = next(iter(streams(served)))
-        word = self.word(served, stream)
+        stream = next(name for name in streams(served) if files_with(served, f"MARK-{name}"))
+        word = f"MARK-{stream}"
         assert run(served, "forget", stream, "--yes").code == 0
         assert not files_with(served, word)
         assert Home(served).running() is not None and run(served, "verify").code == 0
