@@ -1,0 +1,1 @@
+"""NATS's side of the bridge: subjects, headers, payloads, streams and the mirror's messages. All pure."""

@@ -1,0 +1,232 @@
+"""The headers of a message: filling in what is missing, checking what is there. Pure.
+
+Nothing that a foreign name holds can end a header or begin another one: names
+are of letters, digits and ``-_``, values of printable ASCII, and what comes from
+free text goes through ``header_text``.
+
+Times in headers are decimal milliseconds since 1970, UTC, as everywhere else.
+
+Source: seed 002, 3; corrections in FEATURES ("A generated ``traceparent`` is marked as generated and counted").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+from bridge.nats.subjects import PROTOCOL_VERSION
+from bridge.nats.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
+
+MESSAGE_ID: Final = "Nats-Msg-Id"
+EXPECTED_STREAM: Final = "Nats-Expected-Stream"
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+
+TIMESTAMP: Final = "CG-Timestamp"
+VERSION: Final = "CG-Version"
+MESSAGE_TYPE: Final = "CG-Msg-Type"
+SENDER: Final = "CG-Sender"
+RECURSION_DEPTH: Final = "CG-Recursion-Depth"
+USER_ID: Final = "CG-User-ID"
+CHANNEL_ID: Final = "CG-Channel-ID"
+CONTEXT_ID: Final = "CG-Context-ID"
+TRACE_MADE: Final = "CG-Trace-Generated"
+"""``true`` when the ``traceparent`` was made by the publisher because none, or no valid one, came."""
+
+LOG: Final = "DS-Log"
+POSITION: Final = "DS-Position"
+OFFSET: Final = "DS-Offset"
+HASH: Final = "DS-Hash"
+FORM: Final = "DS-Form"
+"""What the body of a record's message is: see ``bridge/nats/messages.py``."""
+
+RESERVED: Final = "CG-"
+MAX_VALUE: Final = 512
+"""Most characters of one header's value, and of a ``tracestate``."""
+
+MAX_HEADERS: Final = 40
+MAX_DEPTH_DIGITS: Final = 6
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+_DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
+
+
+class HeaderError(ValueError):
+    """A header cannot be sent: ``name`` is which, ``reason`` what is wrong. The value is not told: it may be secret."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+    def __str__(self) -> str:
+        return f"header {self.name[:80]!a}: {self.reason}"
+
+
+class ProtocolViolation(ValueError):
+    """A message breaks the L0 protocol: ``code`` for programs, ``reason`` for people."""
+
+    def __init__(self, reason: str, code: str = "protocol_violation") -> None:
+        super().__init__(reason, code)
+        self.reason, self.code = reason, code
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.reason}"
+
+
+def header_text(text: str) -> str:
+    """Free text as a header's value: UTF-8 with all but printable ASCII, and ``%``, written as ``%XX``.
+
+    ``urllib.parse.unquote`` reads it. Text that would be over ``MAX_VALUE`` is cut and ends in ``%~`` and 32 hex
+    digits of its SHA-256; the empty text is ``%_``.
+    """
+    if not text:
+        return "%_"
+    raw = text.encode("utf-8", "surrogatepass")
+    parts = [chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in raw]
+    # A client strips white space at the ends.
+    for end in (0, -1):
+        if parts[end] == " ":
+            parts[end] = "%20"
+    value = "".join(parts)
+    if len(value) <= MAX_VALUE:
+        return value
+    head = value[: MAX_VALUE - 34]
+    cut = head.rfind("%", len(head) - 2)
+    return (head if cut < 0 else head[:cut]) + "%~" + sha256(raw).hexdigest()[:32]
+
+
+def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """A copy of ``headers``, when each can be sent as it is.
+
+    Raises:
+        HeaderError: a name or value holds anything that could end or forge a
+            header, is empty, too long, or differs from another name by case only.
+    """
+    if len(headers) > MAX_HEADERS:
+        raise HeaderError("*", f"there are {len(headers)}, more than {MAX_HEADERS}")
+    seen: set[str] = set()
+    for name, value in headers.items():
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise HeaderError(str(name), "a name is a letter, then letters, digits, `-` and `_`, 64 at most")
+        if name.lower() in seen:
+            raise HeaderError(name, "it stands there twice, in different case")
+        seen.add(name.lower())
+        if not isinstance(value, str) or _VALUE.fullmatch(value) is None:
+            raise HeaderError(name, "a value is printable ASCII, not empty, without space at its ends; escape it")
+        if len(value) > MAX_VALUE:
+            raise HeaderError(name, f"its value is longer than {MAX_VALUE} characters")
+    return dict(headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Headers ready to be sent, and what had to be done for that; each note is worth counting.
+
+    Notes: ``trace_made`` (none came), ``trace_invalid`` (what came was none,
+    one was made), ``tracestate_dropped``, ``reserved_keys`` (``CG-*`` in the payload).
+    """
+
+    headers: dict[str, str]
+    trace: TraceContext
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def fill_headers(
+    given: Mapping[str, str],
+    *,
+    origin: str,
+    timestamp_ms: int,
+    message_type: str,
+    sender: str,
+    payload: Mapping[str, Any] | None = None,
+    message_id: str | None = None,
+    version: str = PROTOCOL_VERSION,
+) -> Filled:
+    """Complete the headers of a ``cmd`` or ``evt`` message; ``str`` messages have none.
+
+    What is given is kept, but for a bad ``traceparent`` or ``tracestate``.
+    ``origin`` names the trace when none came; ``message_type`` and ``sender``
+    may be any text. ``CG-Recursion-Depth`` is never made up: see
+    ``bridge/nats/l0/recursion.py``; one that is given must be well formed.
+
+    Raises:
+        HeaderError: a given header cannot be sent.
+        ProtocolViolation: the given ``CG-Recursion-Depth`` is none.
+    """
+    notes: list[str] = []
+    came = dict(given)
+    # Nobody is refused for a bad trace: it starts anew (W3C, 4.3).
+    trace = parse_traceparent(came.pop(TRACEPARENT, ""))
+    state = came.pop(TRACESTATE, None)
+    headers = check_headers(came)
+    if trace is None:
+        notes.append("trace_invalid" if TRACEPARENT in given else "trace_made")
+        trace = made_trace(origin)
+        headers[TRACE_MADE] = "true"
+    elif state is not None and _is_tracestate(state):
+        headers[TRACESTATE] = state
+    headers[TRACEPARENT] = str(trace)
+    if state is not None and TRACESTATE not in headers:
+        # What vendors keep there belongs to the trace that is not continued.
+        notes.append("tracestate_dropped")
+    warnings: list[str] = []
+    if RECURSION_DEPTH in headers:
+        read_depth(headers)
+    headers.setdefault(TIMESTAMP, str(timestamp_ms))
+    headers.setdefault(VERSION, header_text(version))
+    headers.setdefault(MESSAGE_TYPE, header_text(message_type))
+    headers.setdefault(SENDER, header_text(sender))
+    if message_id is not None:
+        headers.setdefault(MESSAGE_ID, header_text(message_id))
+    found = reserved_keys(payload) if payload is not None else ()
+    if found:
+        notes.append("reserved_keys")
+        warnings.append(f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}")
+    return Filled(headers, trace, tuple(notes), tuple(warnings))
+
+
+def _is_tracestate(value: str) -> bool:
+    return len(value) <= MAX_TRACESTATE and _VALUE.fullmatch(value) is not None
+
+
+def read_depth(headers: Mapping[str, str]) -> int:
+    """The recursion depth that a message says it has.
+
+    Raises:
+        ProtocolViolation: there is none, or it is not a plain decimal number (no
+            sign, space, leading zero or other digits) of at most ``MAX_DEPTH_DIGITS``.
+    """
+    value = headers.get(RECURSION_DEPTH)
+    if value is None:
+        raise ProtocolViolation(f"{RECURSION_DEPTH} is missing; every command and event carries its depth")
+    if _DEPTH.fullmatch(value) is None:
+        raise ProtocolViolation(f"{RECURSION_DEPTH} is {value[:40]!a}, not a whole number of 0 or more")
+    return int(value)
+
+
+def depth_header(depth: int) -> dict[str, str]:
+    """The header of a depth; merge it into the others. Raises ``ProtocolViolation`` for a negative or huge one."""
+    headers = {RECURSION_DEPTH: str(depth)}
+    read_depth(headers)
+    return headers
+
+
+def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
+    """The payload's own keys that begin like a header of the protocol, in any case; nested ones are not looked at."""
+    return tuple(key for key in payload if isinstance(key, str) and key[: len(RESERVED)].upper() == RESERVED)
+
+
+def message_id(event_id: str, *, rebuild: int = 0, part: str = "") -> str:
+    """``Nats-Msg-Id`` of a message made from an event.
+
+    The record itself has the event's id, its L0 message ``{event}:l0`` and a
+    second one ``{event}:l0:{part}``. A rebuild numbers them, ``{event}:{rebuild}``:
+    the server still takes the old ids for duplicates after a purge.
+    """
+    return ":".join([event_id, *([part] if part else []), *([str(rebuild)] if rebuild else [])])

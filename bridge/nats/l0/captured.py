@@ -1,0 +1,179 @@
+"""Which records have a meaning in the L0 protocol, and the payloads that tell it. Pure.
+
+==================  ==================================  =====================================
+record              told as                             payload
+==================  ==================================  =====================================
+``execution.step``  ``evt.agent.{session}.step``        ``Step``, ``phase`` completed or failed
+``turn.started``    ``evt.agent.{session}.state``       ``State``, ``status`` running
+``turn.ended``      ``evt.agent.{session}.task``,       ``Task``, and
+                    then ``evt.agent.{session}.state``  ``State``, ``status`` idle
+==================  ==================================  =====================================
+
+The agent is the session, the turn its user message, the step the part, and the
+turn epoch the number of the turn in its session. Payloads hold what describes,
+never inputs and outputs: those are in the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from bridge.nats.l0.payloads import MAX_ID, MAX_TEXT, L0Payload, State, Step, Task
+from bridge.nats.places import Place
+from streams.event import StreamEvent
+
+OUTCOMES: Final[dict[str, str]] = {
+    "completed": "success",
+    "failed": "failed",
+    "interrupted": "failed",
+    "aborted": "canceled",
+    "stopped": "partial",
+    "continued": "partial",
+}
+"""A turn's outcome → a task's status; the outcome itself is in ``stats.outcome``."""
+
+_MAX_COUNTS = 32
+
+
+class Told(NamedTuple):
+    """One message of the L0 protocol: the suffix of its subject, its payload, and ``part``, which makes its id unique."""
+
+    suffix: str
+    payload: L0Payload
+    part: str
+
+
+class NotTold(ValueError):
+    """A record has an L0 meaning, but lacks what its payload requires; ``reason`` is short, for counting."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def told(event: StreamEvent, place: Place) -> list[Told]:
+    """The L0 messages of one record, in order; empty when it has no L0 meaning.
+
+    Raises:
+        NotTold: it has one, but its session, turn or payload is unknown (or forgotten).
+    """
+    tell = _TELL.get(event.type)
+    if tell is None:
+        return []
+    if set(event.payload) == {"$sha256"}:
+        raise NotTold(f"{event.type}:forgotten")
+    if place.session is None:
+        raise NotTold(f"{event.type}:no_session")
+    return tell(event, place.session, place)
+
+
+def _step(event: StreamEvent, session: str, place: Place) -> list[Told]:
+    payload = event.payload
+    failed = payload.get("status") == "error"
+    metadata = _present(
+        event=event.id,
+        kind=_plain(payload.get("kind")),
+        tool=_plain(payload.get("tool")),
+        call=_plain(payload.get("call")),
+        finish=_plain(payload.get("finish")),
+        model=_plain(_mapping(payload.get("model")).get("model")),
+        child=_plain(payload.get("child")),
+        cost=_number(payload.get("cost")),
+        tokens=_counts(payload.get("tokens")),
+        timing=_present(
+            started_ms=_number(payload.get("started_ms")),
+            ended_ms=_number(payload.get("ended_ms")),
+            duration_ms=_number(payload.get("duration_ms")),
+        )
+        or None,
+    )
+    step = Step(
+        agent_turn_id=_id(payload.get("turn") or event.correlation_id, event, "turn"),
+        # A call that never became a part has no id but its event's.
+        step_id=_id(payload.get("part") or event.id, event, "step"),
+        phase="failed" if failed else "completed",
+        metadata=metadata,
+    )
+    return [Told("step", step, "")]
+
+
+def _turn_started(event: StreamEvent, session: str, place: Place) -> list[Told]:
+    turn = _id(event.payload.get("message") or event.correlation_id, event, "turn")
+    metadata = _present(event=event.id, trigger=_plain(event.payload.get("trigger")))
+    return [Told("state", _state(event, session, turn, "running", place, metadata), "")]
+
+
+def _turn_ended(event: StreamEvent, session: str, place: Place) -> list[Told]:
+    payload = event.payload
+    turn = _id(payload.get("message") or event.correlation_id, event, "turn")
+    outcome = _plain(payload.get("outcome")) or "unknown"
+    error = payload.get("error")
+    fields = _present(
+        agent_turn_id=turn,
+        status=OUTCOMES.get(str(outcome), str(outcome)),
+        error=error[:MAX_TEXT] if isinstance(error, str) else None,
+        error_code=outcome if outcome == "interrupted" else _plain(error) if outcome == "failed" else None,
+        stats=_present(
+            event=event.id,
+            outcome=outcome,
+            steps=_number(payload.get("steps")),
+            cost=_number(payload.get("cost")),
+            tokens=_counts(payload.get("tokens")),
+        ),
+    )
+    metadata = {"event": event.id, "outcome": outcome}
+    state = _state(event, session, turn, "idle", place, metadata)
+    return [Told("task", Task(**fields), ""), Told("state", state, "state")]
+
+
+def _state(event: StreamEvent, session: str, turn: str, status: str, place: Place, metadata: dict[str, Any]) -> State:
+    return State(
+        agent_id=_id(session, event, "session"),
+        agent_turn_id=turn,
+        status=status,
+        turn_epoch=place.epoch,
+        updated_at=event.ts,
+        metadata=metadata,
+    )
+
+
+_TELL: Final[dict[str, Callable[[StreamEvent, str, Place], list[Told]]]] = {
+    "execution.step": _step,
+    "turn.started": _turn_started,
+    "turn.ended": _turn_ended,
+}
+
+MEANINGS: Final[dict[str, tuple[str, ...]]] = {
+    "execution.step": ("step",),
+    "turn.started": ("state",),
+    "turn.ended": ("task", "state"),
+}
+"""Record type → suffixes, for documents; a test holds it to what is done."""
+
+
+def _id(value: Any, event: StreamEvent, what: str) -> str:
+    if not isinstance(value, str) or not value or len(value) > MAX_ID:
+        raise NotTold(f"{event.type}:no_{what}")
+    return value
+
+
+def _plain(value: Any) -> str | int | float | None:
+    return value[:MAX_ID] or None if isinstance(value, str) else _number(value)
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _counts(value: Any) -> dict[str, int | float] | None:
+    found = {name[:MAX_ID]: count for name, count in _mapping(value).items() if _number(count) is not None}
+    return dict(sorted(found.items())[:_MAX_COUNTS]) or None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _present(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

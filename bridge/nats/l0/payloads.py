@@ -1,0 +1,295 @@
+"""The payloads of the L0 protocol, one model a family. Pure.
+
+Required and optional fields are seed 002's, 5.1 to 5.11. An optional field that
+is absent stays absent; fields that we do not know are kept through a round
+trip, so a newer sender is understood. Bytes are the canonical ones of
+``streams/hashing.py``. Sizes are bounded: large things travel as pointers
+(cards and boxes), never inline.
+
+Times that are ours are milliseconds since 1970, UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+
+from streams.hashing import MAX_DEPTH, Repairs, canonical, normalise
+
+MAX_ID: Final = 512
+"""Most characters of an id, a name or a status."""
+
+MAX_TEXT: Final = 16 * 1024
+"""Most characters of a reason or an error."""
+
+MAX_CONTENT: Final = 64 * 1024
+"""Most characters of a chunk."""
+
+MAX_OBJECT: Final = 64 * 1024
+"""Most bytes of ``metadata``, ``stats`` or a user's ``args``, written canonically."""
+
+MAX_BODY: Final = 512 * 1024
+"""Most bytes of a whole payload; half of what a server takes by default, headers included."""
+
+CONTROL: Final = "__cg_control"
+
+AfterExecution = Literal["suspend", "terminate"]
+
+
+class PayloadError(ValueError):
+    """A body is not what its subject promises: ``what`` names the payload, ``faults`` the fields, without values."""
+
+    def __init__(self, what: str, faults: tuple[str, ...]) -> None:
+        super().__init__(what, faults)
+        self.what, self.faults = what, faults
+
+    def __str__(self) -> str:
+        return f"not a valid {self.what} payload: {'; '.join(self.faults)}"
+
+
+def _bounded(value: dict[str, Any]) -> dict[str, Any]:
+    if len(canonical(value)) > MAX_OBJECT:
+        raise ValueError(f"larger than {MAX_OBJECT} bytes; send a pointer instead")
+    return value
+
+
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Object = Annotated[dict[str, Any], AfterValidator(_bounded)]
+Epoch = Annotated[StrictInt, Field(ge=0, lt=2**53)]
+
+
+class L0Payload(BaseModel):
+    """What all payloads share: frozen, strict about types, open for unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    FORBIDDEN: ClassVar[dict[str, str]] = {}
+    """Fields that must not be there, with what to send instead."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_nothing_forbidden(cls, value: Any) -> Any:
+        for name in cls.FORBIDDEN:
+            if isinstance(value, dict) and name in value:
+                raise ValueError(f"`{name}` must not be sent inline: {cls.FORBIDDEN[name]}")
+        return value
+
+    @classmethod
+    def what(cls) -> str:
+        """The payload's name as errors and documents say it: ``tool_result``."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+    @classmethod
+    def parse(cls, fields: Any) -> Self:
+        """Validate ``fields``.
+
+        Raises:
+            PayloadError: names every field at fault.
+        """
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise PayloadError(cls.what(), _faults(error)) from None
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        """Read a message's body.
+
+        Raises:
+            PayloadError: no JSON, too large, too deep, or fields at fault. Such a
+                message is a dead letter, never acknowledged as handled.
+        """
+        if len(body) > MAX_BODY:
+            raise PayloadError(cls.what(), (f"{len(body)} bytes, more than {MAX_BODY}",))
+        try:
+            fields = orjson.loads(body)
+        except ValueError:  # orjson's own error is one
+            raise PayloadError(cls.what(), ("the body is no JSON",)) from None
+        if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
+            repairs = Repairs()
+            normalise(fields, repairs)
+            if repairs.too_deep:
+                raise PayloadError(cls.what(), (f"nested more than {MAX_DEPTH} deep",))
+        return cls.parse(fields)
+
+    def fields(self) -> dict[str, Any]:
+        """What was given, unknown fields included; optional fields that were absent stay so."""
+        return self.model_dump(exclude_unset=True)
+
+    def encode(self) -> bytes:
+        """The canonical bytes.
+
+        Raises:
+            PayloadError: they are more than ``MAX_BODY`` (unknown fields count).
+        """
+        body = canonical(self.fields())
+        if len(body) > MAX_BODY:
+            raise PayloadError(self.what(), (f"{len(body)} bytes, more than {MAX_BODY}",))
+        return body
+
+
+def _faults(error: ValidationError) -> tuple[str, ...]:
+    return tuple(
+        f"{'.'.join(map(str, each['loc'])) or 'the payload'}: {each['msg'].removeprefix('Value error, ')}"
+        for each in error.errors(include_input=False, include_url=False)
+    )
+
+
+class Wakeup(L0Payload):
+    """5.1: a doorbell. It carries no meaning of its own: what is wanted lies in the agent's inbox."""
+
+    agent_id: Id
+    inbox_id: Id | None = None
+    reason: Text | None = None
+    metadata: Object | None = None
+
+
+class ToolResult(L0Payload):
+    """5.2: a tool's report, written into the agent's inbox; then a wakeup."""
+
+    FORBIDDEN: ClassVar[dict[str, str]] = {"result": "put it into a card and send `tool_result_card_id`"}
+
+    tool_call_id: Id
+    agent_turn_id: Id
+    turn_epoch: Epoch
+    agent_id: Id
+    after_execution: AfterExecution
+    status: Literal["success", "failed", "canceled", "timeout", "partial"]
+    tool_result_card_id: Id
+
+    @property
+    def closes_slot(self) -> bool:
+        """Whether the waiting call is answered; ``partial`` keeps its slot open."""
+        return self.status != "partial"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes two reports the same: ``(agent_turn_id, tool_call_id)`` (seed 002, 4.2)."""
+        return self.agent_turn_id, self.tool_call_id
+
+
+class Stop(L0Payload):
+    """5.3: cancel a turn, written into the agent's inbox; then a wakeup."""
+
+    agent_id: Id
+    agent_turn_id: Id
+    turn_epoch: Epoch
+    reason: Text | None = None
+
+
+class ToolCommand(L0Payload):
+    """5.4 and 5.5: run a tool, a service's or a built-in one. What it is called with lies in a card."""
+
+    FORBIDDEN: ClassVar[dict[str, str]] = {"args": "put them into a card and send `tool_call_card_id`"}
+
+    tool_call_id: Id
+    agent_turn_id: Id
+    turn_epoch: Epoch
+    agent_id: Id
+    tool_name: Id | None = None
+    after_execution: AfterExecution | None = None
+    tool_call_card_id: Id | None = None
+    context_box_id: Id | None = None
+    dispatch_requested_at: StrictInt | Id | None = None
+
+
+class Step(L0Payload):
+    """5.6: a step of a turn, for those who watch."""
+
+    agent_turn_id: Id
+    step_id: Id
+    phase: Id
+    metadata: Object | None = None
+
+
+class Task(L0Payload):
+    """5.7: a turn reached its end."""
+
+    agent_turn_id: Id
+    status: Id
+    deliverable_card_id: Id | None = None
+    output_box_id: Id | None = None
+    tool_result_card_id: Id | None = None
+    error: Text | None = None
+    error_code: Id | None = None
+    stats: Object | None = None
+
+
+class Chunk(L0Payload):
+    """5.8: a piece of an answer while it is made. Lossy: nothing may be decided by it."""
+
+    agent_turn_id: Id
+    step_id: Id
+    chunk_type: Id
+    content: Annotated[str, Field(max_length=MAX_CONTENT)]
+    index: Epoch | None = None
+    metadata: Object | None = None
+
+
+class State(L0Payload):
+    """5.9: an agent's state changed. A signal: the truth is the log."""
+
+    agent_id: Id
+    agent_turn_id: Id
+    status: Id
+    turn_epoch: Epoch
+    updated_at: StrictInt | Id
+    output_box_id: Id | None = None
+    metadata: Object | None = None
+
+
+class UiAction(L0Payload):
+    """5.10: a person did something in a user interface. Its tool must allow that; by default none does."""
+
+    action_id: Id
+    agent_id: Id
+    tool_name: Id
+    args: Object
+    metadata: Object | None = None
+    message_id: Id | None = None
+    parent_step_id: Id | None = None
+
+    @property
+    def key(self) -> str:
+        """What makes two actions the same: ``action_id``."""
+        return self.action_id
+
+    @property
+    def message_is_uuid7(self) -> bool:
+        """Whether ``message_id``, if there is one, is a UUIDv7 and may be used to correlate."""
+        return self.message_id is not None and _UUID7.fullmatch(self.message_id) is not None
+
+
+class UiActionAck(L0Payload):
+    """5.11: the answer to 5.10. ``status`` is ``accepted``, ``busy`` or ``rejected``; others may come."""
+
+    action_id: Id
+    agent_id: Id
+    status: Id
+    message_id: Id | None = None
+    tool_result_card_id: Id | None = None
+    error_code: Id | None = None
+    error: Text | None = None
+
+
+_UUID7 = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-7[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}")
+
+
+def effective_after_execution(
+    report: ToolResult, content: Any, tool_name: str | None, trusted_tools: frozenset[str]
+) -> AfterExecution:
+    """What happens after a tool: the report's word, or the result's own (``result.__cg_control.after_execution``).
+
+    ``content`` is the result card's. A result is only heeded from a tool on the
+    allow-list: else whatever a tool prints could end a turn.
+    """
+    if tool_name is None or tool_name not in trusted_tools or not isinstance(content, dict):
+        return report.after_execution
+    result = content.get("result")
+    control = result.get(CONTROL) if isinstance(result, dict) else None
+    wanted = control.get("after_execution") if isinstance(control, dict) else None
+    return wanted if wanted in ("suspend", "terminate") else report.after_execution

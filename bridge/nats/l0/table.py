@@ -1,0 +1,193 @@
+"""The one table of the L0 protocol's families: which subject carries which payload.
+
+Publishers and consumers look payloads up here and ``docs/subjects.md`` is
+printed from it, so neither can say what the other does not do.
+
+Source: seed 002, 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from bridge.nats.l0.payloads import (
+    Chunk,
+    L0Payload,
+    State,
+    Step,
+    Stop,
+    Task,
+    ToolCommand,
+    ToolResult,
+    UiAction,
+    UiActionAck,
+    Wakeup,
+)
+from bridge.nats.subjects import Component, L0Subject
+from streams.subjects import ONE, SubjectError, matches
+
+Carried = Literal["cmd", "evt", "str", "inbox"]
+"""A category, or ``inbox``: a message that lies in an agent's inbox and has no subject; a wakeup tells of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row. ``target`` and ``suffix`` are literal, or ``*`` for any; a suffix may end in a ``*``."""
+
+    section: str
+    category: Carried
+    component: Component
+    target: str
+    suffix: str
+    model: type[L0Payload]
+    route: str
+    note: str = ""
+    target_word: str = ""
+    """What stands for the target, in documents."""
+
+    @property
+    def short(self) -> str:
+        """``evt.agent.{agent}.step``; an inbox message has its kind alone."""
+        if self.category == "inbox":
+            return f"inbox {self.suffix}"
+        suffix = self.suffix.replace(ONE, "{tool}")
+        target = f"{{{self.target_word}}}" if self.target == ONE else self.target
+        return f"{self.category}.{self.component}.{target}.{suffix}"
+
+
+FAMILIES: Final[tuple[Family, ...]] = (
+    Family(
+        "5.1",
+        "cmd",
+        "agent",
+        ONE,
+        "wakeup",
+        Wakeup,
+        "the runtime → an agent",
+        "A doorbell: what is wanted lies in the inbox, so a lost or doubled one changes nothing.",
+        "target",
+    ),
+    Family(
+        "5.2",
+        "inbox",
+        "agent",
+        ONE,
+        "tool_result",
+        ToolResult,
+        "a tool → an agent's inbox, then 5.1",
+        "Reports of one `(agent_turn_id, tool_call_id)` are one; `partial` keeps the slot open. "
+        "`__cg_control.after_execution` in a result counts for tools on an allow-list only.",
+        "agent",
+    ),
+    Family("5.3", "inbox", "agent", ONE, "stop", Stop, "whoever cancels → an agent's inbox, then 5.1", "", "agent"),
+    Family(
+        "5.4",
+        "cmd",
+        "tool",
+        ONE,
+        ONE,
+        ToolCommand,
+        "an agent → a tool service",
+        "Never with `args`: they lie in the card that `tool_call_card_id` names.",
+        "provider",
+    ),
+    Family(
+        "5.5",
+        "cmd",
+        "sys",
+        "pmo",
+        "internal.*",
+        ToolCommand,
+        "an agent → a built-in tool",
+        "As 5.4, run by the runtime itself.",
+    ),
+    Family(
+        "5.6",
+        "evt",
+        "agent",
+        ONE,
+        "step",
+        Step,
+        "an agent → everyone",
+        "`phase` is `completed` or `failed` for what is captured: a step is recorded when it has ended.",
+        "agent",
+    ),
+    Family(
+        "5.7",
+        "evt",
+        "agent",
+        ONE,
+        "task",
+        Task,
+        "an agent → everyone",
+        "A chain that goes too deep ends in `failed` with `recursion_depth_exceeded`, one that breaks the protocol "
+        "in `failed` with `protocol_violation`.",
+        "agent",
+    ),
+    Family(
+        "5.8",
+        "str",
+        "agent",
+        ONE,
+        "chunk",
+        Chunk,
+        "an agent → whoever listens now",
+        "Core NATS, in no stream, no headers, may be lost; nothing may be decided by it.",
+        "agent",
+    ),
+    Family(
+        "5.9", "evt", "agent", ONE, "state", State, "an agent → everyone", "A signal; the log is the truth.", "agent"
+    ),
+    Family(
+        "5.10",
+        "cmd",
+        "sys",
+        "ui",
+        "action",
+        UiAction,
+        "a user interface → its worker",
+        "`action_id` makes it once. A tool that does not say that it may be used so may not.",
+    ),
+    Family("5.11", "evt", "sys", "ui", "action_ack", UiActionAck, "the worker → user interfaces"),
+)
+
+PAYLOADS: Final[dict[tuple[Carried, Component, str], type[L0Payload]]] = {
+    (family.category, family.component, family.suffix): family.model for family in FAMILIES
+}
+"""(category, component, suffix) → model; the suffix of a family may be or end in ``*``."""
+
+
+def family_of(subject: L0Subject) -> Family | None:
+    """The row of a subject, or ``None`` when the protocol has no payload for it."""
+    for family in FAMILIES:
+        if (
+            family.category == subject.category
+            and family.component == subject.component
+            and family.target in (ONE, subject.target)
+            and matches(family.suffix, subject.suffix)
+        ):
+            return family
+    return None
+
+
+def inbox_model(kind: str) -> type[L0Payload]:
+    """The payload of an inbox message. Raises ``SubjectError`` for an unknown kind."""
+    model = PAYLOADS.get(("inbox", "agent", kind))
+    if model is None:
+        raise SubjectError(kind, "no kind of inbox message; there are `tool_result` and `stop`")
+    return model
+
+
+def decode(subject: str, body: bytes) -> tuple[L0Subject, L0Payload]:
+    """What a message of the L0 protocol says.
+
+    Raises:
+        SubjectError: the subject is not of the protocol, or of no known family.
+        PayloadError: the body does not keep what the subject promises.
+    """
+    parsed = L0Subject.parse(subject)
+    family = family_of(parsed)
+    if family is None:
+        raise SubjectError(subject, "the L0 protocol has no payload for this category, component, target and suffix")
+    return parsed, family.model.decode(body)

@@ -1,0 +1,209 @@
+"""One record of the log → the messages that the mirror publishes. Pure.
+
+In this order, with one cursor after all of them:
+
+1. what the record means in the L0 protocol (``bridge/nats/l0/captured.py``), id ``{event}:l0``;
+2. the record itself, on ``evt.{project}.{log}.{stream}.{type}``, id ``{event}``, the canonical event as its body.
+
+The record's headers say where it stands (``DS-Log``, ``DS-Position``, ``DS-Offset``), its chain
+hash (``DS-Hash``) and what the body is (``DS-Form``):
+
+* ``whole``: the canonical event. A reader can chain it: hash = sha256(previous ‖ body with the payload as its digest).
+* ``forgotten``: the same, but the payload was replaced by its digest in the log. The chain still verifies.
+* ``pointer``: the record is over the server's limit, so its payload is its digest here; the log has it.
+* ``stub``: even that is over the limit; id, stream, type and the digest of the whole event are left.
+
+The same record gives the same messages, byte for byte, whenever and wherever it is mirrored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final, Literal
+
+from bridge.nats import headers as h
+from bridge.nats.l0.captured import NotTold, Told, told
+from bridge.nats.l0.payloads import Chunk, L0Payload
+from bridge.nats.places import Place
+from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
+from streams.event import StreamEvent
+from streams.hashing import canonical, encode
+from streams.store import Record
+
+Form = Literal["whole", "forgotten", "pointer", "stub"]
+
+DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
+"""What a server takes unless it is told otherwise: headers and body together."""
+
+BATCH_RESERVE: Final = 256
+"""Left free for the headers that a publisher of atomic batches adds."""
+
+_VERSION_LINE = len("NATS/1.0\r\n\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is published. A lossy one (``str``) has no headers and goes to core NATS."""
+
+    subject: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def id(self) -> str | None:
+        """``Nats-Msg-Id``; ``None`` for a lossy one."""
+        return self.headers.get(h.MESSAGE_ID)
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against the server's limit."""
+        return wire_size(self.headers, len(self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """For whom records are mirrored: ``log`` names the home's log.
+
+    ``max_payload`` is the server's limit in bytes. ``rebuild`` is 0, or the
+    number of the rebuild that publishes everything again.
+    """
+
+    log: str
+    max_payload: int = DEFAULT_MAX_PAYLOAD
+    rebuild: int = 0
+    version: str = PROTOCOL_VERSION
+    channel: str = CHANNEL
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """The messages of one record, in the order in which they are published; the record's own is the last.
+
+    ``notes`` are for counting: ``trace_made``, ``pointer``, ``stub``, ``l0_skipped:{why}``, …
+    """
+
+    messages: tuple[Message, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
+    """Everything that is published of one record. Never refuses one: a mirror may not stop at a record."""
+    event, messages = record.event, []
+    notes: list[str] = []
+    warnings: list[str] = []
+    try:
+        for each in told(event, place):
+            message = _l0_message(event, each, place, mirror)
+            if message is None:
+                notes.append(f"l0_skipped:{event.type}:too_large")
+            else:
+                messages.append(message)
+    except NotTold as why:
+        notes.append(f"l0_skipped:{why.reason}")
+    own, own_notes, own_warnings = _own_message(record, place, mirror)
+    return Mirrored((*messages, own), (*notes, *own_notes), (*warnings, *own_warnings))
+
+
+def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
+    """A piece of an answer on ``str.agent.{session}.chunk``: no headers, no id, may be lost."""
+    return Message(str(_subject(session, "chunk", project, mirror, lossy=True)), {}, chunk.encode())
+
+
+def is_forgotten(event: StreamEvent) -> bool:
+    """Whether an event's payload is nothing but a digest, as ``forget`` leaves it.
+
+    A payload that was of this form from the beginning looks the same; a reader
+    of the chain tries both.
+    """
+    digest = event.payload.get("$sha256")
+    return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
+
+
+def wire_size(headers: dict[str, str], body: int) -> int:
+    """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
+    return body + (_VERSION_LINE + sum(len(k) + len(v) + 4 for k, v in headers.items()) if headers else 0)
+
+
+def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, list[str], tuple[str, ...]]:
+    event = record.event
+    subject = RecordSubject(place.project, mirror.log, event.stream_id, event.type)
+    given = {
+        h.LOG: h.header_text(mirror.log),
+        h.POSITION: str(record.position),
+        h.OFFSET: str(record.offset),
+        h.HASH: record.hash,
+    }
+    filled = _filled(event, given, event.type, h.message_id(event.id, rebuild=mirror.rebuild), event.payload)
+    room = mirror.max_payload - BATCH_RESERVE - wire_size({**filled.headers, h.FORM: "forgotten"}, 0)
+    form, body = _body(event, room)
+    filled.headers[h.FORM] = form
+    notes = [note for note in filled.notes if note != "reserved_keys" or form == "whole"]
+    if form in ("pointer", "stub"):
+        notes.append(form)
+    return Message(str(subject), filled.headers, body), notes, filled.warnings
+
+
+def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
+    body = canonical(event.fields())
+    if len(body) <= room:
+        return ("forgotten" if is_forgotten(event) else "whole"), body
+    if not is_forgotten(event):
+        pointer = encode(event).digest_form
+        if len(pointer) <= room:
+            return "pointer", pointer
+    return "stub", canonical(
+        {
+            "$sha256": sha256(body).hexdigest(),
+            "id": event.id,
+            "ts": event.ts,
+            "stream_id": event.stream_id,
+            "type": event.type,
+        }
+    )
+
+
+def _l0_message(event: StreamEvent, told_: Told, place: Place, mirror: Mirror) -> Message | None:
+    """``None`` when the server takes not even what is required."""
+    assert place.session is not None
+    subject = _subject(place.session, told_.suffix, place.project, mirror)
+    given = h.depth_header(place.depth) if place.depth is not None else {}
+    part = f"l0:{told_.part}" if told_.part else "l0"
+    identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
+    filled = _filled(event, given, f"agent.{told_.suffix}", identity, None)
+    room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
+    for payload in (told_.payload, _required(told_.payload)):
+        body = payload.encode()
+        if len(body) <= room:
+            return Message(str(subject), filled.headers, body)
+    return None
+
+
+def _required(payload: L0Payload) -> L0Payload:
+    fields: dict[str, Any] = payload.fields()
+    return type(payload)(**{k: fields[k] for k, info in type(payload).model_fields.items() if info.is_required()})
+
+
+def _filled(
+    event: StreamEvent, given: dict[str, str], message_type: str, identity: str, payload: dict[str, Any] | None
+) -> h.Filled:
+    if event.traceparent is not None:
+        given[h.TRACEPARENT] = event.traceparent
+    state = event.metadata.get(h.TRACESTATE)
+    if isinstance(state, str):
+        given[h.TRACESTATE] = state
+    return h.fill_headers(
+        given,
+        origin=event.stream_id,
+        timestamp_ms=event.ts,
+        message_type=message_type,
+        sender=event.source.agent,
+        payload=payload,
+        message_id=identity,
+    )
+
+
+def _subject(session: str, suffix: str, project: str, mirror: Mirror, lossy: bool = False) -> L0Subject:
+    category: Literal["str", "evt"] = "str" if lossy else "evt"
+    return L0Subject(project, category, "agent", session, suffix, mirror.channel, mirror.version)

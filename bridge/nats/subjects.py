@@ -1,0 +1,297 @@
+"""Building and parsing the subjects of the mirror and of the L0 protocol. Pure.
+
+::
+
+    evt.{project}.{log}.{stream}.{type}                                   a record
+    cmd.{project}.{workspace}.{agent}.{type}                              a command
+    dlq.{durable}.{subject}                                               a dead letter
+    cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix} the L0 protocol
+
+Every name is one token, written by ``escape``; only a type's and a suffix's
+dots stay dots, so that ``execution.>`` can be asked for. A token is built from
+``A-Za-z0-9_-~`` and ``%`` alone, so that nobody's name can add a token, a
+wildcard, white space or a line to a subject.
+
+Source: seed 002, 1; seed 000, "Streams"; DESIGN 9.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final, Literal, get_args
+
+from streams.subjects import ONE, REST, SubjectError, check_pattern, check_subject
+
+PROTOCOL_VERSION: Final = "v1"
+CHANNEL: Final = "public"
+"""The channel of everything that is captured: who may see it, not where it is stored."""
+
+NO_PROJECT: Final = "_"
+"""The project of a record that belongs to none: the sidecar's own, and a session's before its project is known."""
+
+MAX_TOKEN: Final = 255
+"""Most characters of one escaped name. Subjects built of them stay below ``MAX_SUBJECT``."""
+
+MAX_SUFFIX_TOKENS: Final = 4
+
+Category = Literal["cmd", "evt", "str"]
+Component = Literal["agent", "sys", "user", "tool"]
+CATEGORIES: Final[tuple[str, ...]] = get_args(Category)
+COMPONENTS: Final[tuple[str, ...]] = get_args(Component)
+
+_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-~")
+_SAFE_TEXT = re.compile(r"[A-Za-z0-9_~-]+")
+_ESCAPED = [chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in range(256)]
+_READ = re.compile(r"%([0-9A-F]{2})|([A-Za-z0-9_~-]+)")
+
+_EMPTY = "%_"
+"""The token of the empty name; ``%`` is otherwise followed by two hex digits or, once, by ``~``."""
+
+_SHORTENED = "%~"
+_CONSUMER = "_consumer"
+_DIGEST = 32
+
+
+@lru_cache(maxsize=8192)
+def escape(name: str) -> str:
+    """The one token that stands for ``name``: its UTF-8 bytes, those but ``A-Za-z0-9_-~`` as ``%XX``.
+
+    Different names have different tokens, and ``unescape`` gives the name
+    back, whatever Unicode it is (lone surrogates included). A token that would
+    be longer than ``MAX_TOKEN`` is cut and ends in ``%~`` and 32 hex digits of
+    the name's SHA-256: still the same for the same name, but not to be turned back.
+    """
+    if _SAFE_TEXT.fullmatch(name) is not None and len(name) <= MAX_TOKEN:
+        return name
+    raw = name.encode("utf-8", "surrogatepass")
+    if not raw:
+        return _EMPTY
+    token = "".join([_ESCAPED[byte] for byte in raw])
+    return token if len(token) <= MAX_TOKEN else _shorten(token, raw, MAX_TOKEN)
+
+
+def _shorten(token: str, raw: bytes, limit: int) -> str:
+    head = token[: limit - len(_SHORTENED) - _DIGEST]
+    cut = head.rfind("%", len(head) - 2)  # never half an escape
+    return (head if cut < 0 else head[:cut]) + _SHORTENED + sha256(raw).hexdigest()[:_DIGEST]
+
+
+def unescape(token: str) -> str:
+    """The name that ``escape`` wrote as ``token``.
+
+    Raises:
+        SubjectError: the token was shortened, or is not what ``escape`` writes
+            (then another spelling of the same name would exist).
+    """
+    if token == _EMPTY:
+        return ""
+    if _SHORTENED in token:
+        raise SubjectError(token, "this token was shortened; the name is in the message, not in the subject")
+    raw, at = bytearray(), 0
+    while at < len(token):
+        found = _READ.match(token, at)
+        if found is None:
+            raise SubjectError(token, "not an escaped name: letters, digits, `_-~` and %XX are allowed")
+        raw += bytes.fromhex(found[1]) if found[1] else found[2].encode()
+        at = found.end()
+    try:
+        name = raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise SubjectError(token, "not an escaped name: its bytes are no UTF-8") from None
+    if escape(name) != token:
+        raise SubjectError(token, "not an escaped name as we write it; this name has another spelling")
+    return name
+
+
+@lru_cache(maxsize=1024)
+def escape_dotted(name: str) -> str:
+    """``name`` with its dots kept: one token for each part, an empty part included."""
+    return ".".join([escape(part) for part in name.split(".")])
+
+
+def unescape_dotted(tokens: str) -> str:
+    """The name that ``escape_dotted`` wrote. Raises ``SubjectError`` as ``unescape`` does."""
+    return ".".join([unescape(token) for token in tokens.split(".")])
+
+
+# The mirror's own families
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSubject:
+    """``evt.{project}.{log}.{stream}.{type}``: a record of one home's log."""
+
+    project: str
+    log: str
+    stream: str
+    type: str
+
+    def __str__(self) -> str:
+        """The subject. Raises ``SubjectError`` when the type alone makes it too long; no event's does."""
+        names = ".".join([escape(self.project), escape(self.log), escape(self.stream)])
+        return check_subject(f"evt.{names}.{escape_dotted(self.type)}")
+
+    @classmethod
+    def parse(cls, subject: str) -> RecordSubject:
+        """The names in a record's subject. Raises ``SubjectError`` for any other subject."""
+        head, project, log, stream, type_ = _split(subject, 5, "evt.{project}.{log}.{stream}.{type}")
+        if head != "evt":
+            raise SubjectError(subject, "not a record's: those begin with `evt`")
+        return cls(unescape(project), unescape(log), unescape(stream), unescape_dotted(type_))
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSubject:
+    """``cmd.{project}.{workspace}.{agent}.{type}``: a command for one agent."""
+
+    project: str
+    workspace: str
+    agent: str
+    type: str
+
+    def __str__(self) -> str:
+        """The subject. Raises ``SubjectError`` when the type alone makes it too long."""
+        names = ".".join([escape(self.project), escape(self.workspace), escape(self.agent)])
+        return check_subject(f"cmd.{names}.{escape_dotted(self.type)}")
+
+    @classmethod
+    def parse(cls, subject: str) -> CommandSubject:
+        """The names in a command's subject. Raises ``SubjectError`` for any other subject."""
+        head, project, workspace, agent, type_ = _split(subject, 5, "cmd.{project}.{workspace}.{agent}.{type}")
+        if head != "cmd":
+            raise SubjectError(subject, "not a command's: those begin with `cmd`")
+        return cls(unescape(project), unescape(workspace), unescape(agent), unescape_dotted(type_))
+
+
+def record_pattern(
+    project: str | None = None, log: str | None = None, stream: str | None = None, type_: str | None = None
+) -> str:
+    """The pattern of records; ``None`` stands for any. ``type_`` may end in ``.>`` or hold ``*`` tokens."""
+    names = [ONE if name is None else escape(name) for name in (project, log, stream)]
+    return check_pattern(".".join(["evt", *names, REST if type_ is None else _pattern_of(type_)]))
+
+
+def log_pattern(log: str) -> str:
+    """Every record of one home's log: what ``mirror rebuild`` purges, and nothing else."""
+    return record_pattern(log=log)
+
+
+def commands_pattern(project: str, workspace: str, agent: str) -> str:
+    """Every command for one agent: the filter of its consumer. Two agents' filters never overlap."""
+    return check_pattern(f"cmd.{escape(project)}.{escape(workspace)}.{escape(agent)}.{REST}")
+
+
+def consumer_name(agent: str) -> str:
+    """The durable pull consumer of an agent, ``{agent}_consumer`` (seed 000); at most ``MAX_TOKEN`` characters."""
+    token, limit = escape(agent), MAX_TOKEN - len(_CONSUMER)
+    if len(token) > limit:
+        token = _shorten(token, agent.encode("utf-8", "surrogatepass"), limit)
+    return token + _CONSUMER
+
+
+# The L0 protocol's families
+
+
+@dataclass(frozen=True, slots=True)
+class L0Subject:
+    """``cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}``.
+
+    ``suffix`` is what is done or told; its dots stay dots, for families such as
+    ``cmd.sys.pmo.internal.*``, so a subject has eight tokens or a few more.
+    """
+
+    project: str
+    category: Category
+    component: Component
+    target: str
+    suffix: str
+    channel: str = CHANNEL
+    ver: str = PROTOCOL_VERSION
+
+    def __str__(self) -> str:
+        """The subject. Raises ``SubjectError`` for an unknown category or component, or a suffix of too many parts."""
+        check_kind(self.category, self.component, self.suffix)
+        return check_subject(
+            f"cg.{escape(self.ver)}.{escape(self.project)}.{escape(self.channel)}."
+            f"{self.category}.{self.component}.{escape(self.target)}.{escape_dotted(self.suffix)}"
+        )
+
+    @property
+    def short(self) -> str:
+        """The subject without its place, as the documents write it: ``evt.agent.{target}.step``."""
+        return f"{self.category}.{self.component}.{escape(self.target)}.{escape_dotted(self.suffix)}"
+
+    @classmethod
+    def parse(cls, subject: str) -> L0Subject:
+        """The names in an L0 subject, of any version. Raises ``SubjectError`` for any other subject."""
+        form = "cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}"
+        head, ver, project, channel, category, component, target, suffix = _split(subject, 8, form)
+        if head != "cg":
+            raise SubjectError(subject, "not of the L0 protocol: those begin with `cg`")
+        suffix = unescape_dotted(suffix)
+        check_kind(category, component, suffix)
+        return cls(
+            project=unescape(project),
+            category=category,  # type: ignore[arg-type]  # checked above
+            component=component,  # type: ignore[arg-type]
+            target=unescape(target),
+            suffix=suffix,
+            channel=unescape(channel),
+            ver=unescape(ver),
+        )
+
+
+def l0_pattern(
+    *,
+    project: str | None = None,
+    channel: str | None = None,
+    category: Category | None = None,
+    component: Component | None = None,
+    target: str | None = None,
+    suffix: str | None = None,
+    ver: str = PROTOCOL_VERSION,
+) -> str:
+    """The pattern of L0 subjects (seed 002's ``subject_pattern``); ``None`` stands for any.
+
+    ``suffix`` may end in ``.>`` or hold ``*`` tokens. A pattern never spans
+    versions: their payloads differ.
+    """
+    tokens = ["cg", escape(ver), *(ONE if name is None else escape(name) for name in (project, channel))]
+    tokens += [category or ONE, component or ONE, ONE if target is None else escape(target)]
+    return check_pattern(".".join([*tokens, REST if suffix is None else _pattern_of(suffix)]))
+
+
+def stream_pattern(category: Category, ver: str = PROTOCOL_VERSION) -> str:
+    """What a stream of the L0 protocol takes in: ``cg.{ver}.*.*.{category}.>``."""
+    return check_pattern(f"cg.{escape(ver)}.*.*.{category}.>")
+
+
+def is_lossy(subject: str) -> bool:
+    """Whether a subject belongs to ``str``: on core NATS, in no stream, without trace and recursion depth."""
+    tokens = subject.split(".")
+    return len(tokens) >= 8 and tokens[0] == "cg" and tokens[4] == "str"
+
+
+def check_kind(category: str, component: str, suffix: str) -> None:
+    """Raises ``SubjectError`` unless the L0 protocol knows this category and component, and the suffix is in bounds."""
+    if category not in CATEGORIES:
+        raise SubjectError(category, f"no category of the L0 protocol; it knows {', '.join(CATEGORIES)}")
+    if component not in COMPONENTS:
+        raise SubjectError(component, f"no component of the L0 protocol; it knows {', '.join(COMPONENTS)}")
+    if suffix.count(".") >= MAX_SUFFIX_TOKENS:
+        raise SubjectError(suffix, f"a suffix has at most {MAX_SUFFIX_TOKENS} parts")
+
+
+def _pattern_of(dotted: str) -> str:
+    return ".".join([token if token in (ONE, REST) else escape(token) for token in dotted.split(".")])
+
+
+def _split(subject: str, parts: int, form: str) -> list[str]:
+    """Into ``parts`` pieces, the last with the dots that are left."""
+    tokens = check_subject(subject).split(".", parts - 1)
+    if len(tokens) < parts:
+        raise SubjectError(subject, f"too few tokens for {form}")
+    return tokens

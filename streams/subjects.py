@@ -1,0 +1,140 @@
+"""Subjects and patterns: what a message is called on a bus, and who hears it. Pure.
+
+A subject is tokens joined by dots. In a pattern the token ``*`` stands for any
+one token, and ``>``, at the end only, for one or more. Nothing else is special,
+and a ``*`` inside a longer token is refused rather than taken literally.
+
+Source: seed 002, 1 and 2.1; seed 003, "InMemoryBus Operation".
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final
+
+MAX_SUBJECT: Final = 3000
+"""Most characters of a subject. A server reads subject, reply and sizes as one line of 4096 bytes at most."""
+
+ONE: Final = "*"
+"""Any one token of a pattern."""
+
+REST: Final = ">"
+"""One or more tokens, at the end of a pattern."""
+
+DEAD_LETTERS: Final = "dlq"
+"""The first token of every dead letter's subject."""
+
+_TOKEN = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff.*>]+")
+
+
+class SubjectError(ValueError):
+    """A subject, pattern or token breaks the rules; ``text`` is what was given, ``reason`` what is wrong with it."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text, reason)
+        self.text, self.reason = text, reason
+
+    def __str__(self) -> str:
+        shown = self.text if len(self.text) <= 80 else f"{self.text[:77]}..."
+        return f"subject {shown!a}: {self.reason}"
+
+
+@lru_cache(maxsize=4096)
+def check_subject(subject: str) -> str:
+    """``subject`` itself, when a message can be published under it.
+
+    Raises:
+        SubjectError: it is empty or too long, has an empty token, a wildcard, white space or a control character.
+    """
+    for token in _tokens(subject):
+        _check_token(subject, token)
+    return subject
+
+
+@lru_cache(maxsize=1024)
+def check_pattern(pattern: str) -> str:
+    """``pattern`` itself, when one can subscribe to it; every subject is a pattern.
+
+    Raises:
+        SubjectError: as for a subject, or a wildcard is not a token of its own, or ``>`` is not the last one.
+    """
+    tokens = _tokens(pattern)
+    for at, token in enumerate(tokens):
+        if token == REST and at < len(tokens) - 1:
+            raise SubjectError(pattern, "`>` stands for the rest, so it must be the last token")
+        if token not in (ONE, REST):
+            _check_token(pattern, token)
+    return pattern
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a message under ``subject`` is heard by a subscriber of ``pattern``. Both must be well formed."""
+    wanted, given = pattern.split("."), subject.split(".")
+    if wanted[-1] == REST:
+        wanted.pop()
+        if len(given) <= len(wanted):
+            return False
+    elif len(given) != len(wanted):
+        return False
+    return all(token in (ONE, here) for token, here in zip(wanted, given, strict=False))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether a subject exists that both patterns hear. Two consumers of a work queue may not overlap."""
+    left, right = one.split("."), other.split(".")
+    for mine, theirs in zip(left, right, strict=False):
+        if REST in (mine, theirs):
+            return True
+        if mine != theirs and ONE not in (mine, theirs):
+            return False
+    return len(left) == len(right)
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether ``wide`` hears every subject that ``narrow`` hears."""
+    left, right = wide.split("."), narrow.split(".")
+    for at, mine in enumerate(left):
+        if mine == REST:
+            return len(right) > at
+        if at >= len(right) or right[at] == REST:
+            return False
+        if mine != ONE and mine != right[at]:
+            return False
+    return len(left) == len(right)
+
+
+def dead_letter_subject(durable: str, subject: str) -> str:
+    """Where a message goes that ``durable`` could not handle: ``dlq.{durable}.{subject}``.
+
+    The subject it had stays readable behind the name, so that ``dlq.*.cmd.>`` hears every dead command. Of
+    one that would be too long the first token and a digest stay; a header of the dead letter holds the whole.
+
+    Raises:
+        SubjectError: ``durable`` is not one token, or ``subject`` is none.
+    """
+    _check_token(durable, durable)
+    whole = f"{DEAD_LETTERS}.{durable}.{check_subject(subject)}"
+    if len(whole.encode()) > MAX_SUBJECT:
+        digest = sha256(subject.encode()).hexdigest()[:32]
+        whole = f"{DEAD_LETTERS}.{durable}.{subject.partition('.')[0][:200]}.%~{digest}"
+    return check_subject(whole)
+
+
+def _tokens(text: str) -> list[str]:
+    if not text:
+        raise SubjectError(text, "it is empty")
+    if len(text) > MAX_SUBJECT or len(text.encode("utf-8", "replace")) > MAX_SUBJECT:
+        raise SubjectError(text, f"it is longer than {MAX_SUBJECT} bytes")
+    return text.split(".")
+
+
+def _check_token(text: str, token: str) -> None:
+    if not token:
+        raise SubjectError(text, "it has an empty token (two dots together, or one at an end)")
+    if _TOKEN.fullmatch(token) is not None:
+        return
+    if ONE in token or REST in token:
+        raise SubjectError(text, "`*` and `>` belong into patterns, as tokens of their own; escape them in a name")
+    raise SubjectError(text, "it holds white space, a control character, a dot or a lone surrogate; escape it")
