@@ -37,8 +37,8 @@ class SubjectError(ValueError):
         self.text, self.reason = text, reason
 
     def __str__(self) -> str:
-        shown = self.text if len(self.text) <= 80 else f"{self.text[:77]}..."
-        return f"subject {shown!a}: {self.reason}"
+        shown = ascii(self.text[:80])
+        return f"subject {shown if len(shown) <= 84 else f'{shown[:80]}...'}: {self.reason}"
 
 
 @lru_cache(maxsize=4096)

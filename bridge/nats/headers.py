@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from bridge.nats.subjects import PROTOCOL_VERSION
 from bridge.nats.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
+from streams.headers import MAX_VALUE, check_headers, is_header_value
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
@@ -45,26 +46,9 @@ FORM: Final = "DS-Form"
 """What the body of a record's message is: see ``bridge/nats/messages.py``."""
 
 RESERVED: Final = "CG-"
-MAX_VALUE: Final = 512
-"""Most characters of one header's value, and of a ``tracestate``."""
-
-MAX_HEADERS: Final = 40
 MAX_DEPTH_DIGITS: Final = 6
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
-
-
-class HeaderError(ValueError):
-    """A header cannot be sent: ``name`` is which, ``reason`` what is wrong. The value is not told: it may be secret."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
-        self.name, self.reason = name, reason
-
-    def __str__(self) -> str:
-        return f"header {self.name[:80]!a}: {self.reason}"
 
 
 class ProtocolViolation(ValueError):
@@ -98,29 +82,6 @@ def header_text(text: str) -> str:
     head = value[: MAX_VALUE - 34]
     cut = head.rfind("%", len(head) - 2)
     return (head if cut < 0 else head[:cut]) + "%~" + sha256(raw).hexdigest()[:32]
-
-
-def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """A copy of ``headers``, when each can be sent as it is.
-
-    Raises:
-        HeaderError: a name or value holds anything that could end or forge a
-            header, is empty, too long, or differs from another name by case only.
-    """
-    if len(headers) > MAX_HEADERS:
-        raise HeaderError("*", f"there are {len(headers)}, more than {MAX_HEADERS}")
-    seen: set[str] = set()
-    for name, value in headers.items():
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise HeaderError(str(name), "a name is a letter, then letters, digits, `-` and `_`, 64 at most")
-        if name.lower() in seen:
-            raise HeaderError(name, "it stands there twice, in different case")
-        seen.add(name.lower())
-        if not isinstance(value, str) or _VALUE.fullmatch(value) is None:
-            raise HeaderError(name, "a value is printable ASCII, not empty, without space at its ends; escape it")
-        if len(value) > MAX_VALUE:
-            raise HeaderError(name, f"its value is longer than {MAX_VALUE} characters")
-    return dict(headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +153,7 @@ def fill_headers(
 
 
 def _is_tracestate(value: str) -> bool:
-    return len(value) <= MAX_TRACESTATE and _VALUE.fullmatch(value) is not None
+    return len(value) <= MAX_TRACESTATE and is_header_value(value)
 
 
 def read_depth(headers: Mapping[str, str]) -> int:

@@ -92,7 +92,6 @@ def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
     """Everything that is published of one record. Never refuses one: a mirror may not stop at a record."""
     event, messages = record.event, []
     notes: list[str] = []
-    warnings: list[str] = []
     try:
         for each in told(event, place):
             message = _l0_message(event, each, place, mirror)
@@ -102,8 +101,8 @@ def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
                 messages.append(message)
     except NotTold as why:
         notes.append(f"l0_skipped:{why.reason}")
-    own, own_notes, own_warnings = _own_message(record, place, mirror)
-    return Mirrored((*messages, own), (*notes, *own_notes), (*warnings, *own_warnings))
+    own, own_notes, warnings = _own_message(record, place, mirror)
+    return Mirrored((*messages, own), (*notes, *own_notes), warnings)
 
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
@@ -126,7 +125,7 @@ def wire_size(headers: dict[str, str], body: int) -> int:
     return body + (_VERSION_LINE + sum(len(k) + len(v) + 4 for k, v in headers.items()) if headers else 0)
 
 
-def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, list[str], tuple[str, ...]]:
+def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
     event = record.event
     subject = RecordSubject(place.project, mirror.log, event.stream_id, event.type)
     given = {
@@ -135,13 +134,11 @@ def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message,
         h.OFFSET: str(record.offset),
         h.HASH: record.hash,
     }
-    filled = _filled(event, given, event.type, h.message_id(event.id, rebuild=mirror.rebuild), event.payload)
+    filled = _filled(event, given, mirror, event.type, h.message_id(event.id, rebuild=mirror.rebuild), event.payload)
     room = mirror.max_payload - BATCH_RESERVE - wire_size({**filled.headers, h.FORM: "forgotten"}, 0)
     form, body = _body(event, room)
     filled.headers[h.FORM] = form
-    notes = [note for note in filled.notes if note != "reserved_keys" or form == "whole"]
-    if form in ("pointer", "stub"):
-        notes.append(form)
+    notes = (*filled.notes, form) if form in ("pointer", "stub") else filled.notes
     return Message(str(subject), filled.headers, body), notes, filled.warnings
 
 
@@ -171,7 +168,7 @@ def _l0_message(event: StreamEvent, told_: Told, place: Place, mirror: Mirror) -
     given = h.depth_header(place.depth) if place.depth is not None else {}
     part = f"l0:{told_.part}" if told_.part else "l0"
     identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
-    filled = _filled(event, given, f"agent.{told_.suffix}", identity, None)
+    filled = _filled(event, given, mirror, f"agent.{told_.suffix}", identity, None)
     room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
     for payload in (told_.payload, _required(told_.payload)):
         body = payload.encode()
@@ -186,7 +183,12 @@ def _required(payload: L0Payload) -> L0Payload:
 
 
 def _filled(
-    event: StreamEvent, given: dict[str, str], message_type: str, identity: str, payload: dict[str, Any] | None
+    event: StreamEvent,
+    given: dict[str, str],
+    mirror: Mirror,
+    message_type: str,
+    identity: str,
+    payload: dict[str, Any] | None,
 ) -> h.Filled:
     if event.traceparent is not None:
         given[h.TRACEPARENT] = event.traceparent
@@ -201,6 +203,7 @@ def _filled(
         sender=event.source.agent,
         payload=payload,
         message_id=identity,
+        version=mirror.version,
     )
 
 

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from pydantic import ValidationError
+
 from bridge.nats.l0.payloads import MAX_ID, MAX_TEXT, L0Payload, State, Step, Task
 from bridge.nats.places import Place
 from streams.event import StreamEvent
@@ -37,7 +39,7 @@ _MAX_COUNTS = 32
 
 
 class Told(NamedTuple):
-    """One message of the L0 protocol: the suffix of its subject, its payload, and ``part``, which makes its id unique."""
+    """One L0 message: the suffix of its subject, its payload, and ``part``, which makes its id unique."""
 
     suffix: str
     payload: L0Payload
@@ -65,7 +67,10 @@ def told(event: StreamEvent, place: Place) -> list[Told]:
         raise NotTold(f"{event.type}:forgotten")
     if place.session is None:
         raise NotTold(f"{event.type}:no_session")
-    return tell(event, place.session, place)
+    try:
+        return tell(event, place.session, place)
+    except ValidationError:
+        raise NotTold(f"{event.type}:invalid") from None
 
 
 def _step(event: StreamEvent, session: str, place: Place) -> list[Told]:
@@ -73,12 +78,12 @@ def _step(event: StreamEvent, session: str, place: Place) -> list[Told]:
     failed = payload.get("status") == "error"
     metadata = _present(
         event=event.id,
-        kind=_plain(payload.get("kind")),
-        tool=_plain(payload.get("tool")),
-        call=_plain(payload.get("call")),
-        finish=_plain(payload.get("finish")),
-        model=_plain(_mapping(payload.get("model")).get("model")),
-        child=_plain(payload.get("child")),
+        kind=_name(payload.get("kind")),
+        tool=_name(payload.get("tool")),
+        call=_name(payload.get("call")),
+        finish=_name(payload.get("finish")),
+        model=_name(_mapping(payload.get("model")).get("model")),
+        child=_name(payload.get("child")),
         cost=_number(payload.get("cost")),
         tokens=_counts(payload.get("tokens")),
         timing=_present(
@@ -100,20 +105,20 @@ def _step(event: StreamEvent, session: str, place: Place) -> list[Told]:
 
 def _turn_started(event: StreamEvent, session: str, place: Place) -> list[Told]:
     turn = _id(event.payload.get("message") or event.correlation_id, event, "turn")
-    metadata = _present(event=event.id, trigger=_plain(event.payload.get("trigger")))
+    metadata = _present(event=event.id, trigger=_name(event.payload.get("trigger")))
     return [Told("state", _state(event, session, turn, "running", place, metadata), "")]
 
 
 def _turn_ended(event: StreamEvent, session: str, place: Place) -> list[Told]:
     payload = event.payload
     turn = _id(payload.get("message") or event.correlation_id, event, "turn")
-    outcome = _plain(payload.get("outcome")) or "unknown"
+    outcome = _name(payload.get("outcome")) or "unknown"
     error = payload.get("error")
     fields = _present(
         agent_turn_id=turn,
-        status=OUTCOMES.get(str(outcome), str(outcome)),
+        status=OUTCOMES.get(outcome, outcome),
         error=error[:MAX_TEXT] if isinstance(error, str) else None,
-        error_code=outcome if outcome == "interrupted" else _plain(error) if outcome == "failed" else None,
+        error_code=outcome if outcome == "interrupted" else _name(error) if outcome == "failed" else None,
         stats=_present(
             event=event.id,
             outcome=outcome,
@@ -158,8 +163,8 @@ def _id(value: Any, event: StreamEvent, what: str) -> str:
     return value
 
 
-def _plain(value: Any) -> str | int | float | None:
-    return value[:MAX_ID] or None if isinstance(value, str) else _number(value)
+def _name(value: Any) -> str | None:
+    return value[:MAX_ID] or None if isinstance(value, str) else None
 
 
 def _number(value: Any) -> int | float | None:

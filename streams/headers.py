@@ -1,0 +1,59 @@
+"""The headers of a message on a bus: names and values that cannot be mistaken for anything else. Pure.
+
+On the wire a header is a line ``name: value``. So a name holds letters, digits,
+``-`` and ``_`` alone, and a value printable ASCII: nothing can end a line or
+begin another one. Free text is escaped before it becomes a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+MAX_VALUE: Final = 512
+"""Most characters of one header's value."""
+
+MAX_HEADERS: Final = 40
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+
+
+class HeaderError(ValueError):
+    """A header cannot be sent: ``name`` is which, ``reason`` what is wrong. The value is not told: it may be secret."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+    def __str__(self) -> str:
+        return f"header {self.name[:80]!a}: {self.reason}"
+
+
+def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """A copy of ``headers``, when each can be sent as it is.
+
+    Raises:
+        HeaderError: a name or value holds anything that could end or forge a
+            header, is empty, too long, or differs from another name by case only.
+    """
+    if len(headers) > MAX_HEADERS:
+        raise HeaderError("*", f"there are {len(headers)}, more than {MAX_HEADERS}")
+    seen: set[str] = set()
+    for name, value in headers.items():
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise HeaderError(str(name), "a name is a letter, then letters, digits, `-` and `_`, 64 at most")
+        if name.lower() in seen:
+            raise HeaderError(name, "it stands there twice, in different case")
+        seen.add(name.lower())
+        if not isinstance(value, str) or not is_header_value(value):
+            raise HeaderError(name, "a value is printable ASCII, not empty, without space at its ends; escape it")
+        if len(value) > MAX_VALUE:
+            raise HeaderError(name, f"its value is longer than {MAX_VALUE} characters")
+    return dict(headers)
+
+
+def is_header_value(value: str) -> bool:
+    """Whether ``value`` is printable ASCII, not empty, with no space at its ends (clients strip it)."""
+    return _VALUE.fullmatch(value) is not None

@@ -1,0 +1,197 @@
+"""Which streams there must be, and what is done about those that are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridge.nats.stream_plan import (
+    COMMANDS,
+    DAY_S,
+    DEAD,
+    EVENTS,
+    StreamDefinition,
+    keeps,
+    plan,
+    plan_stream,
+    server_version,
+    wanted,
+)
+from bridge.nats.subjects import CommandSubject, L0Subject, RecordSubject
+from streams.subjects import dead_letter_subject, overlap
+
+OLD, NEW = (2, 10), (2, 15)
+NS = 1_000_000_000
+BY_NAME = {definition.name: definition for definition in wanted()}
+ALL = list(BY_NAME.values())
+
+
+def answered(definition: StreamDefinition, server: tuple[int, int] = NEW, **changed: Any) -> dict[str, Any]:
+    """The configuration as a server answers it, with what it fills in itself."""
+    config = {
+        **definition.config(server),
+        "max_consumers": -1,
+        "num_replicas": 1,
+        "sealed": False,
+        "deny_delete": False,
+        "deny_purge": False,
+        "compression": "none",
+        "consumer_limits": {},
+        **changed,
+    }
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def test_the_streams_are_those_of_the_documents() -> None:
+    rows = {
+        d.name: (d.subjects, d.config(OLD)["retention"], d.config(OLD)["storage"], d.config(OLD)["max_age"] / NS)
+        for d in ALL
+    }
+    assert rows == {
+        "MESHFORGE_EVENTS": (("evt.>",), "limits", "file", 0),
+        "MESHFORGE_COMMANDS": (("cmd.>",), "workqueue", "file", 0),
+        "cg_cmd_v1": (("cg.v1.*.*.cmd.>",), "workqueue", "file", DAY_S),
+        "cg_evt_v1": (("cg.v1.*.*.evt.>",), "limits", "file", 7 * DAY_S),
+        "MESHFORGE_DLQ": (("dlq.>",), "limits", "file", 0),
+    }
+
+
+def test_no_two_streams_take_in_one_subject() -> None:
+    patterns = [(d.name, subject) for version in ("v1", "v2") for d in wanted(version) for subject in d.subjects]
+    for name, mine in patterns:
+        for other, theirs in patterns:
+            assert name == other or not overlap(mine, theirs), (mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("subject", "stream"),
+    [
+        (str(RecordSubject("p", "log", "ses_a", "execution.step")), EVENTS),
+        (str(CommandSubject("p", "w", "oracle", "run")), COMMANDS),
+        (str(L0Subject("p", "evt", "agent", "ses_a", "step")), "cg_evt_v1"),
+        (str(L0Subject("p", "cmd", "tool", "web", "search")), "cg_cmd_v1"),
+        (dead_letter_subject("oracle_consumer", "cmd.p.w.oracle.run"), DEAD),
+        (str(L0Subject("p", "str", "agent", "ses_a", "chunk")), None),
+        ("str.anything.at.all", None),
+        (str(L0Subject("p", "evt", "agent", "ses_a", "step", ver="v2")), None),
+    ],
+)
+def test_each_subject_is_kept_where_it_belongs_and_str_nowhere(subject: str, stream: str | None) -> None:
+    found = keeps(ALL, subject)
+    assert (found.name if found is not None else None) == stream
+
+
+@pytest.mark.parametrize("server", [OLD, NEW])
+def test_what_is_missing_is_created(server: tuple[int, int]) -> None:
+    plans = plan(ALL, [], server=server)
+    assert [(each.name, each.action) for each in plans] == [(d.name, "create") for d in ALL]
+    assert [each.config for each in plans] == [d.config(server) for d in ALL]
+    assert ("allow_atomic" in plans[0].config) == (server == NEW), "an old server is not asked for what it cannot do"
+
+
+@pytest.mark.parametrize("server", [OLD, NEW])
+def test_what_is_right_is_kept(server: tuple[int, int]) -> None:
+    found = [answered(d, server) for d in ALL]
+    assert {str(each) for each in plan(ALL, found, server=server)} == {f"stream {d.name}: keep" for d in ALL}
+
+
+def test_what_the_server_leaves_out_is_its_default() -> None:
+    definition = BY_NAME["cg_evt_v1"]
+    found = answered(definition, OLD, max_msgs=None, max_bytes=None, no_ack=None, max_msg_size=0)
+    assert plan_stream(definition, found, server=OLD).action == "keep"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("subjects", ["evt.>", "more.>"]),
+        ("subjects", []),
+        ("max_age", 5 * NS),
+        ("max_bytes", 1000),
+        ("max_msgs", 10),
+        ("max_msgs_per_subject", 1),
+        ("max_msg_size", 100),
+        ("discard", "new"),
+        ("duplicate_window", NS),
+        ("no_ack", True),
+        ("allow_direct", None),
+        ("allow_atomic", None),
+        ("description", "other"),
+        ("retention", "interest"),
+    ],
+)
+def test_what_differs_is_updated_and_what_else_is_set_there_stays(setting: str, value: Any) -> None:
+    found = answered(BY_NAME[EVENTS], **{setting: value, "num_replicas": 3, "compression": "s2"})
+    made = plan_stream(BY_NAME[EVENTS], found, server=NEW)
+    assert made.action == "update" and [change.setting for change in made.changes] == [setting]
+    assert made.config == {**found, **BY_NAME[EVENTS].config(NEW)}
+    assert (made.config["num_replicas"], made.config["compression"]) == (3, "s2")
+    assert setting in str(made)
+    again = plan_stream(BY_NAME[EVENTS], made.config, server=NEW)
+    assert again.action == "keep"
+
+
+def test_an_old_server_is_not_updated_for_what_it_cannot_do() -> None:
+    assert plan_stream(BY_NAME[EVENTS], answered(BY_NAME[EVENTS], OLD), server=OLD).action == "keep"
+    upgraded = plan_stream(BY_NAME[EVENTS], answered(BY_NAME[EVENTS], OLD), server=NEW)
+    assert [str(change) for change in upgraded.changes] == ["allow_atomic: False → True"]
+
+
+def test_the_configured_size_is_the_mirrors_alone() -> None:
+    sized = {d.name: d.max_bytes for d in wanted(max_bytes=5000)}
+    assert sized.pop(EVENTS) == 5000 and set(sized.values()) == {-1}
+    changed = plan_stream(wanted(max_bytes=5000)[0], answered(BY_NAME[EVENTS]), server=NEW)
+    assert [str(change) for change in changed.changes] == ["max_bytes: -1 → 5000"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "told"),
+    [
+        (EVENTS, {"storage": "memory"}, "kept in memory"),
+        (EVENTS, {"retention": "workqueue"}, "retention is workqueue, must be limits"),
+        (COMMANDS, {"retention": "limits"}, "retention is limits, must be workqueue"),
+        (EVENTS, {"sealed": True}, "sealed"),
+        (EVENTS, {"mirror": {"name": "x"}}, "mirror"),
+        (EVENTS, {"sources": [{"name": "x"}]}, "other streams"),
+        (EVENTS, {"subject_transform": {"src": "evt.>", "dest": "x.>"}}, "renames"),
+        (EVENTS, {"deny_purge": True}, "rebuild"),
+        (EVENTS, {"deny_delete": True}, "forgotten"),
+        (EVENTS, {"allow_msg_counter": True}, "counter"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_with_reasons(name: str, changed: dict[str, Any], told: str) -> None:
+    made = plan_stream(BY_NAME[name], answered(BY_NAME[name], **changed), server=NEW)
+    assert (made.action, made.config) == ("refuse", {})
+    assert told in str(made) and "remove the stream" in str(made)
+
+
+def test_another_stream_with_our_subjects_is_in_the_way() -> None:
+    other = {"name": "THEIRS", "subjects": ["a.b", "evt.special.>"]}
+    plans = {each.name: each for each in plan(ALL, [other], server=NEW)}
+    assert plans[EVENTS].action == "refuse" and "THEIRS takes in evt.special.>" in str(plans[EVENTS])
+    assert plans[COMMANDS].action == "create"
+    there = [other, answered(BY_NAME[EVENTS])]
+    assert plan(ALL, there, server=NEW)[0].action == "refuse"
+    harmless = {"name": "THEIRS", "subjects": ["orders.>"]}
+    assert {each.action for each in plan(ALL, [harmless], server=NEW)} == {"create"}
+
+
+def test_several_reasons_are_all_told() -> None:
+    made = plan_stream(BY_NAME[EVENTS], answered(BY_NAME[EVENTS], storage="memory", sealed=True), server=NEW)
+    assert len(made.reasons) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("2.10.29", (2, 10)),
+        ("v2.15.0-beta.1", (2, 15)),
+        ("2.9", (2, 9)),
+        ("", (0, 0)),
+        ("dev", (0, 0)),
+        ("x2.1", (0, 0)),
+    ],
+)
+def test_a_servers_version_is_read(text: str, version: tuple[int, int]) -> None:
+    assert server_version(text) == version
