@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 API: Final = "$JS.API."
 NO_RESPONDERS: Final = "503"
+CLOSE_SECONDS: Final = 2.0
+"""How long what was sent last may take on its way out when a connection is closed."""
+
 _CONNECTS: Final = 2
 """How often the library tries each server before it says that none is there."""
 
@@ -67,7 +70,9 @@ class Received:
 class JetStream:
     """A connection that is open. Make one with ``connect``, end it with ``close``; belongs to its event loop."""
 
-    def __init__(self, client: Client, options: ConnectOptions, ended: asyncio.Future[str], facts: ServerFacts) -> None:
+    def __init__(
+        self, client: _Guarded, options: ConnectOptions, ended: asyncio.Future[str], facts: ServerFacts
+    ) -> None:
         self._client, self._options, self._ended = client, options, ended
         self._inbox = client.new_inbox()
         self._asked = 0
@@ -100,7 +105,7 @@ class JetStream:
             if not ended.done():
                 ended.set_result(_short(problems[-1]) if problems else "it was closed")
 
-        client = _Guarded(options)
+        client = _Guarded(options, ended)
         more: dict[str, Any] = {}
         if context is not None:
             more["tls"] = context
@@ -127,7 +132,8 @@ class JetStream:
                 )
         except BaseException as error:
             ended.cancel()
-            await _discard(client)
+            # Not ``close``: after a TLS handshake that failed it waits for ever. Nothing of it runs yet.
+            client.abort()
             if not isinstance(error, Exception):
                 raise
             raise _not_connected(options, error, problems) from None
@@ -151,7 +157,9 @@ class JetStream:
 
     async def close(self) -> None:
         """End it: what was published before is flushed, what waits fails. Idempotent."""
-        if not self._ended.done():
+        if self._ended.done():
+            self._client.abort()
+        else:
             self._ended.set_result("it was closed here")
         await _discard(self._client)
 
@@ -321,9 +329,9 @@ class _Guarded(Client):
     should speak TLS says that it does not.
     """
 
-    def __init__(self, options: ConnectOptions) -> None:
+    def __init__(self, options: ConnectOptions, ended: asyncio.Future[str]) -> None:
         super().__init__()
-        self._wanted = options
+        self._wanted, self._told_ended = options, ended
 
     def _connect_command(self) -> bytes:
         if self._wanted.wants_tls and self._transport._io_writer.get_extra_info("ssl_object") is None:  # type: ignore[union-attr]
@@ -331,6 +339,19 @@ class _Guarded(Client):
         if self._wanted.server_id not in (None, self._server_info.get("server_id")):
             raise _OtherServer
         return super()._connect_command()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        # By itself it would first write what is left, to a peer that may never read again, and tell us after that.
+        if not self._told_ended.done() and not self.is_connecting:
+            self._told_ended.set_result(_short(e))
+        self.abort()
+        await super()._process_op_err(e)
+
+    def abort(self) -> None:
+        """Drop the socket without a goodbye. Idempotent."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
 
     def facts(self) -> ServerFacts:
         info = self._server_info
@@ -363,12 +384,15 @@ def _received(message: Msg) -> Received:
     return Received(message.subject, message.reply, message.headers or {}, message.data)
 
 
-async def _discard(client: Client) -> None:
+async def _discard(client: _Guarded) -> None:
     try:
-        await client.close()
-    except (OSError, nats.errors.Error, AttributeError) as error:
-        # The library closes what it has not opened yet; the socket goes with the object then.
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await client.close()
+    except (OSError, nats.errors.Error, AttributeError, TimeoutError) as error:
+        # The library closes what it has not opened yet, and waits for a peer that may never say goodbye.
         log.debug("closing a connection failed: %s", _short(error))
+    finally:
+        client.abort()
 
 
 def _not_connected(options: ConnectOptions, error: Exception, problems: list[Exception]) -> NatsError:

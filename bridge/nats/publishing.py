@@ -98,8 +98,8 @@ async def publish(session: JetStream, message: Publishable, expect: Expect | Non
         NatsUnavailable: no answer; it may be stored.
     """
     headers = {**message.headers, **(expect.headers() if expect is not None else {})}
-    answer = await session.ask(message.subject, message.body, headers, PUBLISH_SECONDS)
-    return _stored(message, answer)
+    answer = await session.begin(message.subject, message.body, headers)
+    return _stored(message, await waited(answer, PUBLISH_SECONDS))
 
 
 async def publish_all(
