@@ -261,6 +261,8 @@ class JetStream:
     async def hearing(self, pattern: str, hear: Callable[[Received], None]) -> AsyncIterator[None]:
         """Hear what is published on ``pattern`` while the block lasts; ``hear`` is called in order and must not wait.
 
+        What the server has sent when it hears of the end is still heard before the block is left.
+
         Raises:
             NatsError: the server cannot be reached, or ``pattern`` is none.
         """
@@ -278,7 +280,9 @@ class JetStream:
         finally:
             if self.is_open:
                 try:
-                    await subscription.unsubscribe()
+                    # Not ``unsubscribe``: what the server has sent already would be lost, and nobody knew.
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        await subscription.drain()  # type: ignore[no-untyped-call]
                 except Exception as error:  # noqa: BLE001 - it ends with the connection at the latest
                     log.debug("unsubscribing failed: %s", _short(error))
 

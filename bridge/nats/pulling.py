@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.nats.errors import NatsError, NatsUnavailable, ServerRefused, StreamRefused
+from bridge.nats.errors import NatsError, NatsUnavailable, NotFound, ServerRefused, StreamRefused
 from bridge.nats.jetstream import API, JetStream, Received
 from bridge.nats.keeping import Delivered, arriving
 from bridge.nats.options import PullSettings
@@ -45,6 +45,10 @@ class ConsumerDefinition:
     max_deliver: int = -1
     max_ack_pending: int = 1024
     new_only: bool = False
+    inactive_s: float = 0.0
+    """After so long without anybody the server removes it, and with it where it had come to; 0: never."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Kept by the server beside it."""
 
     def config(self) -> dict[str, Any]:
         """In the server's JSON."""
@@ -62,6 +66,10 @@ class ConsumerDefinition:
             config["filter_subject"] = self.filters[0]
         elif self.filters:
             config["filter_subjects"] = list(self.filters)
+        if self.inactive_s:
+            config["inactive_threshold"] = int(self.inactive_s * _NS)
+        if self.metadata:
+            config["metadata"] = dict(self.metadata)
         return config
 
 
@@ -117,12 +125,36 @@ async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerD
     """
     wanted = definition.config()
     request = {"stream_name": stream, "config": wanted}
-    answer = await session.api(f"CONSUMER.DURABLE.CREATE.{stream}.{definition.name}", request)
+    what, remedy = f"consumer {definition.name} of {stream}", "remove it, and it is made anew"
+    try:
+        answer = await session.api(f"CONSUMER.DURABLE.CREATE.{stream}.{definition.name}", request)
+    except NotFound:
+        raise
+    except ServerRefused as error:
+        raise StreamRefused(what, error.code, f"{error.description}; {remedy}") from None
     found: dict[str, Any] = answer["config"]
-    different = [name for name, value in wanted.items() if found.get(name) != value]
-    if different:
-        text = f"the server keeps it otherwise: {', '.join(different)}"
-        raise StreamRefused(f"consumer {definition.name} of {stream}", 0, f"{text}; remove it, and it is made anew")
+    if different := [name for name, value in wanted.items() if not _is_kept(found.get(name), value)]:
+        raise StreamRefused(what, 0, f"the server keeps it otherwise: {', '.join(different)}; {remedy}")
+    return found
+
+
+def _is_kept(found: Any, wanted: Any) -> bool:
+    """Whether a setting is as it must be; a server adds metadata of its own."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and wanted.items() <= found.items()
+    return bool(found == wanted)
+
+
+async def consumer_config(session: JetStream, stream: str, name: str) -> dict[str, Any] | None:
+    """The configuration of a consumer as the server has it; None when there is none of that name.
+
+    Raises:
+        NatsUnavailable: no answer.
+    """
+    try:
+        found: dict[str, Any] = (await session.api(f"CONSUMER.INFO.{stream}.{name}"))["config"]
+    except NotFound:
+        return None
     return found
 
 
@@ -151,6 +183,8 @@ class PullLoop:
         self._settings = settings or PullSettings()
         self._working: dict[asyncio.Task[None], Delivery] = {}
         self._room = asyncio.Event()
+        self._pulling: asyncio.Task[None] | None = None
+        self._finishing = False
         self.counts: Counter[str] = Counter()
         """``delivered``, ``done``, ``again``, ``poison``, ``unanswered``, ``renewed``."""
 
@@ -159,27 +193,52 @@ class PullLoop:
         """Messages that are with the handler now."""
         return len(self._working)
 
+    @property
+    def is_handling(self) -> bool:
+        """Whether the task that runs now is a handler of this loop."""
+        return asyncio.current_task() in self._working
+
     async def run(self) -> None:
-        """Work until cancelled. Handlers under way are cancelled then, and their messages delivered again."""
+        """Work until ``finish``. Cancelled, handlers under way are cancelled too, and their messages come again.
+
+        A loop runs once.
+        """
         keep_alive = asyncio.create_task(self._keep_alive())
-        pause = 0.0
+        self._pulling = asyncio.create_task(self._pull_on())
         try:
-            while True:
-                session = await self._sessions.wait()
-                before = self.counts["delivered"]
-                try:
-                    await ensure_consumer(session, self._stream, self._consumer)
-                    await self._pull(session)
-                except NatsError as error:
-                    log.warning("the consumer %s of %s is taken up again: %s", self._consumer.name, self._stream, error)
-                self.counts["renewed"] += 1
-                pause = 0.05 if self.counts["delivered"] > before else min(max(pause * 2, 0.05), 5.0)
-                await asyncio.sleep(pause)
+            if not self._finishing:
+                await asyncio.wait((self._pulling,))
+            else:
+                self._pulling.cancel()
+            while self._working:
+                await asyncio.wait(list(self._working))
+            if self._pulling.done() and not self._pulling.cancelled():
+                self._pulling.result()
         finally:
-            tasks = [keep_alive, *self._working]
+            tasks = [keep_alive, self._pulling, *self._working]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def finish(self) -> None:
+        """Take no more messages; ``run`` returns when those that are with the handler are finished. Idempotent."""
+        self._finishing = True
+        if self._pulling is not None:
+            self._pulling.cancel()
+
+    async def _pull_on(self) -> None:
+        pause = 0.0
+        while True:
+            session = await self._sessions.wait()
+            before = self.counts["delivered"]
+            try:
+                await ensure_consumer(session, self._stream, self._consumer)
+                await self._pull(session)
+            except NatsError as error:
+                log.warning("the consumer %s of %s is taken up again: %s", self._consumer.name, self._stream, error)
+            self.counts["renewed"] += 1
+            pause = 0.05 if self.counts["delivered"] > before else min(max(pause * 2, 0.05), 5.0)
+            await asyncio.sleep(pause)
 
     async def _pull(self, session: JetStream) -> None:
         settings = self._settings
@@ -190,24 +249,31 @@ class PullLoop:
         patience = settings.warmup_timeout_s
         subject = f"{API}CONSUMER.MSG.NEXT.{self._stream}.{self._consumer.name}"
         number = 0
-        async with session.hearing(f"{inbox}.*", arrived.put_nowait):
-            while True:
-                asked = min(settings.batch_size, await self._free())
-                number += 1
-                request = json.dumps({"batch": asked, **expires}).encode()
-                reply = f"{inbox}.{number}"
-                await session.send(subject, request, reply=reply)
-                while asked > 0:
-                    message = await arriving(session, arrived, patience)
-                    patience = 3 * heartbeat + 1.0
-                    if not message.status:
-                        self._take(message)
-                        asked -= 1
-                    elif message.status != HEARTBEAT and message.subject == reply:
-                        if message.status not in EXPIRED:
-                            why = message.description or message.status
-                            raise NatsUnavailable(f"the server ended the request: {why}")
-                        break
+        try:
+            async with session.hearing(f"{inbox}.*", arrived.put_nowait):
+                while True:
+                    asked = min(settings.batch_size, await self._free())
+                    number += 1
+                    request = json.dumps({"batch": asked, **expires}).encode()
+                    reply = f"{inbox}.{number}"
+                    await session.send(subject, request, reply=reply)
+                    while asked > 0:
+                        message = await arriving(session, arrived, patience)
+                        patience = 3 * heartbeat + 1.0
+                        if not message.status:
+                            self._take(message)
+                            asked -= 1
+                        elif message.status != HEARTBEAT and message.subject == reply:
+                            if message.status not in EXPIRED:
+                                why = message.description or message.status
+                                raise NatsUnavailable(f"the server ended the request: {why}")
+                            break
+        finally:
+            # What came and was not taken any more: others need not wait until its time is over.
+            while not arrived.empty():
+                left = arrived.get_nowait()
+                if not left.status:
+                    await self._send(left.reply, b"-NAK")
 
     async def _free(self) -> int:
         """How many more messages may be with the handler; waits until it is one at least."""
@@ -276,13 +342,17 @@ class PullLoop:
         return min(self._settings.backoff_s * float(1 << min(count - 1, 32)), self._settings.longest_backoff_s)
 
     async def _answer(self, delivery: Delivery, word: bytes) -> None:
-        """An acknowledgement goes to the server's consumer, over whichever connection there is now."""
-        try:
-            session = await self._sessions.get()
-            await session.send(delivery.reply, word)
-        except NatsError as error:
+        if not await self._send(delivery.reply, word):
             self.counts["unanswered"] += 1
-            log.warning("%s comes again, its acknowledgement could not be sent: %s", delivery.subject, error)
+            log.warning("%s comes again: its acknowledgement could not be sent", delivery.subject)
+
+    async def _send(self, reply: str, word: bytes) -> bool:
+        """Tell the server's consumer, over whichever connection there is now; whether that could be done."""
+        try:
+            await (await self._sessions.get()).send(reply, word)
+        except NatsError:
+            return False
+        return True
 
     async def _keep_alive(self) -> None:
         while True:
@@ -299,6 +369,5 @@ async def remove_consumer(session: JetStream, stream: str, name: str) -> None:
     """
     try:
         await session.api(f"CONSUMER.DELETE.{stream}.{name}")
-    except ServerRefused as error:
-        if error.code != 10014:
-            raise
+    except NotFound:
+        return
