@@ -32,6 +32,7 @@ lint: $(VENV)/installed $(SHIM)/node_modules/installed ## Style, types, generate
 	$(BIN)/mypy
 	$(BIN)/python tools/generate_schema.py --check
 	$(BIN)/python tools/generate_events.py --check
+	$(BIN)/python tools/generate_subjects.py --check
 	$(BIN)/python tools/generate_performance.py --check
 	cd $(SHIM) && npm run --silent check
 
@@ -42,6 +43,7 @@ format: $(VENV)/installed ## Format the Python files
 docs: $(VENV)/installed ## Write the generated pages anew
 	$(BIN)/python tools/generate_schema.py
 	$(BIN)/python tools/generate_events.py
+	$(BIN)/python tools/generate_subjects.py
 	$(BIN)/python tools/generate_performance.py
 
 bench: $(VENV)/installed opencode ## Measure the log and the link against limits of the same run

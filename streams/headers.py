@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 MAX_VALUE: Final = 512
@@ -42,7 +43,7 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
         raise HeaderError("*", f"there are {len(headers)}, more than {MAX_HEADERS}")
     seen: set[str] = set()
     for name, value in headers.items():
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        if not isinstance(name, str) or not _is_name(name):
             raise HeaderError(str(name), "a name is a letter, then letters, digits, `-` and `_`, 64 at most")
         if name.lower() in seen:
             raise HeaderError(name, "it stands there twice, in different case")
@@ -52,6 +53,11 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if len(value) > MAX_VALUE:
             raise HeaderError(name, f"its value is longer than {MAX_VALUE} characters")
     return dict(headers)
+
+
+@lru_cache(maxsize=512)
+def _is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 def is_header_value(value: str) -> bool:

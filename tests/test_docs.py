@@ -42,5 +42,5 @@ def test_links_and_named_files_exist(page: Path) -> None:
 
 
 def test_generated_pages_are_fresh() -> None:
-    for tool in ("generate_schema.py", "generate_events.py"):
+    for tool in ("generate_schema.py", "generate_events.py", "generate_subjects.py"):
         subprocess.run([sys.executable, str(ROOT / "tools" / tool), "--check"], check=True, timeout=60)

@@ -68,6 +68,8 @@ def header_text(text: str) -> str:
     ``urllib.parse.unquote`` reads it. Text that would be over ``MAX_VALUE`` is cut and ends in ``%~`` and 32 hex
     digits of its SHA-256; the empty text is ``%_``.
     """
+    if len(text) <= MAX_VALUE and "%" not in text and is_header_value(text):
+        return text
     if not text:
         return "%_"
     raw = text.encode("utf-8", "surrogatepass")

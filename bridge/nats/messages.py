@@ -122,13 +122,17 @@ def is_forgotten(event: StreamEvent) -> bool:
 
 def wire_size(headers: dict[str, str], body: int) -> int:
     """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
-    return body + (_VERSION_LINE + sum(len(k) + len(v) + 4 for k, v in headers.items()) if headers else 0)
+    if not headers:
+        return body
+    names, values = sum(map(len, headers)), sum(map(len, headers.values()))
+    return body + _VERSION_LINE + names + values + len(headers) * len(": \r\n")
 
 
 def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
     event = record.event
     subject = RecordSubject(place.project, mirror.log, event.stream_id, event.type)
     given = {
+        **_depth(place),
         h.LOG: h.header_text(mirror.log),
         h.POSITION: str(record.position),
         h.OFFSET: str(record.offset),
@@ -165,16 +169,20 @@ def _l0_message(event: StreamEvent, told_: Told, place: Place, mirror: Mirror) -
     """``None`` when the server takes not even what is required."""
     assert place.session is not None
     subject = _subject(place.session, told_.suffix, place.project, mirror)
-    given = h.depth_header(place.depth) if place.depth is not None else {}
     part = f"l0:{told_.part}" if told_.part else "l0"
     identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
-    filled = _filled(event, given, mirror, f"agent.{told_.suffix}", identity, None)
+    filled = _filled(event, _depth(place), mirror, f"agent.{told_.suffix}", identity, None)
     room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
     for payload in (told_.payload, _required(told_.payload)):
         body = payload.encode()
         if len(body) <= room:
             return Message(str(subject), filled.headers, body)
     return None
+
+
+def _depth(place: Place) -> dict[str, str]:
+    """What is captured tells its depth where it is known; a chain that is unknown is not given one."""
+    return h.depth_header(place.depth) if place.depth is not None else {}
 
 
 def _required(payload: L0Payload) -> L0Payload:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from streams.lineage import span_id, trace_id
@@ -49,7 +50,13 @@ def parse_traceparent(text: str) -> TraceContext | None:
     """What ``text`` says, or ``None`` when it is no valid ``traceparent``: then the trace starts anew.
 
     A later version than 00 is read by its first four fields, and sent on as 00.
+    What is longer than ``MAX_TRACESTATE`` is none: it is remembered, and foreign.
     """
+    return _parse(text) if len(text) <= MAX_TRACESTATE else None
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> TraceContext | None:
     found = _TRACEPARENT.fullmatch(text)
     if found is None:
         return None

@@ -108,9 +108,9 @@ def faults_of(path: str, tree: ast.Module) -> list[str]:
 
 
 def test_secrets_are_compared_in_constant_time_and_nothing_unpickles() -> None:
-    # A ``token`` there names one item of one origin, which is no secret.
-    items = {"sidecar/ingest.py", "bridge/opencode/translate.py"}
-    assert [fault for path, tree in trees() if path not in items for fault in faults_of(path, tree)] == []
+    # A ``token`` there names one item of one origin, or is a part of a subject: no secret.
+    others = {"sidecar/ingest.py", "bridge/opencode/translate.py", "streams/subjects.py", "bridge/nats/subjects.py"}
+    assert [fault for path, tree in trees() if path not in others for fault in faults_of(path, tree)] == []
     link = (ROOT / "bridge/opencode/link.py").read_text()
     assert link.count("hmac.compare_digest(") == 2, "each side checks the other's proof"
 

@@ -465,6 +465,20 @@ class BusContract:
         with pytest.raises(BusClosed):
             await bus.subscribe("evt.>", gate)
 
+    async def test_a_handler_may_close_the_bus(self, bus: EventBus) -> None:
+        closed = asyncio.Event()
+
+        async def last(delivery: Delivery) -> None:
+            await bus.close()
+            closed.set()
+
+        await bus.subscribe("evt.>", last)
+        await bus.subscribe("evt.>", Inbox(), durable="other")
+        await bus.publish("evt.p.one", b"1")
+        await asyncio.wait_for(closed.wait(), HANG_S)
+        with pytest.raises(BusClosed):
+            await bus.publish("evt.p.one", b"2")
+
     async def test_closing_does_not_wait_for_a_back_off(self, bus: EventBus) -> None:
         inbox = Inbox(lambda d: ValueError("no"))
         await bus.subscribe("evt.>", inbox, durable="one", redelivery=Redelivery(5, (3600.0,)))

@@ -60,6 +60,7 @@ def test_what_is_valid_is_read(text: str, flags: str) -> None:
         " " + EXAMPLE,
         "cc" + EXAMPLE[2:] + "x",
         "cc" + EXAMPLE[2:] + "-\r\n",
+        "cc" + EXAMPLE[2:] + "-" + "x" * 512,
     ],
 )
 def test_what_is_not_valid_is_none(text: str) -> None:

@@ -1,0 +1,152 @@
+"""Token deltas become few chunks, nothing is lost or mixed up in between."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.nats import chunks
+from bridge.nats.chunks import Coalescer, Delta, Ready
+from bridge.nats.l0.payloads import MAX_ID
+from tests.streams.sizes import size
+
+many = settings(max_examples=size("EXAMPLES", 200), deadline=None, derandomize=True, database=None)
+
+
+def delta(
+    text: str, session: str = "ses_a", step: str = "prt_1", kind: str = "text", turn: str | None = "msg"
+) -> Delta:
+    return Delta(session, turn, step, kind, text)
+
+
+def seen(ready: list[Ready]) -> list[tuple[str, str, int | None, str]]:
+    return [(each.session, each.chunk.step_id, each.chunk.index, each.chunk.content) for each in ready]
+
+
+def test_deltas_wait_for_their_deadline_and_leave_as_one() -> None:
+    made = Coalescer(max_wait_s=0.05)
+    assert made.deadline is None
+    assert made.add(delta("he"), 10.0) == made.add(delta("l"), 10.02) == made.add(delta("lo"), 10.04) == []
+    assert made.deadline == pytest.approx(10.05), "the first one counts, so nothing waits for ever"
+    assert made.due(10.04) == []
+    (ready,) = made.due(10.05)
+    assert ready.chunk.fields() == {
+        "agent_turn_id": "msg",
+        "step_id": "prt_1",
+        "chunk_type": "text",
+        "content": "hello",
+        "index": 0,
+    }
+    assert made.deadline is None and made.due(99.0) == []
+    made.add(delta(" again"), 11.0)
+    assert seen(made.flush()) == [("ses_a", "prt_1", 1, " again")]
+
+
+def test_a_full_buffer_leaves_at_once_in_pieces_of_whole_characters() -> None:
+    made = Coalescer(max_bytes=8)
+    assert made.add(delta("1234567"), 0) == []
+    assert seen(made.add(delta("8"), 0)) == [("ses_a", "prt_1", 0, "12345678")]
+    ready = made.add(delta("ééééé😀😀中x"), 0)
+    assert [each.chunk.content for each in ready] == ["éééé", "é😀", "😀中x"]
+    assert [each.chunk.index for each in ready] == [1, 2, 3]
+    assert all(len(each.chunk.content.encode()) <= 8 for each in ready)
+
+
+def test_another_step_or_kind_sends_what_was_there_before() -> None:
+    made = Coalescer()
+    made.add(delta("think", kind="reasoning"), 0)
+    assert seen(made.add(delta("say"), 0)) == [("ses_a", "prt_1", 0, "think")]
+    assert seen(made.add(delta("next", step="prt_2"), 0)) == [("ses_a", "prt_1", 0, "say")]
+    assert seen(made.add(delta("turn", step="prt_2", turn="msg_2"), 0)) == [("ses_a", "prt_2", 0, "next")]
+    assert seen(made.flush()) == [("ses_a", "prt_2", 1, "turn")]
+
+
+def test_sessions_do_not_wait_for_each_other() -> None:
+    made = Coalescer(max_wait_s=1)
+    made.add(delta("a", session="ses_a"), 0.0)
+    made.add(delta("b", session="ses_b"), 0.5)
+    made.add(delta("a", session="ses_a"), 0.9)
+    assert seen(made.due(1.0)) == [("ses_a", "prt_1", 0, "aa")]
+    assert made.deadline == 1.5
+    assert seen(made.due(1.5)) == [("ses_b", "prt_1", 0, "b")]
+
+
+def test_the_end_of_a_step_sends_its_rest_and_forgets_its_numbers() -> None:
+    made = Coalescer()
+    made.add(delta("a"), 0)
+    made.flush()
+    made.add(delta("b"), 0)
+    assert made.end_step("ses_a", "prt_other") == [] == made.end_step("ses_b", "prt_1")
+    assert seen(made.end_step("ses_a", "prt_1")) == [("ses_a", "prt_1", 1, "b")]
+    assert made.end_step("ses_a", "prt_1") == []
+    made.add(delta("c"), 0)
+    assert seen(made.flush()) == [("ses_a", "prt_1", 0, "c")]
+
+
+def test_what_no_payload_can_hold_is_counted() -> None:
+    made = Coalescer()
+    for odd in (delta("x", turn=None), delta("x", step=""), delta("x", kind="k" * (MAX_ID + 1)), delta("x", turn="")):
+        assert made.add(odd, 0) == []
+    assert made.add(delta(""), 0) == []
+    assert made.flush() == [] and dict(made.counts) == {"no_turn": 1, "bad_id": 3}
+
+
+def test_a_character_that_was_split_is_whole_again() -> None:
+    made = Coalescer()
+    for half in ("a\ud83d", "\ude00b", "\ud83d"):
+        made.add(delta(half), 0)
+    assert seen(made.flush()) == [("ses_a", "prt_1", 0, "a😀b�")]
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "MAX_OPEN", 3)
+    monkeypatch.setattr(chunks, "MAX_STEPS", 4)
+    made = Coalescer()
+    left = [ready for n in range(10) for ready in made.add(delta("x", session=f"ses_{n}"), n)]
+    assert [each.session for each in left] == [f"ses_{n}" for n in range(7)], "the longest waiting go first"
+    for n in range(20):
+        made.add(delta("x", step=f"prt_{n}"), 0)
+    made.flush()
+    assert len(made._numbers) <= 4 and len(made._open) == 0
+
+
+def test_a_senseless_size_is_refused() -> None:
+    for bad in (0, 3, 10**9):
+        with pytest.raises(ValueError):
+            Coalescer(max_bytes=bad)
+
+
+deltas = st.tuples(
+    st.sampled_from(["ses_a", "ses_b"]),
+    st.sampled_from(["prt_1", "prt_2"]),
+    st.sampled_from(["text", "reasoning"]),
+    st.text(max_size=12),
+    st.floats(0, 0.1),
+)
+
+
+@many
+@given(st.lists(deltas, max_size=30), st.integers(4, 20))
+def test_nothing_is_lost_doubled_or_mixed_up(drawn: list[tuple[str, str, str, str, float]], max_bytes: int) -> None:
+    made = Coalescer(max_wait_s=0.05, max_bytes=max_bytes)
+    now, out = 0.0, []
+    told: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+    for session, step, kind, text, passed in drawn:
+        now += passed
+        out += made.due(now)
+        assert made.deadline is None or made.deadline > now
+        out += made.add(Delta(session, "msg", step, kind, text), now)
+        told[session] += [(step, kind, character) for character in text]
+    out += made.flush()
+    heard: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+    numbers: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for session, chunk in out:
+        assert chunk.content and len(chunk.content.encode()) <= max_bytes
+        heard[session] += [(chunk.step_id, chunk.chunk_type, character) for character in chunk.content]
+        numbers[session, chunk.step_id, chunk.chunk_type].append(chunk.index or 0)
+    assert {k: v for k, v in heard.items() if v} == {k: v for k, v in told.items() if v}
+    assert all(each == list(range(len(each))) for each in numbers.values())
+    assert not made.counts

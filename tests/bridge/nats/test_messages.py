@@ -1,0 +1,286 @@
+"""One record → its messages: pinned bytes, every recording, and whatever a record may hold."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.nats import headers as h
+from bridge.nats.l0.captured import MEANINGS
+from bridge.nats.l0.payloads import Step, Task
+from bridge.nats.l0.table import decode
+from bridge.nats.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored
+from bridge.nats.places import Place
+from bridge.nats.stream_plan import keeps, wanted
+from bridge.nats.subjects import L0Subject, RecordSubject
+from streams.hashing import GENESIS, canonical, chain, digest_form_of, encode
+from streams.headers import check_headers
+from streams.store import Record
+from streams.subjects import check_subject
+from tests.bridge.nats.records import LOG, MIRROR, chained, event, mirror_all, recorded
+from tests.bridge.nats.vectors import FILE, computed
+from tests.bridge.playing import names
+from tests.streams.sizes import size
+
+many = settings(max_examples=size("EXAMPLES", 60), deadline=None, derandomize=True, database=None)
+
+PINNED: list[dict[str, Any]] = json.loads(FILE.read_text())
+
+
+def own(made: Any) -> Message:
+    """The record's own message, the last."""
+    message: Message = made.messages[-1]
+    return message
+
+
+def on_the_wire(message: Message) -> bytes:
+    lines = b"".join(f"{k}: {v}\r\n".encode() for k, v in message.headers.items())
+    return (b"NATS/1.0\r\n" + lines + b"\r\n" if lines else b"") + message.body
+
+
+def test_messages_are_as_pinned() -> None:
+    assert computed() == PINNED
+    assert len(PINNED) >= 20
+    notes = {note.split(":")[0] for row in PINNED for note in row["notes"]}
+    assert notes == {
+        "trace_made",
+        "trace_invalid",
+        "tracestate_dropped",
+        "reserved_keys",
+        "pointer",
+        "stub",
+        "l0_skipped",
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recording_is_mirrored_whole_in_order_and_once(name: str) -> None:
+    records = recorded(name)
+    made = mirror_all(records)
+    assert [note for each in made for note in each.notes if not note.startswith("l0_skipped")] == []
+    heads: dict[str, bytes] = {}
+    for position, (record, each) in enumerate(zip(records, made, strict=True)):
+        message = own(each)
+        # A consumer that knows nothing else chains the bodies and finds the log's own hashes.
+        fields = orjson.loads(message.body)
+        assert message.body == canonical(record.event.fields())
+        parsed = RecordSubject.parse(message.subject)
+        assert (parsed.log, parsed.stream, parsed.type) == (LOG, fields["stream_id"], fields["type"])
+        heads[parsed.stream] = chain(heads.get(parsed.stream, GENESIS), digest_form_of(fields)[1])
+        assert message.headers[h.HASH] == heads[parsed.stream].hex() == record.hash
+        assert message.headers[h.POSITION] == str(position) and message.headers[h.OFFSET] == str(record.offset)
+        assert message.headers[h.FORM] == "whole" and message.id == record.event.id
+        told = [L0Subject.parse(m.subject).suffix for m in each.messages[:-1]]
+        if each.notes:
+            assert told == []
+        else:
+            assert tuple(told) == MEANINGS.get(record.event.type, ())
+    every = [message for each in made for message in each.messages]
+    ids = [message.id for message in every]
+    assert len(set(ids)) == len(ids)
+    for message in every:
+        check_subject(message.subject)
+        check_headers(message.headers)
+        assert message.size == len(on_the_wire(message))
+        stream = keeps(wanted(), message.subject)
+        assert stream is not None
+        assert stream.name == ("cg_evt_v1" if message.subject.startswith("cg.") else "MESHFORGE_EVENTS")
+
+
+@pytest.mark.parametrize("name", ["task_nested", "tool_chain", "abort_tool", "fork"])
+def test_the_same_log_gives_the_same_messages_anywhere(name: str) -> None:
+    assert mirror_all(recorded(name)) == mirror_all(recorded(name))
+    rebuilt = mirror_all(recorded(name), Mirror(LOG, rebuild=1))
+    for before, after in zip(mirror_all(recorded(name)), rebuilt, strict=True):
+        for one, other in zip(before.messages, after.messages, strict=True):
+            assert other.id == f"{one.id}:1" and (one.subject, one.body) == (other.subject, other.body)
+
+
+@pytest.mark.parametrize("name", ["task_nested", "tool_chain", "chat_two_turns", "run_error", "abort_task"])
+def test_l0_tells_a_session_as_it_was(name: str) -> None:
+    records = recorded(name)
+    steps = {record.event.id: record for record in records if record.event.type == "execution.step"}
+    ended = {record.event.id: record for record in records if record.event.type == "turn.ended"}
+    told = [m for each in mirror_all(records) for m in each.messages[:-1]]
+    seen_steps, seen_tasks, epochs = 0, 0, dict[str, list[int]]()
+    for message in told:
+        subject, payload = decode(message.subject, message.body)
+        fields = payload.fields()
+        assert message.headers["traceparent"] and message.headers["CG-Recursion-Depth"] in {"0", "1", "2"}
+        if isinstance(payload, Step):
+            event_ = steps[fields["metadata"]["event"]].event
+            assert (subject.target, payload.agent_turn_id, payload.step_id) == (
+                event_.payload["session"],
+                event_.payload["turn"],
+                event_.payload["part"],
+            )
+            assert message.headers["traceparent"] == event_.traceparent
+            assert not {"input", "output"} & set(fields["metadata"])
+            seen_steps += 1
+        elif isinstance(payload, Task):
+            assert fields["stats"]["outcome"] == ended[fields["stats"]["event"]].event.payload["outcome"]
+            seen_tasks += 1
+        elif fields["status"] == "running":
+            epochs.setdefault(subject.target, []).append(fields["turn_epoch"])
+    assert (seen_steps, seen_tasks) == (len(steps), len(ended)) and seen_tasks
+    assert all(each == list(range(1, len(each) + 1)) for each in epochs.values())
+
+
+# Size
+
+
+def big(size: int, **more: Any) -> Record:
+    payload = {"session": "ses_a", "part": "prt_1", "turn": "msg_1", "output": "x" * size}
+    return chained([event(1, "execution.step", payload, **more)])[0]
+
+
+def test_a_record_over_the_limit_is_a_pointer_that_still_chains() -> None:
+    record = big(2_000_000)
+    made = mirrored(record, Place("p", "ses_a", 0, 1), MIRROR)
+    message = own(made)
+    assert made.notes == ("pointer",) and message.headers[h.FORM] == "pointer"
+    fields = orjson.loads(message.body)
+    assert fields["payload"] == {"$sha256": sha256(canonical(record.event.payload)).hexdigest()}
+    assert message.body == encode(record.event).digest_form
+    assert chain(GENESIS, message.body).hex() == record.hash
+    assert [L0Subject.parse(m.subject).suffix for m in made.messages[:-1]] == ["step"], "the step is small"
+
+
+def test_the_limit_is_exact() -> None:
+    whole = own(mirrored(big(1000), Place("p", "ses_a", 0), MIRROR))
+    room = len(on_the_wire(whole)) + BATCH_RESERVE
+    forms = {
+        limit: own(mirrored(big(1000), Place("p", "ses_a", 0), Mirror(LOG, max_payload=limit))).headers[h.FORM]
+        for limit in (room + 20, room + len("forgotten") - len("whole"), room - 1)
+    }
+    assert list(forms.values()) == ["whole", "whole", "pointer"]
+
+
+@pytest.mark.parametrize("limit", [1024, 1500, 4096, 65536])
+@pytest.mark.parametrize("where", ["payload", "metadata", "unknown"])
+def test_no_record_is_too_large_to_be_mirrored(limit: int, where: str) -> None:
+    more: dict[str, Any] = (
+        {} if where == "payload" else {"metadata" if where == "metadata" else "extra": {"x": "y" * 70_000}}
+    )
+    record = big(70_000 if where == "payload" else 1, **more)
+    made = mirrored(record, Place("p" * 255, "ses_a", 0), Mirror(LOG, max_payload=limit))
+    message = own(made)
+    assert message.headers[h.FORM] == ("pointer" if where == "payload" and limit > 1500 else message.headers[h.FORM])
+    assert message.headers[h.FORM] in ("pointer", "stub")
+    fields = orjson.loads(message.body)
+    assert (fields["id"], fields["stream_id"]) == (record.event.id, "ses_a")
+    if message.headers[h.FORM] == "stub":
+        assert fields["$sha256"] == sha256(canonical(record.event.fields())).hexdigest()
+    assert all(each.size + BATCH_RESERVE <= limit for each in made.messages)
+
+
+def test_an_l0_message_gives_up_what_is_optional_first_and_itself_last() -> None:
+    tokens = {"k" * 400 + str(n): n for n in range(30)}
+    record = chained([event(1, "execution.step", {"session": "ses_a", "part": "p", "turn": "t", "tokens": tokens})])[0]
+    place = Place("p", "ses_a", 0)
+    whole = mirrored(record, place, MIRROR)
+    assert len(whole.messages[0].body) > 10_000
+    less = mirrored(record, place, Mirror(LOG, max_payload=4096))
+    assert orjson.loads(less.messages[0].body) == {"agent_turn_id": "t", "phase": "completed", "step_id": "p"}
+    none = mirrored(record, place, Mirror(LOG, max_payload=300))
+    assert "l0_skipped:execution.step:too_large" in none.notes and len(none.messages) == 1
+
+
+# Forgotten
+
+
+def test_a_forgotten_record_is_told_as_such_and_still_chains() -> None:
+    record = big(1000)
+    digest = sha256(canonical(record.event.payload)).hexdigest()
+    forgotten = record._replace(event=record.event.model_copy(update={"payload": {"$sha256": digest}}))
+    assert is_forgotten(forgotten.event) and not is_forgotten(record.event)
+    made = mirrored(forgotten, Place("p", "ses_a", 0), MIRROR)
+    message = own(made)
+    assert made.notes == ("l0_skipped:execution.step:forgotten",)
+    assert message.headers[h.FORM] == "forgotten" and message.headers[h.HASH] == record.hash
+    assert chain(GENESIS, message.body).hex() == record.hash
+    assert b"xxx" not in on_the_wire(message)
+
+
+@pytest.mark.parametrize("payload", [{}, {"$sha256": "x"}, {"$sha256": 5}, {"$sha256": "0" * 64, "a": 1}])
+def test_what_only_resembles_a_digest_is_whole(payload: dict[str, Any]) -> None:
+    record = chained([event(1, "agent.note", payload)])[0]
+    assert own(mirrored(record, Place(), MIRROR)).headers[h.FORM] == "whole"
+
+
+# Anything at all
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(st.characters(codec=None, categories=None), max_size=20)
+    | st.sampled_from(["x" * 600, "error", "a\r\nb", "", 10**30]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=6,
+)
+known = st.sampled_from(
+    [
+        "session",
+        "turn",
+        "part",
+        "message",
+        "outcome",
+        "error",
+        "status",
+        "tokens",
+        "kind",
+        "tool",
+        "call",
+        "model",
+        "cost",
+        "steps",
+        "trigger",
+        "finish",
+        "child",
+        "started_ms",
+        "duration_ms",
+        "parent",
+        "project",
+        "lineage",
+    ]
+)
+
+
+@many
+@given(
+    st.sampled_from(["execution.step", "turn.started", "turn.ended", "lifecycle.session.created", "agent.note"]),
+    st.dictionaries(known, values, max_size=8),
+    st.text(st.characters(codec=None, categories=None), max_size=30),
+    st.none() | st.text(st.characters(codec=None, categories=None), max_size=60),
+    st.sampled_from([700, 1024, 1024 * 1024]),
+)
+def test_no_record_stops_the_mirror(
+    type_: str, payload: dict[str, Any], agent: str, trace: str | None, limit: int
+) -> None:
+    created = event(0, "lifecycle.session.created", {"session": "ses_a", "lineage": "root", "project": "p"})
+    made_event = event(
+        1,
+        type_,
+        {"session": "ses_a", **payload},
+        source={"agent": agent, "adapter": "x"},
+        traceparent=trace,
+        metadata={"tracestate": trace},
+    )
+    records = chained([created, made_event])
+    for each in mirror_all(records, Mirror(LOG, max_payload=limit)):
+        for message in each.messages:
+            check_subject(message.subject)
+            check_headers(message.headers)
+            assert b"\r\n\r\n" not in on_the_wire(message)[: -len(message.body) - 4]
+            if message.subject.startswith("cg."):
+                decode(message.subject, message.body)
+            if limit > 1024:
+                assert message.size <= limit

@@ -1,0 +1,447 @@
+"""Writes ``docs/subjects.md`` from the tables in ``bridge/nats``; ``--check`` fails when the page is stale."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bridge.nats import headers as h
+from bridge.nats.headers import fill_headers, message_id
+from bridge.nats.l0 import recursion
+from bridge.nats.l0.captured import MEANINGS, OUTCOMES
+from bridge.nats.l0.payloads import MAX_BODY, MAX_OBJECT, L0Payload
+from bridge.nats.l0.table import FAMILIES, Family
+from bridge.nats.messages import DEFAULT_MAX_PAYLOAD, Mirror, mirrored
+from bridge.nats.places import Place
+from bridge.nats.stream_plan import DAY_S, HOUR_S, StreamDefinition, keeps, wanted
+from bridge.nats.subjects import (
+    CHANNEL,
+    COMPONENTS,
+    MAX_TOKEN,
+    PROTOCOL_VERSION,
+    CommandSubject,
+    L0Subject,
+    consumer_name,
+    escape,
+)
+from streams.bus import DEAD_ATTEMPTS, DEAD_DURABLE, DEAD_REASON, DEAD_SUBJECT
+from streams.event import StreamEvent
+from streams.headers import MAX_HEADERS, MAX_VALUE
+from streams.lineage import traceparent
+from streams.store import Record
+from streams.subjects import MAX_SUBJECT, dead_letter_subject
+
+PAGE = Path(__file__).parents[1] / "docs" / "subjects.md"
+
+_EVENT = "01HF7YAT00ZMZYPF4JA2VSEMMB"
+PROJECT, SESSION, LOG = "d4a1fe59", "ses_dff2", "01HF7YAT0LOG"
+
+EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "5.1": ("oracle", "wakeup", {"agent_id": "oracle", "reason": "tool_result"}),
+    "5.2": (
+        "",
+        "tool_result",
+        {
+            "tool_call_id": "call_1",
+            "agent_turn_id": "msg_1",
+            "turn_epoch": 3,
+            "agent_id": "oracle",
+            "after_execution": "suspend",
+            "status": "success",
+            "tool_result_card_id": "card_9",
+        },
+    ),
+    "5.3": ("", "stop", {"agent_id": "oracle", "agent_turn_id": "msg_1", "turn_epoch": 3, "reason": "cancelled"}),
+    "5.4": (
+        "web",
+        "search",
+        {
+            "tool_call_id": "call_1",
+            "agent_turn_id": "msg_1",
+            "turn_epoch": 3,
+            "agent_id": "oracle",
+            "tool_name": "search",
+            "tool_call_card_id": "card_8",
+        },
+    ),
+    "5.5": (
+        "pmo",
+        "internal.delegate",
+        {"tool_call_id": "call_2", "agent_turn_id": "msg_1", "turn_epoch": 3, "agent_id": "oracle"},
+    ),
+    "5.6": (
+        SESSION,
+        "step",
+        {
+            "agent_turn_id": "msg_1",
+            "step_id": "prt_1",
+            "phase": "completed",
+            "metadata": {"kind": "tool", "tool": "bash", "timing": {"duration_ms": 412}},
+        },
+    ),
+    "5.7": (
+        SESSION,
+        "task",
+        {
+            "agent_turn_id": "msg_1",
+            "status": "failed",
+            "error_code": recursion.EXCEEDED,
+            "error": "enqueue: depth 20 is not below the limit of 20",
+        },
+    ),
+    "5.8": (
+        SESSION,
+        "chunk",
+        {"agent_turn_id": "msg_1", "step_id": "prt_2", "chunk_type": "text", "content": "Hello", "index": 0},
+    ),
+    "5.9": (
+        SESSION,
+        "state",
+        {
+            "agent_id": SESSION,
+            "agent_turn_id": "msg_1",
+            "status": "running",
+            "turn_epoch": 1,
+            "updated_at": 1_700_000_000_000,
+        },
+    ),
+    "5.10": (
+        "ui",
+        "action",
+        {"action_id": "act_1", "agent_id": "ui_worker", "tool_name": "approve", "args": {"checkpoint": "per_1"}},
+    ),
+    "5.11": ("ui", "action_ack", {"action_id": "act_1", "agent_id": "ui_worker", "status": "accepted"}),
+}
+"""Section → target, suffix and payload of its example."""
+
+HEADERS = (
+    (h.TRACEPARENT, "W3C trace context, version 00. The event's own; made from the stream's id when none came"),
+    (h.TRACE_MADE, "`true` when the `traceparent` was made because none came, or none that is valid; counted"),
+    (h.TRACESTATE, "passed on as it came; dropped, and counted, when the trace is not continued or it is malformed"),
+    (h.TIMESTAMP, "milliseconds since 1970, UTC; filled in if missing"),
+    (h.VERSION, f"`{PROTOCOL_VERSION}`; filled in if missing"),
+    (h.MESSAGE_TYPE, "`agent.step`, or the record's type; filled in if missing"),
+    (h.SENDER, "the agent that it is from; filled in if missing"),
+    (h.RECURSION_DEPTH, "a whole number of 0 or more, nothing else; never made up. See below"),
+    (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional, passed on"),
+    (
+        h.MESSAGE_ID,
+        "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for what it means in the L0 protocol; "
+        "a rebuild adds its number: `{event}:2`",
+    ),
+    (f"{h.LOG}`, `{h.POSITION}`, `{h.OFFSET}", "of a record: which home's log, and where in it"),
+    (h.HASH, "of a record: the chain hash of its stream at this offset"),
+    (h.FORM, "of a record: what the body is; see above"),
+    (
+        f"{DEAD_SUBJECT}`, `{DEAD_DURABLE}`, `{DEAD_ATTEMPTS}`, `{DEAD_REASON}",
+        "of a dead letter: where it was, who gave it up, after how many attempts, and why",
+    ),
+)
+
+DECISIONS = (
+    "Milliseconds in headers, not ISO times: one form of time everywhere, for every `ts` that an event may have.",
+    "A generated `traceparent` is derived, not drawn: the same record has the same trace in every rebuild and home.",
+    "An invalid `traceparent` counts as missing, as W3C demands; it is noted apart from a missing one.",
+    '`CG-Recursion-Depth` is checked always, by both sides, not only "when strictness is required".',
+    "`enqueue` takes the depth of its chain when the message has none, and refuses where both are missing.",
+    "A captured session whose parent is unknown has no depth: its messages lack the header rather than guess.",
+    "A suffix may have dots (`internal.delegate`), so an L0 subject has eight tokens or a few more.",
+    "`tool_result` and `stop` have no subject: they lie in the inbox, and a wakeup tells of it.",
+    "`partial` keeps the waiting slot open; `__cg_control.after_execution` counts for tools on an allow-list only.",
+    "`cg_cmd` is a work queue, as the protocol's table of modes says; its list of streams names only the age.",
+    "`turn.ended` is told twice, as `task` and as `state`, so the second has an id of its own, `{event}:l0:state`.",
+    "`turn_epoch` of a captured session is the number of its turn, from 1; a turn's outcome is in `stats.outcome`.",
+    "A record's stream, log and project are one token each; only the dots of its type stay dots.",
+    "Undecodable messages become dead letters and are never acknowledged as handled.",
+    'A payload that was of the form `{"$sha256": …}` from the beginning looks forgotten; who chains tries both.',
+    "What is over the server's limit even as a pointer is a stub, so that no record ever stops a mirror.",
+)
+
+
+def _prose(text: str) -> list[str]:
+    """A paragraph, wrapped, and the empty line after it."""
+    lines = textwrap.wrap(" ".join(text.split()), width=118, break_long_words=False, break_on_hyphens=False)
+    return [*lines, ""]
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join(
+        [
+            *_introduction(),
+            *_names(),
+            *_records(),
+            *_families(),
+            *_headers(),
+            *_recursion(),
+            *_streams(),
+            "## Decisions",
+            "",
+            "Where the protocol's text leaves something open, or was corrected:",
+            "",
+            *(f"- {each}" for each in DECISIONS),
+            "",
+        ]
+    )
+
+
+def _introduction() -> list[str]:
+    return [
+        "# Subjects on NATS",
+        "",
+        "Generated by `make docs` from the tables in `bridge/nats/`, which publishers and consumers run on.",
+        "",
+        "These are the pure parts: what is published where, in which form. **Nothing publishes it yet.**",
+        "",
+        "| subject | what | stream |",
+        "|---|---|---|",
+        "| `evt.{project}.{log}.{stream}.{type}` | a record of a home's log | `MESHFORGE_EVENTS` |",
+        "| `cmd.{project}.{workspace}.{agent}.{type}` | a command for an agent | `MESHFORGE_COMMANDS` |",
+        "| `dlq.{durable}.{subject}` | a message that could not be handled | `MESHFORGE_DLQ` |",
+        "| `cg.{ver}.{project}.{channel}.evt.{component}.{target}.{suffix}` | an event of the L0 protocol | "
+        f"`cg_evt_{PROTOCOL_VERSION}` |",
+        "| `cg.{ver}.{project}.{channel}.cmd.{component}.{target}.{suffix}` | a command of it | "
+        f"`cg_cmd_{PROTOCOL_VERSION}` |",
+        "| `cg.{ver}.{project}.{channel}.str.{component}.{target}.{suffix}` | a lossy piece of an answer | none |",
+        "",
+        *_prose(
+            f"""`ver` is `{PROTOCOL_VERSION}`, `channel` who may see it (`{CHANNEL}`), `component` one of
+            {", ".join(f"`{each}`" for each in COMPONENTS)}. In a pattern `*` is any one token and `>`, at the end, one
+            or more. In the names of L0 families below, `evt.agent…`, `cmd.…` and `str.…` abbreviate the full `cg.…`
+            subject."""
+        ),
+    ]
+
+
+def _names() -> list[str]:
+    names = ("ses_dff2", "agent/oracle", "a.b", "*", "two words", "ü", "\r\n", "")
+    return [
+        "## Names",
+        "",
+        *_prose(
+            f"""Each name is one token: its UTF-8 bytes, those but `A-Z a-z 0-9 _ - ~` written as `%XX`. Of a type and a
+            suffix the dots stay dots. Different names have different tokens, and a token can be turned back, except one
+            that would be longer than {MAX_TOKEN} characters: it is cut and ends in `%~` and 32 hex digits of the name's
+            SHA-256. A subject has at most {MAX_SUBJECT} bytes."""
+        ),
+        "| name | token |",
+        "|---|---|",
+        *(f"| `{json.dumps(name, ensure_ascii=False)}` | `{escape(name)}` |" for name in names),
+        "",
+        f"An agent's durable consumer is `{{agent}}_consumer`: `{consumer_name('oracle')}`, `{consumer_name('a.b')}`.",
+        "",
+    ]
+
+
+def _records() -> list[str]:
+    record = _example_record()
+    message = mirrored(record, Place(PROJECT, SESSION, 0, 1), Mirror(LOG)).messages[-1]
+    command = CommandSubject(PROJECT, "main", "oracle", "task.run")
+    return [
+        "## Records, commands, dead letters",
+        "",
+        *_prose(
+            """A record's body is the canonical event, so a consumer can chain the bodies of a stream and compare with
+            `DS-Hash`: hash = sha256(previous ‖ event with its payload replaced by
+            `{"$sha256": hex of the canonical payload}`). What the record means in the L0 protocol is published before
+            it."""
+        ),
+        *_example(message.subject, message.headers, json.loads(message.body)),
+        "| `DS-Form` | body |",
+        "|---|---|",
+        "| `whole` | the canonical event |",
+        "| `forgotten` | the same; the payload was replaced by its digest in the log |",
+        "| `pointer` | the record is over the server's limit: its payload is its digest here, the log has it |",
+        "| `stub` | even that is over the limit: id, ts, stream_id, type, and `$sha256` of the whole canonical event |",
+        "",
+        f"The server's limit (by default {DEFAULT_MAX_PAYLOAD:,} bytes) counts headers and body.",
+        "",
+        f"A command: `{command}`. A dead one: `{dead_letter_subject(consumer_name('oracle'), str(command))}`.",
+        "",
+        "| record | in the L0 protocol |",
+        "|---|---|",
+        *(
+            f"| `{type_}` | {', '.join(f'`evt.agent.{{session}}.{suffix}`' for suffix in suffixes)} |"
+            for type_, suffixes in MEANINGS.items()
+        ),
+        "| `message.part.delta`, joined (no record) | `str.agent.{session}.chunk` |",
+        "",
+        "A task's `status` by the turn's outcome: " + ", ".join(f"{k} → `{v}`" for k, v in OUTCOMES.items()) + ".",
+        "",
+    ]
+
+
+def _families() -> list[str]:
+    lines = [
+        "## Families of the L0 protocol",
+        "",
+        *_prose(
+            f"""Bodies are canonical JSON of at most {MAX_BODY // 1024} KiB; an object field has at most
+            {MAX_OBJECT // 1024} KiB. Fields that are not listed are kept through a round trip. Required fields are
+            **bold**."""
+        ),
+    ]
+    for family in FAMILIES:
+        lines += _family(family)
+    return lines
+
+
+def _family(family: Family) -> list[str]:
+    target, suffix, fields = EXAMPLES[family.section]
+    payload = family.model.parse(fields)
+    lines = [f"### {family.section} `{family.short}`: {family.model.what()}", ""]
+    subject = None
+    if family.category != "inbox":
+        subject = str(L0Subject(PROJECT, family.category, family.component, target, suffix))
+    stream = keeps(wanted(), subject) if subject is not None else None
+    kept = f"Stream `{stream.name}`." if stream is not None else "In no stream."
+    lines += [f"{family.route[0].upper()}{family.route[1:]}. {kept} {family.note}".rstrip(), ""]
+    lines += ["| field | type |", "|---|---|", *_fields(family.model)]
+    if family.model.FORBIDDEN:
+        lines += [f"| ~~{name}~~ | never: {why} |" for name, why in family.model.FORBIDDEN.items()]
+    lines.append("")
+    headers: dict[str, str] = {}
+    if subject is not None and family.category != "str":
+        headers = fill_headers(
+            {h.TRACEPARENT: traceparent(SESSION, SESSION), h.RECURSION_DEPTH: "0"},
+            origin=SESSION,
+            timestamp_ms=1_700_000_000_000,
+            message_type=f"{family.component}.{suffix}",
+            sender="build",
+            message_id=message_id(_EVENT, part="l0" if family.category == "evt" else ""),
+        ).headers
+    return lines + _example(subject, headers, payload.fields())
+
+
+def _fields(model: type[L0Payload]) -> list[str]:
+    schema = model.model_json_schema()
+    required = set(schema.get("required", ()))
+    return [
+        f"| {f'**{name}**' if name in required else name} | {_type(field)} |"
+        for name, field in schema["properties"].items()
+    ]
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(_type(each) for each in field["anyOf"] if each.get("type") != "null")
+    if "enum" in field:
+        return ", ".join(f"`{each}`" for each in field["enum"])
+    if field["type"] == "string":
+        return f"text, {field.get('minLength', 0)} to {field['maxLength']} characters"
+    return "whole number" if field["type"] == "integer" else str(field["type"])
+
+
+def _example(subject: str | None, headers: dict[str, str], body: dict[str, Any]) -> list[str]:
+    shown = [subject] if subject is not None else []
+    shown += [f"{name}: {value}" for name, value in sorted(headers.items())]
+    shown += [json.dumps(body, ensure_ascii=False, sort_keys=True, separators=(",", ":"))]
+    return ["```", *shown, "```", ""]
+
+
+def _headers() -> list[str]:
+    return [
+        "## Headers",
+        "",
+        *_prose(
+            f"""A name is a letter, then letters, digits, `-` and `_`; a value is printable ASCII, at most {MAX_VALUE}
+            characters; there are at most {MAX_HEADERS}. What comes from free text is written as `%XX` where it is not
+            printable ASCII, so nothing can end a header or begin another one. `str` messages have no headers. `CG-*`
+            keys in a payload are let through, with a warning that is counted."""
+        ),
+        "| header | what |",
+        "|---|---|",
+        *(f"| `{name}` | {what} |" for name, what in HEADERS),
+        "",
+    ]
+
+
+def _recursion() -> list[str]:
+    words = {"must": "given", "may": "given, or taken from the other", "zero": "absent or 0"}
+    modes = f" (mode {', '.join(f'`{mode}`' for mode in sorted(recursion.MODES))} only)"
+    return [
+        "## Recursion depth",
+        "",
+        *_prose(
+            f"""What a user begins has depth 0; what is spawned is one deeper, computed at the one place that spawns.
+            Both sides of every hop verify it: where the header and the depth recorded for the `correlation_id` are both
+            there they must be equal, and a depth of the limit ({recursion.MAX_DEPTH} by default) or more ends the
+            chain. A chain that ends so is told as a task: `failed` with `{recursion.EXCEEDED}` or
+            `{recursion.VIOLATION}`."""
+        ),
+        "| operation | header | recorded |",
+        "|---|---|---|",
+        *(
+            f"| `{name}`{modes if name == 'enqueue' else ''} | {words[rule.header]} | {words[rule.recorded]} |"
+            for name, rule in recursion.RULES.items()
+        ),
+        "",
+    ]
+
+
+def _streams() -> list[str]:
+    return [
+        "## Streams",
+        "",
+        *_prose(
+            """All are kept in files. A stream that is missing is created, one whose settings differ is updated and
+            keeps what else is set there; one that cannot be made right (other storage, work queue or not, sealed, a
+            mirror, someone else's subjects) is refused with its reasons, and nothing is changed."""
+        ),
+        "| stream | subjects | retention | age | what |",
+        "|---|---|---|---|---|",
+        *(_stream(each) for each in wanted()),
+        "",
+        "| | kept | who gets a message |",
+        "|---|---|---|",
+        "| `cmd` | work queue | one worker: those who share a durable compete |",
+        "| `evt` | stream | every durable, each at its own place; those who share one compete |",
+        "| `str` | not at all | whoever listens at that moment |",
+        "",
+    ]
+
+
+def _stream(each: StreamDefinition) -> str:
+    age = f"{each.max_age_s // DAY_S} days" if each.max_age_s > DAY_S else f"{each.max_age_s // HOUR_S} hours"
+    subjects = ", ".join(f"`{subject}`" for subject in each.subjects)
+    words = "work queue" if each.retention == "workqueue" else each.retention
+    return f"| `{each.name}` | {subjects} | {words} | {age if each.max_age_s else 'no limit'} | {each.description} |"
+
+
+def _example_record() -> Record:
+    event = StreamEvent.parse(
+        {
+            "id": _EVENT,
+            "ts": 1_700_000_000_000,
+            "type": "execution.step",
+            "stream_id": SESSION,
+            "idempotency_key": f"execution.step:{SESSION}:prt_1",
+            "causation_id": "01HF7YAT0026TB0Y6FS7N8W1QK",
+            "correlation_id": "msg_1",
+            "actor": "build",
+            "source": {"agent": "build", "adapter": "opencode"},
+            "traceparent": traceparent(SESSION, SESSION),
+            "payload": {"session": SESSION, "part": "prt_1", "turn": "msg_1", "kind": "tool", "tool": "bash"},
+        }
+    )
+    return Record(event, 4, 17, "5f" * 32)
+
+
+def main() -> int:
+    """Write the page, or with ``--check`` compare it."""
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(page())
+        return 0
+    if PAGE.exists() and PAGE.read_text() == page():
+        return 0
+    print(f"{PAGE} is stale: run `make docs`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
