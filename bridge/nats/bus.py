@@ -139,7 +139,12 @@ class JetStreamEventBus:
     async def close(self) -> None:
         """See ``EventBus.close``."""
         self._closed = True
-        await asyncio.gather(*(each.cancel() for each in list(self._subscriptions)))
+        running = list(self._subscriptions)
+        for each in running:
+            each.stop()
+        for each in running:
+            # One after the other, in this very task: a handler that closes the bus does not wait for itself.
+            await each.cancel()
 
     # --- inside ---
 
@@ -248,9 +253,13 @@ class JetStreamSubscription:
     def durable(self) -> str | None:
         return self._durable
 
+    def stop(self) -> None:
+        """Take no more messages; does not wait."""
+        self._loop.finish()
+
     async def cancel(self) -> None:
         """See ``Subscription.cancel``."""
-        self._loop.finish()
+        self.stop()
         if not self._loop.is_handling:
             await asyncio.wait([self._task])
 
