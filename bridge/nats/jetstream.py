@@ -352,10 +352,18 @@ class _Guarded(Client):
         await super()._process_op_err(e)
 
     def abort(self) -> None:
-        """Drop the socket without a goodbye. Idempotent."""
+        """Drop the socket without a goodbye, and what was to be written. Idempotent."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+        # With something left to write, closing would raise half way, and leave tasks behind.
+        self._pending.clear()
+        self._pending_data_size = 0
+
+    def stop_hearing(self) -> None:
+        """End the tasks of subscriptions that closing may have left. Idempotent."""
+        for subscription in list(self._subs.values()):
+            subscription._stop_processing()
 
     def facts(self) -> ServerFacts:
         info = self._server_info
@@ -397,6 +405,7 @@ async def _discard(client: _Guarded) -> None:
         log.debug("closing a connection failed: %s", _short(error))
     finally:
         client.abort()
+        client.stop_hearing()
 
 
 def _not_connected(options: ConnectOptions, error: Exception, problems: list[Exception]) -> NatsError:

@@ -196,7 +196,7 @@ async def test_no_more_are_under_way_than_may_be_and_slow_ones_are_not_delivered
         under_way += 1
         most = max(most, under_way)
         # The first takes longer than a message may without a sign of life.
-        await asyncio.sleep(2.5 if delivery.body == b"0" else 0.01)
+        await asyncio.sleep(1.7 if delivery.body == b"0" else 0.01)
         under_way -= 1
         return Done()
 
