@@ -344,6 +344,15 @@ class _Guarded(Client):
             raise _OtherServer
         return super()._connect_command()
 
+    async def _process_pong(self) -> None:
+        # By itself it fails on the answer to a flush that nobody waits for any more, and the connection with it.
+        if self._pongs and self._pongs[0].done():
+            self._pongs.pop(0)
+            self._pongs_received += 1
+            self._pings_outstanding = 0
+        else:
+            await super()._process_pong()
+
     async def _process_op_err(self, e: Exception) -> None:
         # By itself it would first write what is left, to a peer that may never read again, and tell us after that.
         if not self._told_ended.done() and not self.is_connecting:

@@ -222,9 +222,9 @@ class PullLoop:
 
     def finish(self) -> None:
         """Take no more messages; ``run`` returns when those that are with the handler are finished. Idempotent."""
-        self._finishing = True
-        if self._pulling is not None:
+        if not self._finishing and self._pulling is not None:
             self._pulling.cancel()
+        self._finishing = True
 
     async def _pull_on(self) -> None:
         pause = 0.0

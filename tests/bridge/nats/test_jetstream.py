@@ -282,6 +282,17 @@ async def test_a_held_server_is_noticed(tmp_path: Path, server: RealServer) -> N
         await session.close()
 
 
+async def test_a_flush_that_is_given_up_does_not_harm_the_connection(session: JetStream) -> None:
+    for _ in range(3):
+        flushing = asyncio.create_task(session.flush())
+        await asyncio.sleep(0)
+        flushing.cancel()
+        await asyncio.gather(flushing, return_exceptions=True)
+    await session.flush()
+    await session.api("INFO")
+    assert session.is_open
+
+
 async def test_a_wrong_token_is_refused_and_not_shown(server: RealServer) -> None:
     for token in ("wr0ng" * 8, None):
         with pytest.raises(NatsRefused, match="does not let us in") as refused:

@@ -72,7 +72,7 @@ async def pulling(
     bury: Bury | None = None,
     **consumer: float,
 ) -> AsyncIterator[PullLoop]:
-    definition = ConsumerDefinition("worker", **{"ack_wait_s": 5.0, **consumer})  # type: ignore[arg-type]
+    definition = ConsumerDefinition("worker", **{"ack_wait_s": 2.0, **consumer})  # type: ignore[arg-type]
     loop = PullLoop(sessions, name, definition, handle, settings, bury=bury)
     task = asyncio.create_task(loop.run())
     try:
