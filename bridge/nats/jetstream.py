@@ -136,11 +136,16 @@ class JetStream:
             client.abort()
             if not isinstance(error, Exception):
                 raise
+            _check_not_cancelled()
             raise _not_connected(options, error, problems) from None
         facts = client.facts()
         session = cls(client, options, ended, facts)
         try:
+            _check_not_cancelled()
             await client.subscribe(f"{session._inbox}.*", cb=session._answered)
+        except asyncio.CancelledError:
+            await session.close()
+            raise
         except Exception as error:  # noqa: BLE001 - whatever the library raised, it is translated
             await session.close()
             raise _told(error, options) from None
@@ -381,6 +386,13 @@ class _Guarded(Client):
 
 class _OtherServer(nats.errors.Error):
     """Another program than ours answered on our server's port."""
+
+
+def _check_not_cancelled() -> None:
+    """Python 3.11's ``wait_for``, which the library uses, may swallow a cancellation; it is made good here."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def decoded(what: str, answer: Received) -> dict[str, Any]:

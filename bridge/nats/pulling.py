@@ -215,6 +215,7 @@ class PullLoop:
             if self._pulling.done() and not self._pulling.cancelled():
                 self._pulling.result()
         finally:
+            self._finishing = True
             tasks = [keep_alive, self._pulling, *self._working]
             for task in tasks:
                 task.cancel()
@@ -228,7 +229,7 @@ class PullLoop:
 
     async def _pull_on(self) -> None:
         pause = 0.0
-        while True:
+        while not self._finishing:
             session = await self._sessions.wait()
             before = self.counts["delivered"]
             try:
@@ -251,7 +252,7 @@ class PullLoop:
         number = 0
         try:
             async with session.hearing(f"{inbox}.*", arrived.put_nowait):
-                while True:
+                while not self._finishing:
                     asked = min(settings.batch_size, await self._free())
                     number += 1
                     request = json.dumps({"batch": asked, **expires}).encode()

@@ -65,10 +65,11 @@ class NatsService:
         """End the connection, then the server. Idempotent."""
         if self._keeping is not None:
             self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
         if self.sessions is not None:
             await self.sessions.close()
+        if self._keeping is not None:
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
         if self._server is not None:
             await self._server.stop()
 

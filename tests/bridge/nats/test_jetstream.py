@@ -315,6 +315,21 @@ async def test_nobody_there() -> None:
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+async def test_waiting_for_a_connection_can_be_cancelled_at_any_moment() -> None:
+    async def options() -> ConnectOptions:
+        return ConnectOptions(("nats://127.0.0.1:1",))
+
+    for steps in range(40):
+        sessions = Sessions(options)
+        waiting = asyncio.create_task(sessions.wait())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        done, _ = await asyncio.wait((waiting,), timeout=HANG_SECONDS)
+        assert done and waiting.cancelled(), steps
+        await sessions.close()
+
+
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[int]:
     """A program of ours on a port; all its connections end with the block."""
