@@ -7,7 +7,7 @@ SHIM := plugin-shim
 # Many tests wait for processes of their own, so that one worker more than there are cores is kept busy.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1 )))
 
-.PHONY: demo test test-python test-shim torture lint format docs bench opencode clean help
+.PHONY: demo test test-python test-shim torture lint format docs bench opencode nats-server clean help
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -17,13 +17,13 @@ demo: $(VENV)/installed ## Play a recorded session, kill the sidecar in the midd
 
 test: test-shim test-python ## All tests, the real OpenCode included
 
-test-python: $(VENV)/installed opencode
+test-python: $(VENV)/installed opencode nats-server
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --durations=10
 
 test-shim: $(SHIM)/node_modules/installed
 	cd $(SHIM) && npm test && npm pack --dry-run --silent >/dev/null
 
-torture: $(VENV)/installed opencode ## The cruel tests at full size, resumable (ONLY=fuzz, JOBS=2, FRESH=1)
+torture: $(VENV)/installed opencode nats-server ## The cruel tests at full size, resumable (ONLY=fuzz, JOBS=2, FRESH=1)
 	$(BIN)/python tools/torture.py $(ONLY) $(if $(JOBS),--jobs $(JOBS)) $(if $(FRESH),--fresh)
 
 lint: $(VENV)/installed $(SHIM)/node_modules/installed ## Style, types, generated files
@@ -51,6 +51,9 @@ bench: $(VENV)/installed-bench opencode ## Measure the log and the link against 
 
 opencode: $(VENV)/installed ## Install the pinned OpenCode for the tests
 	$(BIN)/python tools/install_opencode.py
+
+nats-server: $(VENV)/installed ## Install the oldest supported NATS server for the tests
+	$(BIN)/python tools/install_nats_server.py
 
 clean: ## Remove everything that was installed or built here
 	rm -rf $(VENV) .cache $(SHIM)/node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

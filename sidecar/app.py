@@ -21,6 +21,7 @@ from sidecar.config import Config
 from sidecar.home import Home, HomeLock, HomeLocked, SidecarInfo
 from sidecar.ingest import Ingest
 from sidecar.logs import log_to
+from sidecar.nats.service import NatsService
 from sidecar.server import LinkServer
 from sidecar.service import Sidecar
 from sidecar.upkeep import Upkeep, restore
@@ -97,6 +98,9 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
             "records %d to %d were written before and are lost: hints/%s", lost.after + 1, lost.until, lost.name
         )
     sidecar, ingest = await _assemble(home, config, store, identity)
+    sidecar.nats = NatsService(home, config.nats, identity.nonce)
+    stack.push_async_callback(sidecar.nats.close)
+    sidecar.nats.start()
     # Taken down in the opposite order: moves stop, what is under way is written, then it is worth a snapshot.
     stack.push_async_callback(sidecar.upkeep.keep_last)
     stack.push_async_callback(ingest.close)

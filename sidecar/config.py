@@ -13,9 +13,10 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -153,11 +154,116 @@ class CaptureConfig(_Section):
     @field_validator("exclude")
     @classmethod
     def _absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-        expanded = tuple(path.expanduser() for path in paths)
-        for path in expanded:
-            if not path.is_absolute():
-                raise ValueError(f"{path} must be absolute, or begin with ~")
-        return expanded
+        return tuple(_absolute(path) for path in paths)
+
+
+def _absolute(path: Path) -> Path:
+    expanded = path.expanduser()
+    if not expanded.is_absolute():
+        raise ValueError(f"{expanded} must be absolute, or begin with ~")
+    return expanded
+
+
+class NatsPullConfig(_Section):
+    """``[nats.pull]``: how messages are fetched for those who work through them."""
+
+    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most messages that one request asks for."""
+
+    max_inflight: Annotated[int, Field(ge=1, le=100_000)] = 64
+    """Most messages that are worked on at a time."""
+
+    fetch_timeout_seconds: Annotated[float, Field(ge=0.5, le=300)] = 5.0
+    """How long a request waits on the server for messages."""
+
+    warmup_timeout_seconds: Annotated[float, Field(ge=1, le=300)] = 10.0
+    """How long a new subscription may be silent before it is held for dead and renewed."""
+
+    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
+    """How often the server says that a waiting request lives; three missed ones renew the subscription."""
+
+    ack_wait_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    """How long a message may be worked on without a sign of life before it is delivered to another."""
+
+    max_deliver: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Deliveries after which a message goes to the dead letters."""
+
+
+class NatsConfig(_Section):
+    """``[nats]``: whether and where the log is mirrored."""
+
+    mode: Literal["off", "external", "embedded"] = "off"
+    """``external`` connects to ``servers``; ``embedded`` starts a server of its own on this machine."""
+
+    servers: tuple[str, ...] = ()
+    """External: addresses such as ``tls://nats.example.org:4222``; all of one cluster."""
+
+    credentials: Path | None = None
+    """External: a credentials file (``.creds``), absolute or from ``~``."""
+
+    tls_enabled: bool = False
+    """External: never connect without TLS. An address with ``tls://`` means the same."""
+
+    cert_dir: Path | None = None
+    """External: a directory with ``ca.pem`` and, if the server asks for them, ``cert.pem`` and ``key.pem``."""
+
+    tls_hostname: str | None = None
+    """External: the name in the server's certificate, where it is not the one in ``servers``."""
+
+    tls_handshake_first: bool = False
+    """External: begin with TLS, before the server says anything; it must be set so as well."""
+
+    inbox_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")] = "_INBOX"
+    """What the subjects of answers begin with, for accounts that allow no other."""
+
+    connect_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
+    """How long connecting to one server may take."""
+
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
+    """How long a server's answer may take."""
+
+    ping_interval_seconds: Annotated[float, Field(ge=0.1, le=300)] = 10.0
+    """How often a connection is tried; after two missing answers it is given up."""
+
+    executable: Path | None = None
+    """Embedded: the server's program; else ``nats-server`` on the PATH, then the one of the extra ``nats``."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Embedded: port on 127.0.0.1; 0 takes a free one."""
+
+    max_store_bytes: Annotated[int, Field(ge=16 * MIB)] = 8192 * MIB
+    """Embedded: most that the server keeps on disk."""
+
+    pull: NatsPullConfig = NatsPullConfig()
+
+    @field_validator("credentials", "cert_dir", "executable")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute(path)
+
+    @field_validator("servers")
+    @classmethod
+    def _are_addresses(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        for server in servers:
+            # What is wrong is not shown: it may hold a password.
+            try:
+                parts = urlsplit(server)
+                is_one = parts.scheme in ("nats", "tls") and parts.hostname and (parts.port or 1) > 0
+            except ValueError:
+                is_one = False
+            if not is_one or parts.path.strip("/") or parts.query:
+                raise ValueError("an address must be like nats://host:4222 or tls://host:4222")
+        return servers
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.mode == "external" and not self.servers:
+            raise ValueError('mode "external" needs servers, such as ["tls://nats.example.org:4222"]')
+        secure = self.tls_enabled or any(server.startswith("tls://") for server in self.servers)
+        for name in ("cert_dir", "tls_hostname", "tls_handshake_first"):
+            if getattr(self, name) and not secure:
+                raise ValueError(f"{name} is set, but tls_enabled is not: nothing would be checked")
+        return self
 
 
 class Config(_Section):
@@ -168,6 +274,7 @@ class Config(_Section):
     redact: RedactConfig = RedactConfig()
     capture: CaptureConfig = CaptureConfig()
     log: LogConfig = LogConfig()
+    nats: NatsConfig = NatsConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
@@ -244,7 +351,9 @@ def _explain(problem: Mapping[str, Any], path: Path | None, flags: Mapping[str, 
 
 def _near(where: list[str]) -> str:
     """What was meant by a key that nobody knows, or what there is instead."""
-    section = Config.model_fields[where[0]].annotation if len(where) > 1 else Config
+    section: Any = Config
+    for name in where[:-1]:
+        section = section.model_fields[name].annotation
     assert isinstance(section, type) and issubclass(section, BaseModel)
     known = sorted(section.model_fields)
     near = get_close_matches(where[-1], known, n=1)

@@ -72,6 +72,7 @@ class Home:
         self.log_path = self.path / "sidecar.log"
         self.store_path = self.path / "store"
         self.spool_path = self.path / "spool"
+        self.nats_path = self.path / "nats"
 
     def create(self) -> None:
         """Make the home's directories, or close those that are there to others. Idempotent.
@@ -81,7 +82,7 @@ class Home:
                 and is open to others, or cannot be made.
         """
         for path in (self.path, self.store_path, self.spool_path):
-            self._make_private(path)
+            self.make_private(path)
 
     def check_owner(self) -> None:
         """Refuse a home of another user before anything is done there; one that does not exist yet is fine.
@@ -113,7 +114,7 @@ class Home:
             draft = self.token_path.with_name(f"token.{os.getpid()}")
             try:
                 draft.unlink(missing_ok=True)
-                _write_new(draft, token + "\n")
+                write_new(draft, token + "\n")
                 # A link, not a rename: it fails if the token exists, and no reader sees half a token.
                 os.link(draft, self.token_path)
             except FileExistsError:
@@ -184,7 +185,7 @@ class Home:
         draft = self.info_path.with_name(f"sidecar.json.{os.getpid()}")
         try:
             draft.unlink(missing_ok=True)
-            _write_new(draft, json.dumps(asdict(info)) + "\n")
+            write_new(draft, json.dumps(asdict(info)) + "\n")
             draft.replace(self.info_path)
         except OSError as error:
             raise _cannot("write", self.info_path, error) from None
@@ -245,7 +246,12 @@ class Home:
         os.fchmod(descriptor, 0o600)
         return descriptor
 
-    def _make_private(self, path: Path) -> None:
+    def make_private(self, path: Path) -> None:
+        """Make a directory of the home, or close one that is there to others. Idempotent.
+
+        Raises:
+            HomeError: as ``create``.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
@@ -309,7 +315,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def _write_new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str) -> None:
     """Write a file that must not exist yet, mode 0600, synced."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)

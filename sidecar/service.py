@@ -17,6 +17,7 @@ from bridge.opencode.translate import Origin, Translator
 from sidecar.config import Config
 from sidecar.home import Home, is_alive
 from sidecar.ingest import Ingest
+from sidecar.nats.service import NatsService
 from sidecar.server import LinkServer, RequestError, ShimConnection
 from sidecar.spools import backlog, take_left
 from sidecar.upkeep import Upkeep
@@ -46,6 +47,7 @@ class Sidecar:
         self.upkeep = upkeep
         self.boot = ""
         self.server: LinkServer | None = None
+        self.nats: NatsService | None = None
         self.stopping = asyncio.Event()
         self.leaving: ByeReason = "draining"
         self.started_ms = 0
@@ -207,6 +209,7 @@ class Sidecar:
             "spool": {"files": spool.files, "bytes": spool.bytes},
             "held": self._ingest.held,
             "gaps": self._translator.counts["gaps"],
+            "nats": self.nats.status() if self.nats is not None else None,
         }
 
     def _link_status(self, link: ShimConnection) -> dict[str, Any]:

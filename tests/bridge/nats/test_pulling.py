@@ -1,0 +1,308 @@
+"""The pull loop: outcomes, limits, and servers that are killed, held, wiped or robbed of the consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from bridge.nats import keeping
+from bridge.nats.errors import NatsUnavailable, StreamRefused
+from bridge.nats.messages import Message
+from bridge.nats.options import PullSettings
+from bridge.nats.publishing import publish, publish_all
+from bridge.nats.pulling import (
+    Again,
+    Bury,
+    ConsumerDefinition,
+    Delivery,
+    Done,
+    Handler,
+    Outcome,
+    Poison,
+    PullLoop,
+    ensure_consumer,
+    remove_consumer,
+)
+from bridge.nats.sessions import Sessions
+from bridge.nats.stream_plan import StreamDefinition
+from tests.nats_servers import HANG_SECONDS, VERSIONS, RealServer, real_server, until
+
+_number = itertools.count()
+QUICK = PullSettings(
+    batch_size=8, max_inflight=8, fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2, backoff_s=0.01
+)
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with real_server(tmp_path_factory.mktemp("nats"), request.param) as running:
+        yield running
+
+
+@pytest.fixture
+async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
+    one = Sessions(server.ask_options)
+    yield one
+    await one.close()
+
+
+async def stream(sessions: Sessions, count: int = 0) -> str:
+    """A work queue of its own, with so many messages ``0``, ``1``, …"""
+    name = f"P{next(_number)}"
+    definition = StreamDefinition(name, (f"{name}.>",), "workqueue", "A test's")
+    session = await sessions.get()
+    await keeping.ensure_streams(session, [definition])
+    await publish_all(session, [Message(f"{name}.a", {"Nats-Msg-Id": f"{n}"}, b"%d" % n) for n in range(count)])
+    return name
+
+
+@asynccontextmanager
+async def pulling(
+    sessions: Sessions,
+    name: str,
+    handle: Handler,
+    settings: PullSettings = QUICK,
+    *,
+    bury: Bury | None = None,
+    **consumer: float,
+) -> AsyncIterator[PullLoop]:
+    definition = ConsumerDefinition("worker", **{"ack_wait_s": 2.0, **consumer})  # type: ignore[arg-type]
+    loop = PullLoop(sessions, name, definition, handle, settings, bury=bury)
+    task = asyncio.create_task(loop.run())
+    try:
+        yield loop
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert loop.working == 0
+
+
+class Keeper:
+    """A handler that counts what it has done."""
+
+    def __init__(self) -> None:
+        self.done: Counter[bytes] = Counter()
+
+    async def __call__(self, delivery: Delivery) -> Outcome:
+        self.done[delivery.body] += 1
+        return Done()
+
+    async def all(self, count: int) -> None:
+        await until(lambda: len(self.done) >= count, f"{count} messages, not {len(self.done)}")
+
+
+async def empty(sessions: Sessions, name: str) -> None:
+    """Wait until the work queue holds nothing more."""
+    session = await sessions.get()
+    async with asyncio.timeout(HANG_SECONDS):
+        while (await keeping.facts(session, name)).messages:
+            await asyncio.sleep(0.02)
+
+
+async def test_everything_is_handled_once_and_acknowledged(sessions: Sessions) -> None:
+    name, keeper = await stream(sessions, 100), Keeper()
+    async with pulling(sessions, name, keeper) as loop:
+        await keeper.all(100)
+        await publish(await sessions.get(), Message(f"{name}.b", {"X": "y"}, b"later"))
+        await keeper.all(101)
+        await empty(sessions, name)
+        assert loop.counts == {"delivered": 101, "done": 101}
+    assert set(keeper.done.values()) == {1}
+
+
+async def test_a_delivery_tells_what_it_is(sessions: Sessions) -> None:
+    name = await stream(sessions, 2)
+    got: list[Delivery] = []
+
+    async def handle(delivery: Delivery) -> Outcome:
+        got.append(delivery)
+        return Again(0) if delivery.count == 1 else Done()
+
+    async with pulling(sessions, name, handle):
+        await until(lambda: len(got) == 4, "each twice")
+    first = [each for each in got if each.sequence == 1]
+    assert [(each.count, each.body, each.id, each.subject, each.stream) for each in first] == [
+        (1, b"0", "0", f"{name}.a", name),
+        (2, b"0", "0", f"{name}.a", name),
+    ]
+    assert "b'0'" not in repr(first[0]), "bodies do not get into logs"
+
+
+async def test_failures_come_again_and_poison_goes_to_the_dead_letters(sessions: Sessions) -> None:
+    name = await stream(sessions, 4)
+    tries: Counter[bytes] = Counter()
+    dead: list[tuple[bytes, str]] = []
+
+    async def handle(delivery: Delivery) -> Outcome:
+        tries[delivery.body] += 1
+        match delivery.body:
+            case b"0":
+                raise ValueError("a secret text")
+            case b"1":
+                return Poison("not a command")
+            case b"2" if delivery.count < 3:
+                return Again(0.01)
+        return Done()
+
+    async def bury(delivery: Delivery, reason: str) -> None:
+        if delivery.body == b"1" and not dead:
+            dead.append((b"failed", ""))
+            raise NatsUnavailable("the dead letters cannot be reached")
+        dead.append((delivery.body, reason))
+
+    async with pulling(sessions, name, handle, replace(QUICK, attempts=3), bury=bury) as loop:
+        await empty(sessions, name)
+        assert loop.working == 0
+    assert tries == {b"0": 3, b"1": 2, b"2": 3, b"3": 1}
+    assert sorted(dead[1:]) == [(b"0", "failed 3 times"), (b"1", "not a command")]
+
+
+async def test_what_killed_its_handlers_too_often_is_not_handled_again(sessions: Sessions) -> None:
+    name, keeper = await stream(sessions, 1), Keeper()
+    dead: list[str] = []
+
+    async def bury(delivery: Delivery, reason: str) -> None:
+        dead.append(reason)
+
+    async def hang(delivery: Delivery) -> Outcome:
+        keeper.done[delivery.body] += 1
+        await asyncio.sleep(HANG_SECONDS)
+        return Done()
+
+    for _ in range(2):
+        async with pulling(sessions, name, hang, replace(QUICK, attempts=2), bury=bury, ack_wait_s=1):
+            await until(lambda: keeper.done.total(), "it began")
+            keeper.done.clear()
+    async with pulling(sessions, name, keeper, replace(QUICK, attempts=2), bury=bury, ack_wait_s=1):
+        await empty(sessions, name)
+    assert dead == ["delivered 3 times and never finished"] and not keeper.done
+
+
+async def test_no_more_are_under_way_than_may_be_and_slow_ones_are_not_delivered_twice(sessions: Sessions) -> None:
+    name = await stream(sessions, 9)
+    begun: Counter[bytes] = Counter()
+    under_way = most = 0
+
+    async def handle(delivery: Delivery) -> Outcome:
+        nonlocal under_way, most
+        begun[delivery.body] += 1
+        under_way += 1
+        most = max(most, under_way)
+        # The first takes longer than a message may without a sign of life.
+        await asyncio.sleep(1.7 if delivery.body == b"0" else 0.01)
+        under_way -= 1
+        return Done()
+
+    settings = replace(QUICK, max_inflight=3, batch_size=2)
+    async with pulling(sessions, name, handle, settings, ack_wait_s=1):
+        await until(lambda: len(begun) == 9, "all have begun")
+        await empty(sessions, name)
+    assert most == 3 and set(begun.values()) == {1}
+
+
+async def test_with_one_at_a_time_the_order_is_kept(sessions: Sessions) -> None:
+    name = await stream(sessions, 60)
+    got: list[bytes] = []
+
+    async def handle(delivery: Delivery) -> Outcome:
+        got.append(delivery.body)
+        return Done()
+
+    async with pulling(sessions, name, handle, replace(QUICK, max_inflight=1)):
+        await until(lambda: len(got) == 60, "all")
+    assert got == [b"%d" % n for n in range(60)]
+
+
+async def test_those_of_one_name_compete(sessions: Sessions) -> None:
+    name, one, other = await stream(sessions), Keeper(), Keeper()
+    async with pulling(sessions, name, one), pulling(sessions, name, other):
+        session = await sessions.get()
+        for n in range(40):
+            await publish(session, Message(f"{name}.a", {}, b"%d" % n))
+        await until(lambda: len(one.done | other.done) == 40, "all are done")
+        await empty(sessions, name)
+    assert (one.done + other.done).total() == 40
+
+
+async def test_a_consumer_that_is_removed_is_made_again(sessions: Sessions) -> None:
+    name, keeper = await stream(sessions, 3), Keeper()
+    async with pulling(sessions, name, keeper) as loop:
+        await keeper.all(3)
+        session = await sessions.get()
+        await remove_consumer(session, name, "worker")
+        await remove_consumer(session, name, "worker")
+        await publish(session, Message(f"{name}.a", {}, b"later"))
+        await keeper.all(4)
+        assert loop.counts["renewed"] >= 1
+
+
+async def test_a_stream_that_is_not_there_yet_is_waited_for(sessions: Sessions) -> None:
+    name, keeper = f"P{next(_number)}", Keeper()
+    async with pulling(sessions, name, keeper) as loop:
+        await until(lambda: loop.counts["renewed"] >= 2, "it tries")
+        session = await sessions.get()
+        await keeping.ensure_streams(session, [StreamDefinition(name, (f"{name}.>",), "workqueue", "A test's")])
+        await publish(session, Message(f"{name}.a", {}, b"1"))
+        await keeper.all(1)
+
+
+async def test_a_consumer_that_differs_is_changed_or_told(sessions: Sessions) -> None:
+    name = await stream(sessions)
+    session = await sessions.get()
+    definition = ConsumerDefinition("worker", (f"{name}.a", f"{name}.b"), ack_wait_s=5, max_deliver=5)
+    found = await ensure_consumer(session, name, definition)
+    assert (found["filter_subjects"], found["max_deliver"]) == ([f"{name}.a", f"{name}.b"], 5)
+    changed = await ensure_consumer(session, name, replace(definition, ack_wait_s=9, filters=(f"{name}.a",)))
+    assert (changed["ack_wait"], changed["filter_subject"]) == (9 * 10**9, f"{name}.a")
+    with pytest.raises(StreamRefused):
+        await ensure_consumer(session, name, replace(definition, new_only=True))
+
+
+# --- servers that go away ---
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped", "held", "wiped"])
+async def test_it_goes_on_after_the_server(
+    server: RealServer, tmp_path_factory: pytest.TempPathFactory, fault: str
+) -> None:
+    with real_server(tmp_path_factory.mktemp("own"), server.version) as own:
+        sessions = Sessions(own.ask_options)
+        name, keeper = await stream(sessions, 50), Keeper()
+
+        async def slowly(delivery: Delivery) -> Outcome:
+            await asyncio.sleep(0.005)
+            return await keeper(delivery)
+
+        async with pulling(sessions, name, slowly) as loop:
+            await keeper.all(10)
+            session = await sessions.get()
+            if fault == "held":
+                own.hold()
+                await asyncio.sleep(3)
+                own.resume()
+            else:
+                own.kill() if fault != "stopped" else own.kill(15)
+                if fault == "wiped":
+                    own.wipe()
+                own.start()
+                await asyncio.wait_for(session.ended(), HANG_SECONDS)
+            session = await asyncio.wait_for(sessions.wait(), HANG_SECONDS)
+            if fault == "wiped":
+                definition = StreamDefinition(name, (f"{name}.>",), "workqueue", "A test's")
+                await keeping.ensure_streams(session, [definition])
+            before = len(keeper.done)
+            more = [Message(f"{name}.a", {"Nats-Msg-Id": f"more-{n}"}, b"more %d" % n) for n in range(20)]
+            await publish_all(session, more)
+            await until(lambda: {each.body for each in more} <= set(keeper.done), "what came after is handled")
+            if fault != "wiped":
+                await keeper.all(70)
+                await empty(sessions, name)
+            assert loop.counts["renewed"] >= 1 and before <= 70
+        await sessions.close()

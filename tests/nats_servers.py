@@ -1,0 +1,136 @@
+"""Real NATS servers for tests, the oldest and the newest supported; each can be killed, held, restarted, wiped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bridge.nats.options import ConnectOptions
+from sidecar.config import NatsConfig
+from sidecar.nats.settings import server_config
+from tools.install_nats_server import binary_path
+
+HANG_SECONDS = 30.0
+TOKEN = "t0k3n" * 8
+
+PROGRAMS = {"2.10": binary_path(), "2.15": Path(sys.executable).parent / "nats-server"}
+VERSIONS = tuple(PROGRAMS)
+
+
+def program(version: str) -> Path:
+    """The executable of a version. A missing one is a failure, and says what to do."""
+    path = PROGRAMS[version]
+    assert path.exists(), f"{path} is missing: run `make nats-server` (and `make .venv/installed`)"
+    return path
+
+
+class RealServer:
+    """One server with a directory of its own. A restart keeps its port and its store."""
+
+    def __init__(self, directory: Path, version: str, **config: Any) -> None:
+        self.directory, self.version, self._more = directory, version, config
+        self.port = -1
+        self.process: subprocess.Popen[bytes] | None = None
+        (directory / "ports").mkdir(parents=True, exist_ok=True)
+
+    @property
+    def options(self) -> ConnectOptions:
+        """How to connect; quick to give up."""
+        return ConnectOptions(
+            (f"nats://127.0.0.1:{self.port}",), token=TOKEN, connect_seconds=3, ping_seconds=1, request_seconds=5
+        )
+
+    async def ask_options(self) -> ConnectOptions:
+        return self.options
+
+    def start(self) -> RealServer:
+        """Start it and wait until it listens."""
+        text = server_config(self.directory, NatsConfig(), token=TOKEN, port=self.port)
+        config = self.directory / "server.conf"
+        config.write_text(json.dumps(json.loads(text) | self._more))
+        self.process = subprocess.Popen(
+            [program(self.version), "-c", config], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        ports = self.directory / "ports"
+        deadline = time.monotonic() + HANG_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.process.stderr.read() + self.log()[-2000:].encode()  # type: ignore[union-attr]
+            for path in ports.glob(f"*_{self.process.pid}.ports"):
+                try:
+                    self.port = int(json.loads(path.read_text())["nats"][0].rpartition(":")[2])
+                except ValueError:
+                    continue
+                return self
+            time.sleep(0.01)
+        raise AssertionError("the NATS server did not start")
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End it; nothing if it has ended."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(number)
+            self.process.wait(HANG_SECONDS)
+            self.process.stderr.close()  # type: ignore[union-attr]
+            self.process = None
+
+    def hold(self) -> None:
+        """SIGSTOP."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def wipe(self) -> None:
+        """Remove all that it keeps; it must not run."""
+        assert self.process is None
+        shutil.rmtree(self.directory / "store")
+
+    def log(self) -> str:
+        path = self.directory / "server.log"
+        return path.read_text() if path.exists() else ""
+
+
+@contextmanager
+def real_server(directory: Path, version: str, **config: Any) -> Iterator[RealServer]:
+    """A server as long as the block lasts. ``config`` replaces parts of its configuration."""
+    server = RealServer(directory, version, **config)
+    try:
+        yield server.start()
+    finally:
+        server.kill()
+
+
+async def until(look: Callable[[], Any], what: str) -> Any:
+    """Poll until ``look`` gives something."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{what}: not within {HANG_SECONDS:g} s")
+
+
+def servers_of(directory: Path) -> list[int]:
+    """Pids of all living processes that were started with the configuration in ``directory``. Linux and macOS."""
+    listing = subprocess.run(
+        ["ps", "-ww", "-A", "-o", "pid=,stat=,command="], capture_output=True, text=True, check=True
+    )
+    found = [line.split(None, 2) for line in listing.stdout.splitlines()]
+    return [int(pid) for pid, state, command in found if str(directory / "server.conf") in command and state[0] != "Z"]
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0

@@ -1,0 +1,48 @@
+"""The table of the embedded server's life."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.nats.life import TABLE, WITH_PROCESS, Happening, State, after, pause_seconds
+
+
+def test_every_state_is_reached_and_left_and_stop_leads_out_of_all() -> None:
+    assert {state for state, _ in TABLE} == set(State)
+    assert {TABLE[key] for key in TABLE} == set(State)
+    for state in State:
+        ended = after(state, Happening.STOP)
+        assert ended in (State.STOPPING, State.STOPPED)
+        # Where there is a process, it is only over when that has ended.
+        assert ended is (State.STOPPING if state in WITH_PROCESS else State.STOPPED)
+
+
+def test_it_is_never_started_while_there_is_a_process() -> None:
+    into = {state for (state, _), next_state in TABLE.items() if next_state is State.STARTING}
+    assert into == {State.STOPPED, State.WAITING} and not into & WITH_PROCESS
+
+
+@given(st.lists(st.sampled_from(Happening), max_size=40))
+def test_stopping_ends_stopped_whatever_came_before(happenings: list[Happening]) -> None:
+    state = State.STOPPED
+    for happening in happenings:
+        if (state, happening) in TABLE:
+            state = after(state, happening)
+    state = after(state, Happening.STOP)
+    if state is State.STOPPING:
+        state = after(state, Happening.EXITED)
+    assert state is State.STOPPED
+
+
+def test_what_cannot_happen_is_an_error() -> None:
+    with pytest.raises(ValueError, match="stopped cannot have ready"):
+        after(State.STOPPED, Happening.READY)
+
+
+def test_pauses_grow_up_to_a_limit() -> None:
+    pauses = [pause_seconds(failures, first=0.2, longest=60) for failures in range(1, 12)]
+    assert pauses[:4] == [0.2, 0.4, 0.8, 1.6] and pauses[-1] == 60
+    assert pause_seconds(10**6, first=0.2, longest=60) == 60
+    assert pause_seconds(0, first=0.2, longest=60) == 0.2

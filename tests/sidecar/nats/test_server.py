@@ -1,0 +1,355 @@
+"""The embedded server, for real: killed, held, robbed of its port and its store, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.nats import keeping
+from bridge.nats.errors import NatsRefused, NatsUnavailable
+from bridge.nats.jetstream import JetStream
+from bridge.nats.messages import Message
+from bridge.nats.publishing import publish
+from bridge.nats.stream_plan import StreamDefinition
+from sidecar.config import NatsConfig
+from sidecar.nats.life import State
+from sidecar.nats.process import clear_orphan
+from sidecar.nats.server import EmbeddedServer, Timing
+from streams.identity import seeded_identity
+from tests.nats_servers import HANG_SECONDS, VERSIONS, is_root, program, servers_of, until
+
+KEPT = StreamDefinition("KEPT", ("kept.>",), "limits", "A test's")
+QUICK = Timing(start=20, probe=0.1, misses=3, stop=5, first_pause=0.02, longest_pause=0.2)
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "nats"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@asynccontextmanager
+async def embedded(directory: Path, timing: Timing = QUICK, **config: Any) -> AsyncIterator[EmbeddedServer]:
+    """An embedded server that was started; when the block ends, no process is left."""
+    server = EmbeddedServer(directory, NatsConfig(mode="embedded", **config), seeded_identity(7).nonce, timing)
+    server.start()
+    try:
+        yield server
+    finally:
+        await asyncio.wait_for(server.stop(), HANG_SECONDS)
+        assert server.state is State.STOPPED and servers_of(directory) == []
+
+
+async def running(server: EmbeddedServer, *, other_than: int | None = None) -> JetStream:
+    """A connection to it, once it runs as another process than ``other_than``."""
+    await until(lambda: server.state is State.RUNNING and server.status()["pid"] != other_than, "the server runs")
+    return await JetStream.connect(await server.options())
+
+
+async def problem(server: EmbeddedServer, words: str) -> None:
+    await until(lambda: words in server.problem, f"it says {words!r}, not {server.problem!r}")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+async def test_it_runs_closed_to_others_and_ends(directory: Path, version: str) -> None:
+    async with embedded(directory, executable=program(version)) as server:
+        session = await running(server)
+        status = server.status()
+        assert status["state"] == "running" and status["version"].startswith(version) and status["problem"] == ""
+        assert servers_of(directory) == [status["pid"]]
+        assert {mode(directory / name) for name in ("server.conf", "server.json", "server.log")} == {0o600}
+        assert {mode(directory / name) for name in ("ports", "store")} == {0o700}
+        config = json.loads((directory / "server.conf").read_text())
+        token = config["authorization"]["token"]
+        command = Path(f"/proc/{status['pid']}/cmdline")
+        assert not command.exists() or token.encode() not in command.read_bytes()
+        with socket.socket() as elsewhere, pytest.raises(OSError):
+            elsewhere.settimeout(2)
+            elsewhere.connect((_own_address(), status["port"]))
+        await session.send("secret.subject", b"a payload nobody may find in a log")
+        await session.flush()
+        await session.close()
+    assert not (directory / "server.json").exists()
+    log = (directory / "server.log").read_text()
+    assert "payload nobody" not in log and "secret.subject" not in log and token not in log
+    with pytest.raises(NatsUnavailable, match="is stopped"):
+        await server.options()
+
+
+def _own_address() -> str:
+    """Another address of this machine than the first of its loopback."""
+    return "127.0.0.2" if sys.platform == "linux" else socket.gethostbyname(socket.gethostname())
+
+
+async def test_killed_it_is_started_again_with_its_port_its_messages_and_a_new_token(
+    directory: Path, version: str
+) -> None:
+    async with embedded(directory, executable=program(version)) as server:
+        session = await running(server)
+        await keeping.ensure_streams(session, [KEPT])
+        for n in range(5):
+            await publish(session, Message("kept.x", {"Nats-Msg-Id": str(n)}, b"%d" % n))
+        before, old = server.status(), await server.options()
+        os.kill(before["pid"], signal.SIGKILL)
+        await asyncio.wait_for(session.ended(), HANG_SECONDS)
+        await session.close()
+        again = await running(server, other_than=before["pid"])
+        found = [each.body async for each in keeping.read_back(again, "KEPT")]
+        assert found == [b"0", b"1", b"2", b"3", b"4"], "what was confirmed was synced"
+        assert server.status()["port"] == before["port"] and server.status()["restarts"] == 1
+        await again.close()
+        new = await server.options()
+        assert new.token != old.token
+        with pytest.raises(NatsUnavailable, match="another program"):
+            await JetStream.connect(old)
+
+
+async def test_it_gets_another_port_when_its_own_was_taken(directory: Path) -> None:
+    async with embedded(directory) as server:
+        await (await running(server)).close()
+        before = server.status()
+        os.kill(before["pid"], signal.SIGSTOP)  # held while its port is prepared to be taken
+        with socket.socket() as thief:
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            os.kill(before["pid"], signal.SIGKILL)
+            await until(lambda: _takes(thief, before["port"]), "the port is taken")
+            await (await running(server, other_than=before["pid"])).close()
+            assert server.status()["port"] != before["port"]
+
+
+def _takes(thief: socket.socket, port: int) -> bool:
+    try:
+        thief.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    thief.listen()
+    return True
+
+
+async def test_a_configured_port_that_is_taken_is_told_and_waited_for(directory: Path) -> None:
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", 0))
+        thief.listen()
+        port = thief.getsockname()[1]
+        waiting = embedded(directory, port=port)
+        server = await waiting.__aenter__()
+        await problem(server, "address already in use")
+        assert server.state in (State.WAITING, State.STARTING)
+    await (await running(server)).close()
+    assert server.status()["port"] == port
+    await waiting.__aexit__(None, None, None)
+
+
+async def test_a_hold_of_three_seconds_is_survived(directory: Path, version: str) -> None:
+    async with embedded(directory, Timing(probe=0.2), executable=program(version)) as server:
+        session = await running(server)
+        pid = server.status()["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(3)
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: server.state is State.RUNNING, "it is well again")
+        await session.api("INFO")
+        assert server.status()["pid"] == pid and server.restarts == 0
+        await session.close()
+
+
+async def test_one_that_hangs_is_killed_and_started_again(directory: Path) -> None:
+    async with embedded(directory, connect_timeout_seconds=0.3, request_timeout_seconds=0.3) as server:
+        await (await running(server)).close()
+        pid = server.status()["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: server.state is State.UNWELL, "the probe fails")
+        await (await running(server, other_than=pid)).close()
+        assert server.restarts == 1 and servers_of(directory) == [server.status()["pid"]]
+
+
+async def test_a_hanging_one_can_be_stopped(directory: Path) -> None:
+    async with embedded(directory, Timing(stop=0.2)) as server:
+        await (await running(server)).close()
+        os.kill(server.status()["pid"], signal.SIGSTOP)
+
+
+async def test_it_can_be_stopped_at_any_time_of_its_start(directory: Path) -> None:
+    for pause in (0.0, 0.005, 0.02, 0.05, 0.1):
+        async with embedded(directory):
+            await asyncio.sleep(pause)
+
+
+@pytest.mark.parametrize("damage", ["file", "read_only", "garbage"])
+async def test_a_store_that_cannot_be_used_is_told_and_mended(directory: Path, version: str, damage: str) -> None:
+    store = directory / "store"
+    harm, mend = _damages(directory)[damage]
+    async with embedded(directory, executable=program(version)) as server:
+        session = await running(server)
+        await keeping.ensure_streams(session, [KEPT])
+        await publish(session, Message("kept.x", {}, b"1"))
+        await session.close()
+    harm(store)
+    async with embedded(directory, executable=_without_root_rights(directory, version)) as server:
+        if damage != "garbage":
+            await until(lambda: server.problem, "it says why it does not start")
+            await until(lambda: server.restarts >= 2, "it is tried again")
+            assert "exit code" in server.problem or str(store) in server.problem, server.problem
+            mend(store)
+        session = await running(server)
+        await keeping.ensure_streams(session, [KEPT])
+        await publish(session, Message("kept.x", {}, b"2"))
+        assert (await keeping.facts(session, "KEPT")).messages >= 1
+        await session.close()
+
+
+def _damages(directory: Path) -> dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]]:
+    aside = directory / "aside"
+
+    def put_file(store: Path) -> None:
+        store.rename(aside)
+        store.write_text("not a directory")
+
+    def take_file(store: Path) -> None:
+        store.unlink()
+        aside.rename(store)
+
+    def scribble(store: Path) -> None:
+        files = [path for path in store.rglob("*") if path.is_file()]
+        assert files
+        for path in files:
+            path.write_bytes(os.urandom(64))
+
+    def close(store: Path) -> None:
+        for path in [store, *(each for each in store.rglob("*") if each.is_dir())]:
+            path.chmod(0o500)
+
+    def open_(store: Path) -> None:
+        for path in [store, *(each for each in store.rglob("*") if each.is_dir())]:
+            path.chmod(0o700)
+
+    return {"file": (put_file, take_file), "read_only": (close, open_), "garbage": (scribble, lambda store: None)}
+
+
+def _without_root_rights(directory: Path, version: str) -> Path:
+    """The program, for whom modes count also when the tests run as root."""
+    if not is_root():
+        return program(version)
+    wrapper = directory.parent / "nats-server"
+    drop = "exec setpriv --bounding-set=-dac_override,-dac_read_search"
+    wrapper.write_text(f'#!/bin/sh\n{drop} "{program(version)}" "$@"\n')
+    wrapper.chmod(0o755)
+    return wrapper
+
+
+async def test_without_a_program_it_says_what_to_install(directory: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho nats-server: v2.9.25\n")
+    old.chmod(0o755)
+    for executable, words in (
+        (tmp_path / "nowhere", "nowhere cannot be run (No such file or directory)"),
+        (Path("/bin/echo"), "/bin/echo is no nats-server"),
+        (old, "is too old (2.9.25)"),
+    ):
+        async with embedded(directory, executable=executable) as server:
+            await problem(server, words)
+            assert "correct executable in [nats]" in server.problem
+            with pytest.raises(NatsUnavailable, match="embedded NATS server"):
+                await server.options()
+
+
+# --- orphans ---
+
+
+def left_behind(directory: Path, pid: int) -> None:
+    (directory / "server.json").write_text(json.dumps({"pid": pid}))
+
+
+async def test_one_that_a_dead_sidecar_left_is_ended_first(directory: Path) -> None:
+    async with embedded(directory) as server:
+        await (await running(server)).close()
+    config = directory / "server.conf"
+    # Without the wrapper that ties its life to ours, as where the system cannot do that.
+    left = subprocess.Popen([program("2.15"), "-c", config], stderr=subprocess.DEVNULL, start_new_session=True)
+    left_behind(directory, left.pid)
+    ended = asyncio.get_running_loop().run_in_executor(None, left.wait)
+    async with embedded(directory) as server:
+        await (await running(server)).close()
+        await asyncio.wait_for(ended, HANG_SECONDS)
+        assert servers_of(directory) == [server.status()["pid"]] and left.pid not in servers_of(directory)
+
+
+def test_another_process_of_that_number_is_left_alone(directory: Path, tmp_path: Path) -> None:
+    other_config = tmp_path / "other" / "server.conf"
+    other = subprocess.Popen([sys.executable, "-c", "input()", "-c", str(other_config)], stdin=subprocess.PIPE)
+    try:
+        for content in (json.dumps({"pid": other.pid}), '{"pid": 1}', '{"pid": true}', '{"pid": -1}', "{", "[]", ""):
+            (directory / "server.json").write_text(content)
+            assert clear_orphan(directory, 1) is None
+            assert not (directory / "server.json").exists()
+        assert clear_orphan(directory, 1) is None
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        other.stdin.close()  # type: ignore[union-attr]
+
+
+def test_one_that_does_not_heed_is_killed(directory: Path) -> None:
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); input()"
+    command = [sys.executable, "-c", stubborn, "-c", str(directory / "server.conf")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()  # type: ignore[union-attr]
+    left_behind(directory, process.pid)
+    assert clear_orphan(directory, 0.2) == process.pid
+    assert process.wait(HANG_SECONDS) == -signal.SIGKILL
+    process.stdin.close()  # type: ignore[union-attr]
+    process.stdout.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_it_dies_with_its_parent_at_whatever_time(directory: Path) -> None:
+    script = (
+        "import asyncio, sys; from pathlib import Path; from sidecar.config import NatsConfig\n"
+        "from sidecar.nats.server import EmbeddedServer\n"
+        "async def main():\n"
+        "    server = EmbeddedServer(Path(sys.argv[1]), NatsConfig(), lambda: 'a' * 64)\n"
+        "    server.start(); print(1, flush=True); await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    for pause in (0.0, 0.03, 0.06, 0.12, 0.5):
+        parent = subprocess.Popen([sys.executable, "-c", script, str(directory)], stdout=subprocess.PIPE)
+        parent.stdout.readline()  # type: ignore[union-attr]
+        try:
+            parent.wait(pause)
+        except subprocess.TimeoutExpired:
+            parent.kill()
+        parent.wait(HANG_SECONDS)
+        parent.stdout.close()  # type: ignore[union-attr]
+        asyncio.run(until(lambda: servers_of(directory) == [], "no server is left"))
+    shutil.rmtree(directory)
+
+
+async def test_a_wrong_token_does_not_get_in(directory: Path) -> None:
+    async with embedded(directory) as server:
+        await (await running(server)).close()
+        with pytest.raises(NatsRefused):
+            await JetStream.connect(replace(await server.options(), token="0" * 64))

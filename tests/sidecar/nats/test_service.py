@@ -1,0 +1,165 @@
+"""NATS in a real sidecar: shown by ``status``, never in the way of recording, and gone with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.checks import ask_sidecar
+from sidecar.config import NatsConfig
+from sidecar.home import Home
+from sidecar.nats.service import NatsService
+from streams.identity import seeded_identity
+from tests.nats_servers import HANG_SECONDS, program, real_server, servers_of, until
+from tests.sidecar.support import run, running, start, wait_for
+
+
+class Served:
+    """A sidecar with a configuration of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = Home(path)
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, config: str) -> None:
+        self.home.path.mkdir(mode=0o700, exist_ok=True)
+        self.home.config_path.write_text(config)
+        self.process = start(self.home)
+        running(self.home)
+
+    def end(self, number: int) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(HANG_SECONDS)
+
+    def nats(self) -> dict[str, Any]:
+        found: dict[str, Any] = asyncio.run(ask_sidecar(self.home, "status"))["nats"]
+        return found
+
+    def until(self, **wanted: Any) -> dict[str, Any]:
+        """Wait until the status says so."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.nats()
+            return found if wanted.items() <= found.items() else None
+
+        found: dict[str, Any] = wait_for(look, f"NATS is {wanted}")
+        return found
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    one = Served(tmp_path / "home")
+    yield one
+    if one.process is not None and one.process.poll() is None:
+        one.end(signal.SIGKILL)
+    wait_for(lambda: servers_of(one.home.nats_path) == [], "no server is left")
+
+
+def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
+    served.start(f'[nats]\nmode = "embedded"\nexecutable = "{program("2.10")}"\n')
+    found = served.until(connected=True)
+    server = found["server"]
+    assert (found["mode"], found["problem"], server["state"]) == ("embedded", "", "running")
+    assert servers_of(served.home.nats_path) == [server["pid"]]
+    line = next(line for line in run(served.home, "status").stdout.splitlines() if line.startswith("nats "))
+    assert line.split(None, 1)[1] == (
+        f"embedded server {server['version']} running, port {server['port']}, pid {server['pid']}"
+    )
+    assert served.end(signal.SIGTERM) == 0
+    assert servers_of(served.home.nats_path) == []
+    said = json.loads(run(served.home, "status", "--json").stdout)
+    assert said.get("nats") is None
+
+
+def test_a_killed_sidecar_leaves_no_server_and_the_next_one_starts_its_own(served: Served) -> None:
+    served.start('[nats]\nmode = "embedded"\n')
+    first = served.until(connected=True)["server"]
+    served.end(signal.SIGKILL)
+    wait_for(lambda: servers_of(served.home.nats_path) == [], "no server is left")
+    served.start('[nats]\nmode = "embedded"\n')
+    second = served.until(connected=True)["server"]
+    assert servers_of(served.home.nats_path) == [second["pid"]] != [first["pid"]]
+    assert served.end(signal.SIGINT) == 0
+
+
+async def test_what_is_wrong_is_told_and_nothing_is_sent(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    with real_server(tmp_path / "other", "2.15") as other:
+        address = f"nats://127.0.0.1:{other.port}"
+        for config, words in (
+            ({"servers": (address,), "credentials": tmp_path / "a.creds"}, "a.creds is missing"),
+            ({"servers": (address,), "tls_enabled": True, "cert_dir": tmp_path}, "ca.pem is missing"),
+            ({"servers": (address,), "tls_enabled": True}, "offers no TLS"),
+            ({"servers": (address,)}, "does not let us in"),
+            ({"servers": ("nats://ada:geheim@127.0.0.1:1",)}, "127.0.0.1:1 cannot be reached"),
+        ):
+            service = NatsService(home, NatsConfig(mode="external", **config), seeded_identity(1).nonce)  # type: ignore[arg-type]
+            service.start()
+            await until(lambda service=service, words=words: words in service.status()["problem"], words)
+            found = service.status()
+            assert not found["connected"] and found["server"] is None and "geheim" not in str(found)
+            await service.close()
+
+
+def test_a_wrong_setting_is_a_note_and_the_sidecar_serves_all_the_same(served: Served) -> None:
+    served.start('[nats]\nmode = "external"\nservers = ["tls://ada:geheim@127.0.0.1:1"]\n')
+    wait_for(lambda: "cannot be reached" in served.nats()["problem"], "the problem is told")
+    shown = run(served.home, "status").stdout
+    assert "NATS at 127.0.0.1:1 cannot be reached" in " ".join(shown.split()) and "geheim" not in shown
+    assert next(line for line in shown.splitlines() if line.startswith("nats ")).endswith("127.0.0.1:1, not connected")
+    assert served.end(signal.SIGTERM) == 0
+    assert "geheim" not in served.home.log_path.read_text()
+
+
+async def test_an_external_server_is_shown_while_it_is_there(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    with real_server(tmp_path / "other", "2.15", authorization={}) as other:
+        config = NatsConfig(mode="external", servers=(f"nats://127.0.0.1:{other.port}",))
+        service = NatsService(home, config, seeded_identity(1).nonce)
+        service.start()
+        await until(lambda: service.status()["connected"], "it is connected")
+        found = service.status()
+        assert found["servers"] == f"127.0.0.1:{other.port}" and found["version"].startswith("2.15")
+        other.kill()
+        await until(lambda: not service.status()["connected"], "it is not connected")
+        other.start()
+        await until(lambda: service.status()["connected"], "it is connected again")
+        assert service.status()["problem"] == ""
+        await service.close()
+    assert not home.nats_path.exists()
+
+
+async def test_off_nothing_is_there(tmp_path: Path) -> None:
+    service = NatsService(Home(tmp_path / "home"), NatsConfig(), seeded_identity(1).nonce)
+    service.start()
+    assert service.sessions is None
+    assert service.status() == {
+        "mode": "off",
+        "connected": False,
+        "servers": "",
+        "version": None,
+        "problem": "",
+        "server": None,
+    }
+    await service.close()
+
+
+async def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("nats.", "bridge.nats.", "sidecar.nats."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "nats", None)
+    service = NatsService(Home(tmp_path / "home"), NatsConfig(mode="embedded"), seeded_identity(1).nonce)
+    service.start()
+    found = service.status()
+    assert "pip install 'opencode-durable-stream[nats]'" in found["problem"] and not found["connected"]
+    await service.close()

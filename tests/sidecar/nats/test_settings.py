@@ -1,0 +1,110 @@
+"""From the configuration to what server and client are told; and the configuration's own mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sidecar.config import ConfigError, NatsConfig, load_config
+from sidecar.nats.settings import FREE_PORT, embedded_options, external_options, pull_settings, server_config
+from tests.nats_servers import VERSIONS, program
+
+
+def test_the_server_is_told_to_sync_always_to_stay_at_home_and_to_log_nothing_of_messages() -> None:
+    told = json.loads(server_config(Path("/h/nats"), NatsConfig(max_store_bytes=10**9), token="a" * 64, port=FREE_PORT))
+    assert (told["host"], told["port"]) == ("127.0.0.1", -1)
+    assert told["authorization"]["token"] == "a" * 64
+    jetstream = told["jetstream"]
+    assert jetstream["sync_interval"] == "always"
+    assert (jetstream["store_dir"], jetstream["max_file_store"]) == ("/h/nats/store", 10**9)
+    assert told["debug"] is told["trace"] is False
+    assert 0 < told["logfile_size_limit"] <= 2**20 and 0 < told["logfile_max_num"] <= 4
+    assert not {"http", "http_port", "https_port", "cluster", "leafnodes", "websocket", "mqtt"} & told.keys()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_server_understands_every_word_of_it(version: str, tmp_path: Path) -> None:
+    directory = tmp_path / 'a "strange" \\ place #1 $HOME é'
+    directory.mkdir()
+    config = directory / "server.conf"
+    config.write_text(server_config(directory, NatsConfig(), token="a" * 64, port=FREE_PORT))
+    done = subprocess.run(
+        [program(version), "-t", "-c", config], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_how_to_connect() -> None:
+    config = NatsConfig(
+        mode="external",
+        servers=("nats://a:1", "tls://b:2"),
+        credentials=Path("/c/ada.creds"),
+        tls_enabled=True,
+        cert_dir=Path("/c"),
+        tls_hostname="n",
+        inbox_prefix="_ADA",
+        connect_timeout_seconds=1,
+        request_timeout_seconds=2,
+        ping_interval_seconds=3,
+    )
+    options = external_options(config)
+    assert (options.servers, options.credentials, options.cert_dir) == (config.servers, config.credentials, Path("/c"))
+    assert options.wants_tls and options.token is None and options.tls_hostname == "n"
+    assert (options.connect_seconds, options.request_seconds, options.ping_seconds) == (1, 2, 3)
+    assert options.shown == "a:1, b:2"
+    own = embedded_options(config, port=7, token="t" * 64, server_id="ID")
+    assert (own.servers, own.token, own.server_id) == (("nats://127.0.0.1:7",), "t" * 64, "ID")
+    assert not own.wants_tls and own.credentials is None, "what is for another server is not for ours"
+
+
+def test_pull_settings(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        "[nats.pull]\nbatch_size = 3\nmax_inflight = 4\nfetch_timeout_seconds = 5\n"
+        "warmup_timeout_seconds = 6\nheartbeat_seconds = 0.5\nmax_deliver = 7\n"
+    )
+    settings = pull_settings(load_config(path).nats.pull)
+    assert (settings.batch_size, settings.max_inflight, settings.attempts) == (3, 4, 7)
+    assert (settings.fetch_timeout_s, settings.warmup_timeout_s, settings.heartbeat_s) == (5, 6, 0.5)
+
+
+def test_off_by_default() -> None:
+    assert load_config(None).nats == NatsConfig()
+    assert NatsConfig().mode == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('mode = "external"', 'mode "external" needs servers'),
+        ('mode = "outside"', "nats.mode"),
+        ('servers = "nats://h"', "must be a list"),
+        ('servers = ["h:4222"]', "must be like nats://host:4222"),
+        ('servers = ["http://h:4222"]', "must be like nats://host:4222"),
+        ('servers = ["tls://ada:geheim@h:99999"]', "must be like nats://host:4222"),
+        ('cert_dir = "/c"', "cert_dir is set, but tls_enabled is not"),
+        ('tls_hostname = "h"\nservers = ["nats://h"]', "tls_hostname is set, but tls_enabled is not"),
+        ('credentials = "ada.creds"', "must be absolute"),
+        ('inbox_prefix = "a.>"', "nats.inbox_prefix"),
+        ("port = 70000", "nats.port"),
+        ("[nats.pull]\nbatch = 1", "unknown key nats.pull.batch; did you mean nats.pull.batch_size?"),
+        ("[nats.pull]\nbatch_size = 0", "nats.pull.batch_size: must be at least 1"),
+        ("prot = 1", "unknown key nats.prot; did you mean nats.port?"),
+    ],
+)
+def test_a_mistake_is_told_without_a_secret(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text if text.startswith("[") else f"[nats]\n{text}\n")
+    with pytest.raises(ConfigError) as told:
+        load_config(path)
+    assert said in str(told.value) and "geheim" not in str(told.value)
+
+
+def test_the_environment_reaches_the_inner_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_STREAM_NATS__MODE", "embedded")
+    monkeypatch.setenv("DURABLE_STREAM_NATS__PULL__BATCH_SIZE", "9")
+    config = load_config(None).nats
+    assert (config.mode, config.pull.batch_size) == ("embedded", 9)
