@@ -167,10 +167,8 @@ class JsonlRemover:
     # The switch; while it runs, no commit does
 
     def _switch(self, removal: Removal, runs: Sequence[Run], bases: Mapping[str, Base], last: int) -> None:
-        if last >= self._index.segments[-1].first:
-            self._roll()
         try:
-            self._files.replace(removal, runs)
+            self._files.replace(removal, runs, before=self._rolling(last))
         finally:
             if self._files.removal is removal:
                 for name, base in bases.items():
@@ -191,10 +189,12 @@ class JsonlRemover:
             found[name] = tail.positions[max(before.offset - tail.first_offset, 0) :]
         last = max((positions[-1] for positions in found.values() if positions), default=-1)
         if last >= 0:
-            if last >= self._index.segments[-1].first:
-                self._roll()
-            self._files.replace(self._files.removal.forgot(marks))
+            self._files.replace(self._files.removal.forgot(marks), before=self._rolling(last))
         return found
+
+    def _rolling(self, last: int) -> Callable[[], None] | None:
+        """What closes the segment that is written to, if the record at ``last`` lies in it."""
+        return self._roll if last >= self._index.segments[-1].first else None
 
     def _forget_keys(self, runs: Sequence[Run]) -> None:
         """Drop the keys of removed records from the index; until then ``known`` sees that they are removed."""

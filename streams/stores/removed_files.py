@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from heapq import merge
 from pathlib import Path
@@ -27,7 +27,7 @@ import orjson
 
 from streams.errors import CorruptLog, ForeignStore
 from streams.retention import ENTRY_BYTES, KEY_BYTES, NOTHING_REMOVED, Base, Entry, Mark, Ranges, Removal
-from streams.stores.disk import Disk, open_to_read, read_file, replace_durably
+from streams.stores.disk import Disk, open_to_read, read_file, replace_durably, write_beside
 from streams.stores.segments import BadLine, check_crc
 
 MANIFEST: Final = "removed.json"
@@ -228,14 +228,16 @@ class RemovedFiles:
             return None
         return Run(name, count, crc)
 
-    def replace(self, removal: Removal, new: Sequence[Run] = ()) -> None:
+    def replace(self, removal: Removal, new: Sequence[Run] = (), *, before: Callable[[], None] | None = None) -> None:
         """Make this the truth: the runs there are and ``new`` ones hold its entries. Durable when it returns.
+
+        ``before`` is called when only the rename is left to do: a full disk has been met by then.
 
         Raises:
             OSError: the manifest was not replaced, or its name is not durable; ``removal`` says which.
         """
         content = RemovedLog(removal, (*self._content.runs, *new))
-        self._write(content, [*self._entries, *(_Entries(self._log, run) for run in new)])
+        self._write(content, [*self._entries, *(_Entries(self._log, run) for run in new)], before)
 
     def compact(self) -> None:
         """Merge runs of like size, and delete files that no manifest names."""
@@ -266,11 +268,14 @@ class RemovedFiles:
         for entries in self._entries:
             entries.close()
 
-    def _write(self, content: RemovedLog, entries: list[_Entries]) -> None:
+    def _write(self, content: RemovedLog, entries: list[_Entries], before: Callable[[], None] | None = None) -> None:
         wanted = content.as_bytes()
         path = self._log / MANIFEST
+        draft = write_beside(self._disk, path, [wanted])
+        if before is not None:
+            before()
         try:
-            replace_durably(self._disk, path, [wanted])
+            self._disk.replace(draft, path)
         except OSError:
             # Renamed, but the name may not be durable: readers go by it, so do we.
             with suppress(OSError):

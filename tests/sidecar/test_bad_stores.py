@@ -41,7 +41,7 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, run
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
 READING = ("streams", "log", "query", "show", "tree", "why", "state", "export")
-WRITING = ("serve", "migrate", "repair")
+WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall"}
 """Commands that do not open the log; ``verify`` is asked by itself."""
@@ -105,6 +105,8 @@ def arguments(name: str, sound: Sound) -> list[str]:
         "why": [sound.event],
         "state": [STREAM],
         "migrate": ["--to", other],
+        "prune": ["--older-than", "1s", "--yes"],
+        "forget": [STREAM, "--yes"],
     }
     return [name, *more.get(name, [])]
 
@@ -146,7 +148,7 @@ def test_it_is_refused_in_one_sentence(
     store = put(home, sound[backend])
     state(store)
     before = snapshot(store)
-    for name in registered((*READING, "serve", "migrate")):
+    for name in registered((*READING, "serve", "migrate", "prune", "forget")):
         done = run(home.path, *arguments(name, sound[backend]))
         assert is_sentence(done, wanted) and explained(done.err), (name, done)
     for name in TELLING:
