@@ -6,8 +6,13 @@ the log exists.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, current_thread, main_thread
+from types import FrameType
 
 from streams.log import LogReader
 from streams.store import NOTHING, Record
@@ -23,11 +28,34 @@ async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
         CorruptLog: a record is damaged; what came before was yielded.
     """
     reader = LogReader(store)
-    async for _ in _changes(store):
-        if reader.head > after:
-            async for record in reader.read_all(after=after):
-                yield record
-                after = record.position
+    with _interrupts() as interrupted:
+        async for _ in _changes(store):
+            if interrupted.is_set():
+                # The watcher sometimes takes the cancelling that Ctrl-C brings for its own, and goes on.
+                raise asyncio.CancelledError
+            if reader.head > after:
+                async for record in reader.read_all(after=after):
+                    yield record
+                    after = record.position
+
+
+@contextmanager
+def _interrupts() -> Iterator[Event]:
+    """Set from the first Ctrl-C on, beside what that does anyway."""
+    came, before = Event(), signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or not callable(before):
+        yield came
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.set()
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 async def _changes(store: Path) -> AsyncIterator[None]:

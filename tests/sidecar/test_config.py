@@ -97,7 +97,11 @@ def test_a_mistake_names_the_file_and_the_place(tmp_path: Path, text: str, said:
         ("[link]\nidle_exit_seconds = 0", "link.idle_exit_seconds: must be above 0, not 0"),
         ('[link]\nhold_seconds = "x"', "link.hold_seconds: must be a number, not 'x'"),
         ("[link]\nprot = 1", "unknown key link.prot; did you mean link.port?"),
-        ("[store]\nzzz = 1", "unknown key store.zzz; there are backend, compress, migrate_at_bytes, segment_bytes"),
+        (
+            "[store]\nzzz = 1",
+            "unknown key store.zzz; there are backend, compress, max_age_days, max_bytes, migrate_at_bytes, "
+            "segment_bytes",
+        ),
         ("lnk = 1", "unknown key lnk; did you mean link?"),
         ("link = 1", "link: must be a section of keys and values, not 1"),
         ('[redact]\nenabled = "perhaps"', "redact.enabled: must be true or false, not 'perhaps'"),
