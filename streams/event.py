@@ -101,9 +101,15 @@ class StreamEvent(BaseModel):
         ``fields`` becomes the event's own: the caller no longer uses it.
         """
         fields["source"] = _source(fields["source"])
-        if [*fields] == _CANONICAL_ORDER:
-            return _whole_model(cls, fields, _EVENT_FIELDS, _NO_EXTRA)
-        return _bare(cls, fields, _EVENT_FIELDS, _EVENT_DEFAULTS)
+        if [*fields] != _CANONICAL_ORDER:
+            return _bare(cls, fields, _EVENT_FIELDS, _EVENT_DEFAULTS)
+        # ``_whole_model``, without the call: this runs for every record that is read.
+        event = _new(cls)
+        _set(event, "__dict__", fields)
+        _set_fields_set(event, _EVENT_FIELDS)
+        _set_extra(event, _NO_EXTRA)
+        _set_private(event, None)
+        return event
 
     def fields(self) -> dict[str, Any]:
         """All fields as plain JSON values, unknown ones included; the dictionaries are not copied."""
@@ -153,7 +159,7 @@ def _bare(cls: type[Model], fields: dict[str, Any], known: set[str], defaults: d
 
 
 def _whole_model(cls: type[Model], fields: dict[str, Any], present: set[str], extra: dict[str, Any]) -> Model:
-    model = cls.__new__(cls)
+    model = _new(cls)
     _set(model, "__dict__", fields)
     _set_fields_set(model, present)
     _set_extra(model, extra)
@@ -161,6 +167,7 @@ def _whole_model(cls: type[Model], fields: dict[str, Any], present: set[str], ex
     return model
 
 
+_new = object.__new__
 _set = object.__setattr__
 # pydantic's slots themselves, where their setters are looked up once.
 _set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
