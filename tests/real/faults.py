@@ -83,7 +83,8 @@ class Scene:
         def gone() -> bool:
             running = self.durable.running()
             if running not in (None, os.getpid()):
-                os.kill(running, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(running, signal.SIGKILL)
             return running is None
 
         # One that was just starting is met a moment later.
