@@ -100,7 +100,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
         tokens = stream["tokens"].get("total") or sum(stream["tokens"].values())
         figures = [amount(stream["records"]), str(stream["sessions"]), amount(tokens) if tokens else "-"]
         table.add_row(
-            Text(name if whole_id else _shortened(name)),
+            Text(name if whole_id else shortened(name)),
             Text(status, STATUS_STYLES.get(status, "")),
             ago(max(now - stream["last_ts"], 0)),
             str(stream["turns"]),
@@ -110,7 +110,8 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     out.console.print(table)
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """An id as a narrow terminal shows it: its end, which is enough to name it."""
     return name if len(name) <= SHORT_STREAM else f"…{name[-SHORT_STREAM:]}"
 
 
@@ -232,7 +233,7 @@ def _session_label(session: SessionView, width: int) -> Any:
     label.append(one_line(session.title) or "(no title)", "bold")
     label.append(f"  {one_line(session.agent)}" if session.agent else "")
     name = one_line(session.id)
-    label.append(f"  {name if width >= WHOLE_ID_WIDTH else _shortened(name)}", "dim")
+    label.append(f"  {name if width >= WHOLE_ID_WIDTH else shortened(name)}", "dim")
     if session.ended:
         label.append(f"  {one_line(session.ended)}", "dim")
     return label

@@ -185,18 +185,22 @@ async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
 
 
 def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None) -> None:
-    from sidecar.cli.output import Column, bytes_text, iso_time
+    from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
+    from sidecar.cli.output import Column, ago, bytes_text, iso_time
+    from streams.identity import system_identity
 
+    now = system_identity().now_ms()
+    short = out.terminal and out.width < WHOLE_ID_WIDTH
     for title, items in (("", plan["cuts"]), ("stays, although you asked for it:", plan["kept"])):
         if items and title:
             out.text(title)
         if items:
-            columns = [Column("stream", wide=True), Column("last record"), Column("records", right=True)]
-            columns += [Column("size", right=True), Column("why")]
+            columns = [Column("stream"), Column("last record"), Column("records", right=True)]
+            columns += [Column("size", right=True), Column("why", wide=True)]
             rows = [
                 (
-                    item["stream_id"],
-                    iso_time(item["last_ts"]),
+                    shortened(item["stream_id"]) if short else item["stream_id"],
+                    ago(max(now - item["last_ts"], 0)) if out.terminal else iso_time(item["last_ts"]),
                     str(item["records"]),
                     bytes_text(item["bytes"]),
                     item["why"],
