@@ -15,7 +15,7 @@ import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from streams.errors import StoreUnavailable
 from streams.event import StreamEvent
@@ -35,6 +35,10 @@ from streams.stores.rewriting import Compressed
 from streams.stores.segment_files import Sizes
 from streams.stores.sqlite import SqliteStore
 from streams.stores.sqlite_reader import SqliteReader
+
+SLOWED_SECONDS: Final = 0.002
+MOST_SLOWED_SECONDS: Final = 0.05
+"""Between two appends while a move does not keep up, at first and at most."""
 
 DiskStore = JsonlStore | SqliteStore
 DiskReader = JsonlReader | SqliteReader
@@ -129,6 +133,11 @@ class Log(KeepsHints):
         self._appending = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
+        self._pace = 0.0
+        """Seconds between two appends; 0: no pace is kept."""
+        self._waiting = 0
+        """Appends that wait: one that comes later must not pass them."""
+        self._gate = asyncio.Lock()
         self._moving = self._removals = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._still = asyncio.Event()
@@ -239,9 +248,12 @@ class Log(KeepsHints):
         expected: Mapping[str, int] | None = None,
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
-        """See ``StreamStore.append``. While the backend is being exchanged it waits, under a second."""
-        while not self._admitted.is_set():
-            await self._admitted.wait()
+        """See ``StreamStore.append``.
+
+        While the backend is being exchanged it waits, under a second; while a move cannot keep up, for its turn.
+        """
+        if self._pace or self._waiting or not self._admitted.is_set():
+            await self._wait_for_turn()
         self._appending += 1
         self._quiet.clear()
         try:
@@ -251,6 +263,18 @@ class Log(KeepsHints):
             if not self._appending:
                 self._quiet.set()
             self._live.notify()
+
+    async def _wait_for_turn(self) -> None:
+        """One append after the other, ``_pace`` seconds apart and when they are admitted, in the order they came."""
+        self._waiting += 1
+        try:
+            async with self._gate:
+                if self._pace:
+                    await asyncio.sleep(self._pace)
+                while not self._admitted.is_set():
+                    await self._admitted.wait()
+        finally:
+            self._waiting -= 1
 
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``."""
@@ -378,6 +402,14 @@ class Log(KeepsHints):
     def release(self) -> None:
         """Admit appends again."""
         self._admitted.set()
+
+    def slow_down(self) -> None:
+        """Let appends pass at a slower pace than before: a move that copies slower than they come never ends."""
+        self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
+
+    def full_speed(self) -> None:
+        """Let appends pass as they come, after those that wait already."""
+        self._pace = 0.0
 
     def reread_manifest(self) -> None:
         """Take over what the manifest says of a kept store, after that was discarded."""

@@ -95,8 +95,7 @@ class Migration:
         copy = await self._open_copy()
         try:
             self._tails = await copy.tails()
-            while log.head - copy.head > CLOSE_ENOUGH:
-                await self._copy_to(copy)
+            await self._catch_up(copy)
             begun = time.perf_counter()
             try:
                 await log.hold()
@@ -107,14 +106,25 @@ class Migration:
                 kept = Kept(log.backend, log.head)
                 await log.exchange(copy, Manifest(self.to, log.manifest.log_id, kept))
             finally:
+                log.full_speed()
                 log.release()
                 self.progress.held_ms = (time.perf_counter() - begun) * 1000
         except BaseException:
+            log.full_speed()
             if log.source is not copy:
                 await copy.close()
             raise
         self._tell("done")
         return self.progress
+
+    async def _catch_up(self, copy: DiskStore) -> None:
+        """Copy until little is left. Where appends come nearly as fast as that, they are slowed down."""
+        before = None
+        while (left := self.log.head - copy.head) > CLOSE_ENOUGH:
+            if before is not None and left > before / 2:
+                self.log.slow_down()
+            before = left
+            await self._copy_to(copy)
 
     async def _open_copy(self) -> DiskStore:
         """The other backend, as far as an earlier run or an earlier life got; made anew if that is of no use.

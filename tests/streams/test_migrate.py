@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from streams.stores.directory import Backend, read_manifest
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.stored import Stored
 from tests.streams.builders import event
 from tests.streams.disks import GatedDisk
 from tests.streams.store_contract import collect
@@ -78,6 +80,43 @@ async def test_an_empty_log_moves(tmp_path: Path, start: Backend, to: Backend) -
     await Migration(log, to).run()
     assert log.backend == to and log.head == -1
     assert (await log.append([event("a")]))[0].position == 0
+    await log.close()
+
+
+async def test_appends_that_come_faster_than_they_are_copied_are_slowed_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The move ends all the same, nothing is lost, and the order in which they were handed over is kept."""
+    log = await open_log(tmp_path)
+    await fill(log, 1500, "before-")
+    check = Migration._check
+
+    def slowly(self: Migration, records: list[Stored]) -> None:
+        time.sleep(len(records) / 4000)  # a disk that copies 4,000 a second
+        check(self, records)
+
+    monkeypatch.setattr(Migration, "_check", slowly)
+    stop, order = asyncio.Event(), 0
+    pending: set[asyncio.Task[list[Record]]] = set()
+
+    async def write() -> None:
+        nonlocal order, pending
+        while not stop.is_set():
+            for _ in range(20):
+                pending.add(asyncio.create_task(log.append([event(f"new-{order}", stream="ses_new")])))
+                order += 1
+            await asyncio.sleep(0.002)  # ten thousand a second, but no more than a window of them waits
+            while len(pending) > 200:
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+
+    writer = asyncio.create_task(write())
+    async with asyncio.timeout(2 * HANG_S):
+        await Migration(log, "sqlite").run()
+        stop.set()
+        await writer
+        await asyncio.gather(*pending)
+    keys = [record.event.idempotency_key for record in await collect(log.read("ses_new"))]
+    assert keys == [f"test:new-{n}" for n in range(order)]
     await log.close()
 
 
