@@ -198,6 +198,7 @@ class Sidecar:
                 "differences": self._store.differences,
                 "excluded": self._ingest.excluded,
                 "compressed_segments": self.upkeep.compressed,
+                "kept_over_limit": self.upkeep.kept_over_limit,
             },
             "log": {
                 "head": self._store.head,

@@ -108,8 +108,9 @@ class Upkeep:
 
     async def look(self) -> None:
         """Do what is due now."""
-        await self.keep_snapshot(SNAPSHOT_RECORDS)
-        await self.keep_catalog(SNAPSHOT_RECORDS)
+        async with self._removing:  # else what is being forgotten could be written into a snapshot once more
+            await self.keep_snapshot(SNAPSHOT_RECORDS)
+            await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
             self.migrate("sqlite")
         await self._prune_by_itself()
@@ -290,11 +291,12 @@ class Upkeep:
         if self._store.backend != "sqlite":
             await self._close_index()
             return
-        if self._index is None:
-            self._index = await asyncio.to_thread(SearchIndex, self._store.store)
         indexed = 1
         while indexed and self._is_quiet():
-            indexed = await asyncio.to_thread(self._index.advance, INDEX_RECORDS)
+            async with self._removing:  # which closes the index
+                if self._index is None:
+                    self._index = await asyncio.to_thread(SearchIndex, self._store.store)
+                indexed = await asyncio.to_thread(self._index.advance, INDEX_RECORDS)
 
     async def _close_index(self) -> None:
         index, self._index = self._index, None
