@@ -87,8 +87,8 @@ class GroupCommit:
     once. It sets every ``outcome`` (records, or the ``StreamError`` that refuses that
     append), returns only when all of them are durable, and says how many seconds
     the disk took. An ``OSError`` from it stops the writer. ``settled`` runs on the
-    loop after the callers were answered. With ``on_loop=False`` every commit runs on
-    the thread.
+    loop after the callers were answered. While ``may_stall`` says yes, commits run on
+    the thread: the next one may take long however fast the disk is.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class GroupCommit:
         abandon: Callable[[], None],
         name: str,
         *,
-        on_loop: bool = True,
+        may_stall: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._may_run_on_loop = on_loop
+        self._may_stall = may_stall
         self._commit, self._settled, self._abandon = commit, settled, abandon
         self._queue: deque[Pending] = deque()
         self._waiting_bytes = 0
@@ -152,7 +152,7 @@ class GroupCommit:
         return await pending.future
 
     def _is_for_the_loop(self) -> bool:
-        return self._may_run_on_loop and bool(self._trust) and self._waiting_bytes <= MAX_ON_LOOP_BYTES
+        return bool(self._trust) and self._waiting_bytes <= MAX_ON_LOOP_BYTES and not self._may_stall()
 
     def _flush(self) -> None:
         """Commit what this turn of the loop submitted.

@@ -121,6 +121,11 @@ def plan(request: Request, tails: Tails) -> Plan:
         IdempotencyConflict, OffsetConflict: as ``StreamStore.append`` says.
     """
     known = [tails.known(encoded.event.idempotency_key) for encoded in request.batch]
+    if known == [None] and not request.expected:  # nearly always; the same as below, in less time
+        encoded = request.batch[0]
+        offset, previous = tails.tail(encoded.event.stream_id)
+        placed = Placed(encoded, offset, tails.next_position(), chain(previous, encoded.digest_form))
+        return Plan([placed], [placed])
     result = Plan()
     if request.on_known == "conflict" and (len(known) > 1 or known[0] is not None):
         _refuse_conflicts(request.batch, known)

@@ -1,9 +1,9 @@
 """The sqlite backend: one file, one writing connection, readers beside it.
 
 A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
-returns. The writing connection alone checkpoints, on its own thread, after
-commits, once the WAL holds ``CHECKPOINT_BYTES``. Opening reads a few rows,
-whatever the log holds.
+returns. The writing connection alone checkpoints, between two commits, once the
+WAL holds ``CHECKPOINT_PAGES``. Opening reads a few rows, and the keys of the last
+records (``sqlite_keys.py``), whatever the log holds.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translate, translated
+from streams.stores.sqlite_keys import Keys
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_removal import SqliteRemover
 from streams.stores.sqlite_removed import HEAD, adopt, adopt_entries, base_of, find, load
-from streams.stores.sqlite_rows import INSERT, SELECT, Row, record_of, row_of, stored_row
+from streams.stores.sqlite_rows import INSERT, KEY, POSITION, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
 
-CHECKPOINT_BYTES: Final = 32 * 1024 * 1024
-"""Size of the WAL above which the writer moves it into the database file. Pages of the indexes stand in it many
-times and are moved once, so a larger one costs less; but a start after a crash, and the end, take the longer."""
+CHECKPOINT_PAGES: Final = 8192
+"""About how much stands in the WAL when the writer moves it into the database file. Pages of the indexes stand in it
+many times and are moved once, so a larger one costs less; but a start after a crash, and the end, take the longer."""
 
-_LOOKED_UP: Final = 500
-"""Keys that are looked for at once."""
+PAGE_BYTES: Final = 4096
+
+PAGES_OF_A_ROW: Final = 1
+"""Of the indexes, beside the row itself: what a commit of 64 was measured to write, and a little more."""
 
 Result = TypeVar("Result")
 
@@ -61,7 +64,6 @@ class SqliteStore(KeepsHints):
 
     def __init__(self, store: Path, *, is_copy: bool = False) -> None:
         self._path = store / LOG_FILE
-        self._wal = store / f"{LOG_FILE}-wal"
         self._connection = connect_to_write(self._path, STEPS)
         self._reader = SqliteReader(store, exists=True)
         self._hints = Hints(store)
@@ -84,13 +86,21 @@ class SqliteStore(KeepsHints):
         with suppress(OSError, StoreUnavailable):
             self._remover.resume(lambda work: work())
         self._stream_ids: dict[str, int] = {}
+        with translated(self._path, "opening"):
+            self._keys = Keys(self._connection)
         self._fresh: dict[bytes, Placed] = {}
-        self._stored_keys: frozenset[bytes] = frozenset()
-        """Of the commit under way: the digests of its keys that were stored before."""
+        self._digests: dict[str, bytes] = {}
+        self._stored: dict[bytes, int] = {}
+        """Of the commit under way: the digests of its keys, and the positions of those that were stored before."""
+        self._wal_pages = 0
+        """About how many the WAL has that are not in the database file. Its size does not tell: SQLite writes over
+        what was moved, and keeps the file as long as it ever was."""
         self._closed = False
         self.differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after))
-        self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name, on_loop=False)
+        self._commits = GroupCommit(
+            self._commit, self._live.notify, self._abandon, store.name, may_stall=self._is_tidying_due
+        )
 
     @classmethod
     async def open(cls, store: Path, *, is_copy: bool = False) -> SqliteStore:
@@ -165,13 +175,15 @@ class SqliteStore(KeepsHints):
 
     def known(self, key: str) -> Known | None:
         """See ``Tails``."""
-        digest = key_digest(key)
+        digest = self._digests[key]
         fresh = self._fresh.get(digest)
         if fresh is not None:
             return _Known(fresh)
-        if digest in self._stored_keys:
-            row = self._connection.execute(f"{SELECT} WHERE key = ?", [digest]).fetchone()
-            return _Known(record_of(row, str(self._path)))
+        if digest in self._stored:
+            where = [self._stored[digest], digest]
+            row = self._connection.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
+            if row is not None:  # else it was pruned
+                return _Known(record_of(row, str(self._path)))
         entry = find(self._connection, digest) if self._has_entries else None
         return None if entry is None else Removed(entry)
 
@@ -192,24 +204,27 @@ class SqliteStore(KeepsHints):
         await self._commits.drained()
 
     def _commit(self, group: Sequence[Pending]) -> float:
-        begun = time.perf_counter()
         with translated(self._path, "writing"):
+            if self._is_tidying_due():
+                self._tidy()
             self._connection.execute("BEGIN IMMEDIATE")
             decided, rows = self._decide(group)
             self._connection.executemany(INSERT, rows)
+            begun = time.perf_counter()
             self._connection.execute("COMMIT")
+            seconds = time.perf_counter() - begun
             self._head = self._next - 1
-            self._fresh.clear()
-            if self._wal_bytes() > CHECKPOINT_BYTES:
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._note(rows)
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]
-        return time.perf_counter() - begun
+        return seconds
 
     def _decide(self, group: Sequence[Pending]) -> tuple[list[tuple[Pending, Plan]], list[Row]]:
         decided: list[tuple[Pending, Plan]] = []
         rows: list[Row] = []
-        self._stored_keys = self._look_up(group)
+        keys = [each.event.idempotency_key for pending in group for each in pending.request.batch]
+        self._digests = {key: key_digest(key) for key in keys}
+        self._stored = self._keys.positions(list(self._digests.values()))
         for pending in group:
             try:
                 plan_ = plan(pending.request, self)
@@ -219,25 +234,14 @@ class SqliteStore(KeepsHints):
             count = len(plan_.new)
             for index, placed in enumerate(plan_.new):
                 event = placed.encoded.event
-                row = row_of(placed, self._stream_id(event.stream_id), index, count)
-                rows.append(row)
+                digest = self._digests[event.idempotency_key]
+                rows.append(row_of(placed, self._stream_id(event.stream_id), digest, index, count))
                 self._tails[event.stream_id] = (placed.offset + 1, placed.hash)
-                self._fresh[row[9]] = placed
+                self._fresh[digest] = placed
             self._next += count
             self.differences += plan_.differences
             decided.append((pending, plan_))
         return decided, rows
-
-    def _look_up(self, group: Sequence[Pending]) -> frozenset[bytes]:
-        """Which keys of a commit are stored: nearly always none, and one question is cheaper than one for each."""
-        digests = [key_digest(each.event.idempotency_key) for pending in group for each in pending.request.batch]
-        found: set[bytes] = set()
-        for begin in range(0, len(digests), _LOOKED_UP):
-            asked = digests[begin : begin + _LOOKED_UP]
-            marks = ", ".join("?" * len(asked))
-            query = f"SELECT key FROM records WHERE key IN ({marks})"  # noqa: S608 - marks only
-            found.update(key for (key,) in self._connection.execute(query, asked))
-        return frozenset(found)
 
     # Removing
 
@@ -332,6 +336,8 @@ class SqliteStore(KeepsHints):
 
     def _copy(self, records: Sequence[Stored]) -> None:
         with translated(self._path, "writing"):
+            if self._is_tidying_due():
+                self._tidy()
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 rows: list[Row] = []
@@ -351,8 +357,7 @@ class SqliteStore(KeepsHints):
             self._next = following
             self._head = self._next - 1
             self._tails.clear()
-            if self._wal_bytes() > CHECKPOINT_BYTES:
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._note(rows)
 
     def _stream_id(self, name: str) -> int:
         found = self._stream_ids.get(name)
@@ -363,8 +368,25 @@ class SqliteStore(KeepsHints):
             found = self._stream_ids[name] = int(row[0])
         return found
 
-    def _wal_bytes(self) -> int:
-        return self._wal.stat().st_size
+    def _note(self, rows: Sequence[Row]) -> None:
+        """After a commit: remember its keys, and how much the WAL holds now."""
+        self._fresh.clear()
+        self._keys.remember((row[KEY], row[POSITION]) for row in rows)
+        self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + len(rows) * PAGES_OF_A_ROW
+
+    def _is_tidying_due(self) -> bool:
+        return self._wal_pages > CHECKPOINT_PAGES or self._keys.are_many
+
+    def _tidy(self) -> None:
+        """Between two commits: write the keys that are only remembered, move the WAL into the database file.
+
+        SQLite would do the second by itself, but says nothing of a sync that failed, and trusts the next one.
+        """
+        if self._keys.are_many:
+            self._keys.fold()
+        if self._wal_pages > CHECKPOINT_PAGES:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._wal_pages = 0
 
     def _abandon(self) -> None:
         """After a failed write: what was not committed must not be; SQLite drops it, also when it is opened next."""

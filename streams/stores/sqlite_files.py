@@ -20,6 +20,7 @@ from typing import Final
 from streams.errors import ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.stores.directory import is_being_written
 from streams.stores.disk import open_or_create, refuse_link, sync_directory
+from streams.stores.sqlite_keys import STEP
 
 LOG_FILE: Final = "log.db"
 SEARCH_FILE: Final = "search.db"
@@ -76,6 +77,7 @@ STEPS: Final[tuple[str, ...]] = (
     CREATE TABLE removals (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL) STRICT;
     INSERT INTO removals VALUES (1, 0);
     """,
+    STEP,
 )
 """Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those taken."""
 
@@ -208,6 +210,8 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
     except StoreLocked:
         raise
     except (OSError, StoreUnavailable) as error:
+        if _is_not_made_yet(error.__cause__):
+            return None
         if is_being_written(path.parent):
             raise
         if _wal_bytes(path):
@@ -223,14 +227,18 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
                 return None
         except sqlite3.OperationalError as error:
             connection.close()
-            # Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it.
-            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+            if _is_not_made_yet(error):
                 return None
             raise
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def _is_not_made_yet(error: BaseException | None) -> bool:
+    """Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
 def _connect_to_read(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:

@@ -26,6 +26,7 @@ from streams.retention import Entry, Gone, Removal, StreamSize
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
+from streams.stores.sqlite_keys import find_key
 from streams.stores.sqlite_removed import HEAD, entries_after, knows_removal, load
 from streams.stores.sqlite_rows import SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
@@ -104,8 +105,9 @@ class SqliteReader:
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        rows = await self._fetch(f"{SELECT} WHERE key = ?", [key_digest(idempotency_key)])
-        return record_of(rows[0], str(self._path)) if rows else None
+        digest = key_digest(idempotency_key)
+        row = await asyncio.to_thread(self._with_log, lambda connection: find_key(connection, SELECT, digest), None)
+        return record_of(row, str(self._path)) if row is not None else None
 
     async def find_event(self, event_id: str) -> Record | None:
         """The record of an event id, or ``None``."""

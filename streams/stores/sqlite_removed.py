@@ -18,6 +18,7 @@ import orjson
 from streams.hashing import digest_form_of, is_digest, stored_form_of
 from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
 from streams.stores.recovery import key_digest
+from streams.stores.sqlite_keys import forget_keys
 
 CHUNK: Final = 256
 """Records removed or forgotten in one transaction, so that appends never wait long."""
@@ -115,6 +116,7 @@ def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_
         entries = [_entry_of(position, at, hash_, event) for position, at, hash_, event in rows]
         connection.executemany(_INSERT_ENTRY, entries)
         connection.executemany("DELETE FROM records WHERE position = ?", [(row[0],) for row in rows])
+        forget_keys(connection, [entry.key for entry in entries])
         last = entries[-1]
         connection.execute(
             "INSERT OR REPLACE INTO bases VALUES (?, ?, ?, ?)", [stream_id, last.offset + 1, last.hash, at_ms]

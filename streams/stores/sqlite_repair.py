@@ -16,8 +16,12 @@ from streams.stores.sqlite_files import (
     connect_to_write,
     translated,
 )
+from streams.stores.sqlite_keys import rebuild
 
-_TABLES: Final = "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+_TABLES: Final = (
+    "SELECT name FROM main.sqlite_schema"
+    " WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name NOT IN ('keys', 'keys_through')"
+)
 
 _EMPTY: Final = 'DELETE FROM main."{}"'
 _COPY: Final = 'INSERT INTO main."{}" SELECT * FROM damaged."{}" NOT INDEXED ORDER BY 1'
@@ -42,6 +46,7 @@ def copy_rows(store: Path, target: Path) -> None:
             for (name,) in connection.execute(_TABLES).fetchall():
                 connection.execute(_EMPTY.format(name))  # of what the schema begins with
                 connection.execute(_COPY.format(name, name))
+            rebuild(connection)
             connection.execute("COMMIT")
             connection.execute("DETACH damaged")
     finally:

@@ -27,15 +27,35 @@ MAX_TRIGRAMS: Final = 24
 """Most trigrams of a text that the index is asked for; what it finds is compared as a whole anyway."""
 
 
-def row_of(placed: Placed, stream: int, index: int, count: int) -> Row:
-    """The row of a new record, in the order of the table's columns."""
-    encoded = placed.encoded
-    record = Stored(placed.position, placed.offset, placed.hash, index, count, encoded.canonical)
-    return stored_row(record, encoded.event, stream)
+POSITION: Final = 0
+KEY: Final = 9
+"""Where in a row they are."""
+
+
+def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -> Row:
+    """The row of a new record, in the order of the table's columns; ``digest`` is its key's."""
+    (event, canonical, *_), offset, position, hash_ = placed
+    return (
+        position,
+        stream,
+        offset,
+        event.ts,
+        event.type,
+        event.actor,
+        event.correlation_id,
+        event.causation_id,
+        event.id,
+        digest,
+        hash_,
+        crc32(canonical),
+        index,
+        count,
+        canonical,
+    )
 
 
 def stored_row(record: Stored, event: StreamEvent, stream: int) -> Row:
-    """The row of a record of ``event``."""
+    """The row of a record of ``event``, as ``row_of`` gives it of a new one."""
     return (
         record.position,
         stream,
@@ -124,6 +144,3 @@ def bindable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-__all__ = ["COLUMNS", "INSERT", "SELECT", "Row", "bindable", "conditions", "record_of", "row_of", "trigrams"]

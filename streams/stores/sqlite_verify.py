@@ -25,6 +25,7 @@ from streams.findings import Finding, Kind, Summary
 from streams.hashing import GENESIS, canonical, chain, is_digest, stored_form_of
 from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
+from streams.stores import sqlite_keys as keys
 from streams.stores.directory import is_being_written
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
@@ -287,6 +288,17 @@ class SqliteVerification:
         for fault in faults:
             if fault != "ok":
                 self._find("corrupt", None, None, f"SQLite says: {' '.join(str(fault).split())}")
+        if not self.quick:
+            self._check_keys(connection)
+
+    def _check_keys(self, connection: sqlite3.Connection) -> None:
+        try:
+            with translated(self._path, "reading"):
+                faults = list(keys.faults(connection))
+        except (BadStore, StoreUnavailable, OSError) as error:
+            faults = [f"the table of keys cannot be read: {_damage(error)}"]
+        for fault in faults:
+            self._find("corrupt", None, None, fault)
 
     def _judge(self, row: _Row) -> None:
         if not all(isinstance(getattr(row, name), kind) for name, kind in _TYPES.items()):

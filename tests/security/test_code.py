@@ -25,7 +25,7 @@ LOOKED_AT = {
     ("sidecar/nats/child.py", "S606"): "becomes the NATS server: the sidecar's own command as a list, no shell",
     ("sidecar/nats/process.py", "S603"): "asks ps, by its full path, about one pid: a list, no shell",
     ("sidecar/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
-    ("streams/stores/sqlite.py", "S608"): "the text holds question marks only; values are bound",
+    ("streams/stores/sqlite_keys.py", "S608"): "the text holds question marks and constants only; values are bound",
     ("streams/stores/sqlite_rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",
 }

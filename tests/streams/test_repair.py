@@ -141,6 +141,12 @@ def index_row_lost(store: Path) -> None:
     )
 
 
+def key_lost(store: Path) -> None:
+    """The table of keys misses one: its event would be taken twice."""
+    execute(store, "INSERT INTO keys SELECT key, position FROM records WHERE position <> 3")
+    execute(store, "UPDATE keys_through SET position = (SELECT max(position) FROM records)")
+
+
 def search_damaged(store: Path) -> None:
     index = SearchIndex(store)
     index.advance(100)
@@ -163,7 +169,7 @@ Damage = Callable[[Path], None]
 ANY: tuple[Damage, ...] = (manifest_lost, manifest_damaged, hints_damaged, hints_ahead, drafts)
 SAFE: dict[Backend, tuple[Damage, ...]] = {
     "jsonl": (*ANY, torn_tail, head_lost, head_damaged, torn_and_head_lost),
-    "sqlite": (*ANY, index_row_lost, search_damaged, search_ahead, write_ahead_log_of_no_database),
+    "sqlite": (*ANY, index_row_lost, key_lost, search_damaged, search_ahead, write_ahead_log_of_no_database),
 }
 CASES = [(backend, damage) for backend, all_of_them in SAFE.items() for damage in all_of_them]
 
@@ -408,6 +414,7 @@ for at, store in enumerate(sys.stdin, 1):
     [
         ("jsonl", (torn_and_head_lost, manifest_damaged, hints_damaged, drafts)),
         ("sqlite", (search_ahead, index_row_lost, hints_ahead)),
+        ("sqlite", (key_lost, index_row_lost)),
     ],
 )
 async def test_killed_at_every_step_and_run_again(

@@ -35,6 +35,59 @@ class TestSqliteStore(StoreContract):
         return await SqliteStore.open(self.directory)
 
 
+class TestSqliteStoreThatWritesItsKeysOften(TestSqliteStore):
+    @pytest.fixture(autouse=True)
+    def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 2)
+
+
+async def test_keys_are_known_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remembered, written, read again by the next writer, or in a file of the version before."""
+    monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 10)
+    store = await SqliteStore.open(tmp_path)
+    first = [(await store.append([event(f"k{n}")]))[0] for n in range(25)]
+    through = ask(tmp_path, "SELECT position FROM keys_through")
+    assert 9 <= through < 24 and ask(tmp_path, "SELECT count(*) FROM keys") == through + 1
+    await store.close()
+    store = await SqliteStore.open(tmp_path)
+    for number, record in enumerate(first):
+        assert await store.find(record.event.idempotency_key) == record
+        (again,) = await store.append([event(f"k{number}")])
+        assert (again.position, again.duplicate) == (record.position, True)
+    assert await store.find("k25") is None
+    await store.close()
+    for statement in (
+        "DROP TABLE keys",
+        "DROP TABLE keys_through",
+        "CREATE UNIQUE INDEX records_by_key ON records (key)",
+        "PRAGMA user_version = 2",
+    ):
+        change(tmp_path, statement)
+    reader = SqliteReader(tmp_path)
+    assert [await reader.find(record.event.idempotency_key) for record in first] == first
+    await reader.close()
+    store = await SqliteStore.open(tmp_path)
+    assert ask(tmp_path, "SELECT count(*) FROM keys") == 25
+    assert [(await store.append([event(f"k{n}")]))[0].duplicate for n in range(25)] == [True] * 25
+    await store.close()
+    assert [finding for finding in await findings(tmp_path) if Path(finding.file).name == "log.db"] == []
+
+
+async def test_the_write_ahead_file_is_taken_in_when_it_is_worth_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size says nothing: SQLite writes over what was taken in and keeps the file as long as it ever was."""
+    monkeypatch.setattr("streams.stores.sqlite.CHECKPOINT_PAGES", 100)
+    store = await SqliteStore.open(tmp_path)
+    told: list[str] = []
+    store._connection.set_trace_callback(told.append)
+    for number in range(60):
+        await store.append([event(f"k{number}-{n}") for n in range(10)])
+    checkpoints = [statement for statement in told if "wal_checkpoint" in statement]
+    assert 3 <= len(checkpoints) <= 12
+    await store.close()
+
+
 async def written(store: Path) -> None:
     log = await Log.open(store, seeded_identity(1), backend="sqlite")
     for number in range(20):
@@ -44,6 +97,15 @@ async def written(store: Path) -> None:
 
 async def findings(store: Path) -> list[Finding]:
     return [finding async for finding in Verification(store).run()]
+
+
+def ask(store: Path, query: str) -> int:
+    connection = sqlite3.connect(store / "log.db")
+    try:
+        found: int = connection.execute(query).fetchone()[0]
+        return found
+    finally:
+        connection.close()
 
 
 def change(store: Path, statement: str) -> None:

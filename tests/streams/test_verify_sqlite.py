@@ -93,9 +93,13 @@ async def test_where_the_index_is_damaged_too_the_rest_is_one_finding(tmp_path: 
     assert (first.kind, first.position) == ("corrupt", summary.records) and "cannot read on" in first.reason
 
 
-async def test_a_damaged_index_is_told_and_built_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", ["records_by_causation", "keys"])
+async def test_a_damaged_index_is_told_and_built_anew(
+    tmp_path: Path, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 10)
     await write(tmp_path)
-    damage(tmp_path, root_page(tmp_path, "records_by_causation"))
+    damage(tmp_path, root_page(tmp_path, index))
     findings, summary = await verify(tmp_path)
     assert [(f.kind, f.line, f.position) for f in findings] == [("corrupt", None, None)] * len(findings) != []
     assert summary.records == RECORDS

@@ -14,6 +14,7 @@ from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log import Log
 from streams.migrate import Migration
+from streams.stores import sqlite_keys
 from streams.stores.directory import Backend
 from tests.streams.builders import event
 
@@ -43,6 +44,7 @@ def batch_of(run: int, lane: int, number: int) -> list[StreamEvent]:
 
 def run(store: Path, mode: Mode, number: int, lanes: int, journal: Connection) -> None:
     """Append in ``lanes`` tasks at once until killed."""
+    sqlite_keys.FOLDED = 50  # so that a kill may come while keys are written
     asyncio.run(_run(store, mode, number, lanes, journal))
 
 

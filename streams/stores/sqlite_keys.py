@@ -1,0 +1,136 @@
+"""Idempotency keys of a sqlite log: in a table that is filled many records at a time.
+
+A digest lies anywhere in an index, so writing each with its record would change
+one page of the index for every record of a commit. The writer remembers the
+digests of its last records instead, up to ``FOLDED`` of them, and then writes all
+of them in the order in which they lie in the table: a page takes several.
+Opening reads those that are not there yet from their records.
+
+``keys`` holds what ``records`` says up to ``keys_through.position``, and no more;
+``verify`` compares them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+FOLDED = 16_384
+"""Digests that are remembered before they are written: some two megabytes, and some 50 ms of writing."""
+
+_LOOKED_UP: Final = 500
+"""Keys that are looked for at once."""
+
+COMPARED: Final = 10_000
+"""Records that are compared with the table by one statement, after which others have their turn."""
+
+STEP: Final = """
+    CREATE TABLE keys (key BLOB PRIMARY KEY, position INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE keys_through (id INTEGER PRIMARY KEY CHECK (id = 1), position INTEGER NOT NULL) STRICT;
+    INSERT INTO keys SELECT key, position FROM records ORDER BY key;
+    INSERT INTO keys_through SELECT 1, coalesce(max(position), -1) FROM records;
+    DROP INDEX records_by_key;
+    """
+
+_THROUGH: Final = "(SELECT position FROM keys_through)"
+
+_NOT_FOLDED: Final = f"SELECT key, position FROM records WHERE position > {_THROUGH}"  # noqa: S608 - a constant
+_FOLDED_NOW: Final = (
+    "UPDATE keys_through SET position = max(position, (SELECT coalesce(max(position), -1) FROM records))"
+)
+
+_COUNTS: Final = (
+    "SELECT (SELECT count(*) FROM keys), (SELECT count(*) FROM records INDEXED BY records_by_stream"
+    " WHERE position <= (SELECT position FROM keys_through))"
+)
+_FIND: Final = ("position = (SELECT position FROM keys WHERE key = ?1)", f"position > {_THROUGH} AND key = ?1")
+
+
+def has_keys(connection: sqlite3.Connection) -> bool:
+    """Whether the file has this table; one that no newer version has written to yet has an index instead."""
+    return connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'keys'").fetchone() is not None
+
+
+def find_key(connection: sqlite3.Connection, select: str, digest: bytes) -> tuple[Any, ...] | None:
+    """The row that ``select`` gives of the record of a key, or ``None``. Reads up to ``FOLDED`` records."""
+    row: tuple[Any, ...] | None = None
+    for where in _FIND if has_keys(connection) else ["key = ?1"]:
+        row = row or connection.execute(f"{select} WHERE {where}", [digest]).fetchone()
+    return row
+
+
+def faults(connection: sqlite3.Connection) -> Iterator[str]:
+    """What is wrong with the table: each statement sees one state of the file. Reads all keys."""
+    if not has_keys(connection):
+        return
+    last: int = connection.execute(f"SELECT coalesce({_THROUGH}, -1)").fetchone()[0]
+    for first in range(0, last + 1, COMPARED):
+        lacking = connection.execute(
+            "SELECT position FROM records WHERE position >= ? AND position < ? AND position <= ? AND NOT EXISTS"
+            " (SELECT 1 FROM keys WHERE keys.key = records.key AND keys.position = records.position) LIMIT 1",
+            [first, first + COMPARED, last],
+        ).fetchone()
+        if lacking is not None:
+            yield f"the table of keys lacks the key of record {lacking[0]}"
+            return
+    there, wanted = connection.execute(_COUNTS).fetchone()
+    if there != wanted:
+        yield f"the table of keys has {there} keys where {wanted} records are"
+
+
+class Keys:
+    """The writer's view: which digests are stored, and where. Not for two threads at once."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._remembered: dict[bytes, int] = dict(connection.execute(_NOT_FOLDED).fetchall())
+        """Some of them may have been pruned since: who asks looks at the record anyway."""
+
+    def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
+        """Where the records of these digests are; those that are not stored are left out.
+
+        Nearly always none is, and one question for many is cheaper than one for each.
+        """
+        found = {digest: self._remembered[digest] for digest in digests if digest in self._remembered}
+        for begin in range(0, len(digests), _LOOKED_UP):
+            asked = digests[begin : begin + _LOOKED_UP]
+            marks = ", ".join("?" * len(asked))
+            found.update(
+                self._connection.execute(f"SELECT key, position FROM keys WHERE key IN ({marks})", asked)  # noqa: S608 - marks only
+            )
+        return found
+
+    def remember(self, written: Iterable[tuple[bytes, int]]) -> None:
+        """Take the digests and positions of records that were committed."""
+        self._remembered.update(written)
+
+    @property
+    def are_many(self) -> bool:
+        """Whether it is time to ``fold``."""
+        return len(self._remembered) >= FOLDED
+
+    def fold(self) -> None:
+        """Write what is remembered, in a transaction of its own. One that does not come to its end changes nothing."""
+        # From the records and not from memory, which may still know some that were pruned.
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.execute(f"INSERT INTO keys {_NOT_FOLDED} ORDER BY key")
+            self._connection.execute(_FOLDED_NOW)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._connection.rollback()
+            raise
+        self._remembered.clear()
+
+
+def forget_keys(connection: sqlite3.Connection, digests: Iterable[bytes]) -> None:
+    """Take out the digests of records that are pruned, within the transaction that deletes these."""
+    connection.executemany("DELETE FROM keys WHERE key = ?", ((digest,) for digest in digests))
+
+
+def rebuild(connection: sqlite3.Connection) -> None:
+    """Write the table anew from the records, within a transaction."""
+    connection.execute("DELETE FROM keys")
+    connection.execute("INSERT INTO keys SELECT key, position FROM records ORDER BY key")
+    connection.execute(_FOLDED_NOW)
