@@ -12,6 +12,7 @@ import orjson
 from benchmarks.limits import ROUNDS, bare_sqlite_rate, beside, raw_group_rate, raw_rate
 from benchmarks.report import Row
 from streams.event import StreamEvent
+from streams.hashing import encode
 from streams.identity import system_identity
 from streams.store import StreamStore
 from streams.stores.commit import Pending
@@ -19,6 +20,10 @@ from streams.stores.disk import Disk
 from streams.stores.jsonl import JsonlStore
 from streams.stores.segments import parse_keys, parse_record
 from streams.stores.sqlite import SqliteStore
+from streams.stores.sqlite_files import STEPS, connect_to_write
+from streams.stores.sqlite_rows import INSERT, stored_row
+from streams.stores.sqlite_rows import Row as StoredRow
+from streams.stores.stored import Stored
 
 IDENTITY = system_identity()
 PAYLOAD = {"session": "ses_bench", "text": "x" * 560, "tokens": {"input": 10, "output": 5}}
@@ -131,7 +136,53 @@ async def _sqlite(directory: Path, seconds: float) -> list[Row]:
         )
         rows.append(Row(f"sqlite append, {in_flight} in flight", rate, limit, "sqlite3 executemany", floor, aim))
     await store.close()
+    table = _SameTable(directory / "same.db")
+    store = await SqliteStore.open(_made(directory / "sqlite-again"))
+    rate, limit = await beside(table.rate, lambda s: append_rate(store, 64, s), seconds)
+    rows.append(Row("sqlite append, 64 in flight, beside the same rows by sqlite3", rate, limit, "the same table"))
+    await store.close()
+    table.close()
     return rows
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+class _SameTable:
+    """The rows that the store writes, into a table with its indexes, by ``executemany`` of 64 and a commit: what
+    ``sqlite3`` itself needs for them. They are made beforehand."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = connect_to_write(path, STEPS)
+        self._connection.execute("PRAGMA wal_autocheckpoint = 1000")
+        self._connection.execute("INSERT INTO streams VALUES (1, 'ses_bench')")
+        self._next = 0
+
+    def rate(self, seconds: float) -> float:
+        """Rows a second."""
+        count, spent = 0, 0.0
+        while spent < seconds:
+            rows = [self._row(number) for number in range(self._next, self._next + 2048)]
+            self._next += len(rows)
+            start = time.perf_counter()
+            for begin in range(0, len(rows), 64):
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.executemany(INSERT, rows[begin : begin + 64])
+                self._connection.execute("COMMIT")
+            spent += time.perf_counter() - start
+            count += len(rows)
+        return count / spent
+
+    @staticmethod
+    def _row(number: int) -> StoredRow:
+        event = an_event(number)
+        encoded = encode(event)
+        return stored_row(Stored(number, number, b"h" * 32, 0, 1, encoded.canonical), event, 1)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 async def _slow_disk(directory: Path, seconds: float) -> list[Row]:
