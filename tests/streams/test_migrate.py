@@ -25,7 +25,7 @@ from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.stored import Stored
 from tests.streams.builders import event
 from tests.streams.disks import GatedDisk
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 BOTH = pytest.mark.parametrize(("start", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
 HANG_S = 60.0

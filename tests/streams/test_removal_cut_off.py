@@ -23,8 +23,9 @@ from streams.stores.directory import Backend
 from tests.streams import removing_process
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk, FaultyDisk
+from tests.streams.opened import collect
 from tests.streams.removals import BACKENDS, Remove, faults, forget, open_log, prune, prune_most
-from tests.streams.retention_contract import check_chains, fill, records_of
+from tests.streams.retention_contract import check_chains, fill
 from tests.streams.sizes import size
 
 KILLS = size("REMOVING_KILLS", 5)
@@ -35,12 +36,12 @@ async def check_images(images: Path, backend: Backend, before: list[Record], aft
     seen = set()
     for image in sorted(images.iterdir()):
         reader = LogReader(image)
-        read = await records_of(reader.read_all())
+        read = await collect(reader.read_all())
         await reader.close()
         # What a reader sees meanwhile is between the two, but never less than what stays.
         assert [r.position for r in after] == [r.position for r in read if r.position in {r.position for r in after}]
         log = await open_log(image, backend)
-        found = await records_of(log.read_all())
+        found = await collect(log.read_all())
         assert found in (before, after), image.name
         seen.add(len(found) == len(after) and found == after)
         for record in before:
@@ -102,7 +103,7 @@ class TestCutOff:
         disk.is_on = True
         await remove(log)
         disk.image()
-        after = await records_of(log.read_all())
+        after = await collect(log.read_all())
         await log.close()
         assert await check_images(images, "jsonl", before, after) > 20
 
@@ -128,7 +129,7 @@ class TestCutOff:
         monkeypatch.setattr(sqlite_removal.SqliteRemover, "_transact", imaged)
         monkeypatch.setattr("streams.stores.sqlite_removed.CHUNK", 2)
         await remove(log)
-        after = await records_of(log.read_all())
+        after = await collect(log.read_all())
         await log.close()
         monkeypatch.setattr(sqlite_removal.SqliteRemover, "_transact", transact)
         assert await check_images(images, "sqlite", before, after) > 8
@@ -160,11 +161,11 @@ class TestCutOff:
             await check_chains(log)
             for known in before:
                 assert (await log.append([known.event]))[0][1:4] == known[1:4]
-            found = await records_of(log.read_all())
+            found = await collect(log.read_all())
             await log.close()
             assert await faults(store) == []
             log = await open_log(store)
-            assert await records_of(log.read_all()) == found
+            assert await collect(log.read_all()) == found
             await log.close()
         assert nth > 1
 
@@ -184,7 +185,7 @@ async def test_killed_while_removing_nothing_is_lost_and_nothing_comes_back(tmp_
         )
         log = await open_log(tmp_path, backend)
         gone = await log.removed()
-        kept = {record.position: record for record in await records_of(log.read_all())}
+        kept = {record.position: record for record in await collect(log.read_all())}
         await check_chains(log)
         for what, *told in journal:
             if what == "append":

@@ -11,8 +11,9 @@ from streams.errors import BadStore, CorruptLog
 from streams.log import LogReader
 from streams.stores.removed_files import MANIFEST
 from streams.stores.segments import list_segments
+from tests.streams.opened import collect
 from tests.streams.removals import faults, open_log, prune
-from tests.streams.retention_contract import NOW, fill, records_of
+from tests.streams.retention_contract import NOW, fill
 
 
 class TestDamage:
@@ -38,7 +39,7 @@ class TestDamage:
             path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
             assert str(path) in await self.refused(store)
             with pytest.raises(CorruptLog):
-                await records_of(LogReader(store).read_all())
+                await collect(LogReader(store).read_all())
         for cut in (0, 1, len(sound) // 2, len(sound) - 1):
             path.write_bytes(sound[:cut])
             assert str(path) in await self.refused(store)
@@ -47,7 +48,7 @@ class TestDamage:
         (store / "log" / MANIFEST).unlink()
         assert "missing" in await self.refused(store) or "must follow" in await self.refused(store)
         with pytest.raises(CorruptLog):
-            await records_of(LogReader(store).read_all())
+            await collect(LogReader(store).read_all())
 
     async def test_damaged_and_missing_digests_are_told(self, store: Path) -> None:
         (path,) = (store / "log").glob("removed-*.keys")
@@ -66,7 +67,7 @@ class TestDamage:
                 segment.path.write_bytes(b"".join(lines[:n] + lines[n + 1 :]))
                 await self.refused(store)
                 with pytest.raises(CorruptLog):
-                    await records_of(LogReader(store).read_all())
+                    await collect(LogReader(store).read_all())
             segment.path.write_bytes(b"".join(lines))
         assert await faults(store) == []
 

@@ -19,9 +19,10 @@ from streams.stores.sqlite_files import STEPS, connect_to_write
 from streams.stores.sqlite_search import SearchIndex
 from streams.verify import Verification
 from tests.streams.builders import event
+from tests.streams.opened import collect
 from tests.streams.other_process import start
 from tests.streams.removals import BACKENDS, faults, forget, open_log, prune
-from tests.streams.retention_contract import NOW, check_chains, fill, records_of
+from tests.streams.retention_contract import NOW, check_chains, fill
 
 
 class TestForgottenBytes:
@@ -46,14 +47,14 @@ class TestForgottenBytes:
         if backend == "sqlite":
             index = SearchIndex(tmp_path)
             index.advance(100)
-            assert len(await records_of(log.query(Filter(text=marker)))) == 15
+            assert len(await collect(log.query(Filter(text=marker)))) == 15
         assert _holders(tmp_path, marker)
         assert (await log.forget(["ses_1"], at_ms=NOW)).records == 15
         assert _holders(tmp_path, marker) == []
-        assert await records_of(log.query(Filter(text=marker))) == []
+        assert await collect(log.query(Filter(text=marker))) == []
         if backend == "sqlite":
             assert index.advance(100) == 30, "it begins anew"
-            assert await records_of(log.query(Filter(text=marker))) == []
+            assert await collect(log.query(Filter(text=marker))) == []
             index.close()
             assert _holders(tmp_path, marker) == []
         assert _holders(tmp_path, "kept")
@@ -107,11 +108,11 @@ class TestMoving:
         await log.prune({"ses_0": 3, "ses_1": 99}, at_ms=NOW)
         await log.prune({"ses_0": 7}, at_ms=NOW + 1)
         await log.forget(["ses_2", "ses_0"], at_ms=NOW + 2)
-        kept, gone, sizes = await records_of(log.read_all()), await log.removed(), await log.sizes()
+        kept, gone, sizes = await collect(log.read_all()), await log.removed(), await log.sizes()
         for backend in (to, start_):
             await Migration(log, backend).run()
             assert (log.backend, log.head) == (backend, 59)
-            assert await records_of(log.read_all()) == kept
+            assert await collect(log.read_all()) == kept
             assert (await log.removed(), await log.sizes()) == (gone, sizes)
             for record in before:
                 answer = (await log.append([record.event]))[0]
@@ -143,9 +144,9 @@ class TestMoving:
         await fill(log)
         await Migration(log, to).run()
         await prune(log)
-        kept = await records_of(log.read_all())
+        kept = await collect(log.read_all())
         await Migration(log, start_).run()
-        assert await records_of(log.read_all()) == kept
+        assert await collect(log.read_all()) == kept
         await log.close()
         assert await faults(tmp_path) == []
 
@@ -200,13 +201,13 @@ async def test_a_sqlite_log_of_an_older_version_is_read_verified_and_pruned(tmp_
     connection.close()
     write_manifest(tmp_path, Manifest("sqlite", "01HF7YAT0072TECMQ49PKZ57H0"))
     reader = LogReader(tmp_path)
-    assert reader.head == -1 and await records_of(reader.read_all()) == [] and await reader.removed() == {}
+    assert reader.head == -1 and await collect(reader.read_all()) == [] and await reader.removed() == {}
     assert await faults(tmp_path) == []
     log = await open_log(tmp_path)
     before = await fill(log, 200)
     size = (tmp_path / "log.db").stat().st_size
     await log.prune({"ses_0": 50, "ses_1": 50, "ses_2": 50}, at_ms=NOW)
-    assert await records_of(reader.read_all()) == [r for r in before if r.offset >= 50]
+    assert await collect(reader.read_all()) == [r for r in before if r.offset >= 50]
     full = (tmp_path / "log.db").stat().st_size
     await fill(log, 100, "again-")
     await log.close()
