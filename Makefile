@@ -5,7 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHIM := plugin-shim
 # Many tests wait for processes of their own, so that one worker more than there are cores is kept busy.
+# OpenCode's tests are few to a file and long: handed out in the order of the files, and not by the number of their tests,
+# they do not come last, when nothing is left to run beside them.
+SHARED := --dist loadfile --no-loadscope-reorder
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1 )))
+
+# Compiled modules are kept: the tests start about a thousand Python processes of this checkout.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-python test-shim torture lint format docs bench opencode nats-server clean help
 
@@ -18,7 +24,7 @@ demo: $(VENV)/installed ## Play a recorded session, kill the sidecar in the midd
 test: test-shim test-python ## All tests, the real OpenCode included
 
 test-python: $(VENV)/installed opencode nats-server
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --durations=10
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SHARED) --durations=10
 
 test-shim: $(SHIM)/node_modules/installed
 	cd $(SHIM) && npm test && npm pack --dry-run --silent >/dev/null

@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from urllib.parse import quote
 
 from streams.headers import MAX_HEADERS
-from streams.subjects import dead_letter_subject
+from streams.subjects import SubjectError, check_pattern, check_subject, dead_letter_subject
 
 DEAD_SUBJECT: Final = "DS-Dead-Subject"
 DEAD_DURABLE: Final = "DS-Dead-Durable"
@@ -200,6 +200,38 @@ class EventBus(Protocol):
     async def close(self) -> None:
         """Stop all subscriptions; handlers that run end first. Idempotent."""
         ...
+
+
+def check_subscription(pattern: str, durable: str | None) -> str:
+    """``pattern``, if a subscription may have it and ``durable``.
+
+    Raises:
+        SubjectError: ``pattern`` is none, or ``durable`` is no single token.
+    """
+    check_pattern(pattern)
+    if durable is not None and "." in check_subject(durable):
+        raise SubjectError(durable, "the name of a durable is one token")
+    return pattern
+
+
+def check_shared(durable: str, *, heard: object, pattern: str, is_same_redelivery: bool) -> None:
+    """A subscription joins a durable that is there and hears ``heard``.
+
+    Raises:
+        DurableConflict: it has another pattern or another redelivery.
+    """
+    if heard != pattern:
+        raise DurableConflict(durable, f"it hears {heard}, not {pattern}")
+    if not is_same_redelivery:
+        raise DurableConflict(durable, "it has another redelivery")
+
+
+def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | None]:
+    """Why an attempt failed, and the seconds until the next one; ``None`` when the message is given up."""
+    reason = str(error.reason) if isinstance(error, Poison | Retry) else type(error).__name__
+    if isinstance(error, Poison) or delivery.backoff_s is None:
+        return reason, None
+    return reason, error.after_s if isinstance(error, Retry) else delivery.backoff_s
 
 
 def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dict[str, str]]:

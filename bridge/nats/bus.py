@@ -34,15 +34,16 @@ from streams.bus import (
     Delivery,
     DurableConflict,
     Handler,
-    Poison,
     Published,
     Redelivery,
-    Retry,
     Start,
+    check_shared,
+    check_subscription,
     dead_letter,
+    failure_of,
 )
 from streams.headers import check_headers
-from streams.subjects import DEAD_LETTERS, SubjectError, check_pattern, check_subject, covers
+from streams.subjects import DEAD_LETTERS, SubjectError, check_subject, covers
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
@@ -119,9 +120,7 @@ class JetStreamEventBus:
             BusUnavailable: the server is away.
         """
         self._check_open()
-        stream = self._stream_of(check_pattern(pattern))
-        if durable is not None and "." in check_subject(durable):
-            raise SubjectError(durable, "the name of a durable is one token")
+        stream = self._stream_of(check_subscription(pattern, durable))
         redelivery = redelivery or Redelivery()
         try:
             session = await self._session()
@@ -198,10 +197,8 @@ class JetStreamEventBus:
             found = await consumer_config(session, each.name, consumer.name)
             if found is None:
                 continue
-            if found.get("filter_subject") != pattern:
-                raise DurableConflict(durable, f"it hears {found.get('filter_subject')}, not {pattern}")
-            if (found.get("metadata") or {}).get(_REDELIVERY) != told:
-                raise DurableConflict(durable, "it has another redelivery")
+            same = (found.get("metadata") or {}).get(_REDELIVERY) == told
+            check_shared(durable, heard=found.get("filter_subject"), pattern=pattern, is_same_redelivery=same)
             return replace(consumer, new_only=found.get("deliver_policy") == "new")
         return consumer
 
@@ -292,10 +289,8 @@ class JetStreamSubscription:
 
     def _failed(self, delivery: Delivery, error: BaseException) -> pulling.Outcome:
         self._bus.counts["failed"] += 1
-        reason = error.reason if isinstance(error, Poison | Retry) else type(error).__name__
-        if isinstance(error, Poison) or delivery.backoff_s is None:
-            return pulling.Poison(reason)
-        return Again(error.after_s if isinstance(error, Retry) else delivery.backoff_s)
+        reason, delay = failure_of(delivery, error)
+        return pulling.Poison(reason) if delay is None else Again(delay)
 
     async def _bury(self, message: pulling.Delivery, reason: str) -> None:
         await self._bus.bury(self._delivery(message), self._durable, self._stream, reason)

@@ -2,8 +2,8 @@
 
 Reads ``{binary, root, home, starts, plan}`` from stdin and prints one JSON object; ``plan`` is a list of
 steps: ``{"case": name}`` starts OpenCode ``starts`` times, ``{"do": [argument, …], "in": directory}`` runs
-``durable-stream``, ``{"make": path}`` makes a directory, ``{"write": path, "text": …}`` a file. Paths are
-below ``root``.
+``durable-stream``, ``{"sessions": count}`` waits until so many are recorded, ``{"make": path}`` makes a
+directory, ``{"write": path, "text": …}`` a file. Paths are below ``root``.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
                 (root / step["write"]).write_text(step["text"])
             elif "do" in step:
                 found["said"].append(_durable(step["do"], root / step.get("in", "project"), client.environment()))
+            elif "sessions" in step:
+                found["sessions"] = _sessions(step["sessions"], root, client.environment())
             elif "tree" in step:
                 found["trees"].append(_tree(root, step["tree"]))
             else:
@@ -123,6 +125,16 @@ def _durable(arguments: list[str], directory: Path, environment: dict[str, str])
         check=False,
     )
     return done.stdout + done.stderr
+
+
+def _sessions(count: int, root: Path, environment: dict[str, str]) -> list[str]:
+    """The streams of sessions, once there are so many: an OpenCode that ended left its last hooks to the sidecar."""
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while True:
+        lines = _durable(["streams", "--json"], root, environment).splitlines()
+        found = [name for line in lines if (name := json.loads(line)["stream_id"]).startswith("ses_")]
+        if len(found) >= count or time.monotonic() > deadline:
+            return found
 
 
 def _tree(root: Path, names: list[str]) -> dict[str, list[Any]]:

@@ -23,6 +23,8 @@ DRIVER = Path(__file__).with_name("shim_driver.mjs")
 SHIM = REPOSITORY / "plugin-shim" / "src" / "plugin.js"
 BUN = REPOSITORY / ".cache/opencode/node_modules"
 RUNTIMES = ("node", "bun")
+LISTING_S = 0.1
+"""Between two listings of all processes: each takes a tenth of that."""
 COMMAND = (sys.executable, "-m", "sidecar.cli")
 
 _PRETEND = "; ".join(  # one line, for `ps` to show
@@ -198,6 +200,11 @@ def sidecars(home: Home) -> dict[int, str]:
     return found
 
 
+def wait_for_sidecars(home: Home, count: int) -> None:
+    """Wait until so many processes serve ``home``."""
+    wait_for(lambda: len(sidecars(home)) == count, f"{count} processes serve {home.path}", every_s=LISTING_S)
+
+
 def end_sidecars(home: Home) -> None:
     """Kill what serves ``home`` and return when nothing does."""
 
@@ -207,7 +214,7 @@ def end_sidecars(home: Home) -> None:
             kill(pid)
         return not left
 
-    wait_for(gone, f"no sidecar serves {home.path}")
+    wait_for(gone, f"no sidecar serves {home.path}", every_s=LISTING_S)
     for path, process in _started:
         if path == home.path:
             process.wait(HANG_SECONDS)

@@ -35,14 +35,14 @@ def start(home: Home, *arguments: str, output: int | IO[str] = subprocess.DEVNUL
     return subprocess.Popen(cli(home, "serve", *arguments), stdout=output, stderr=output, text=True, cwd=REPOSITORY)
 
 
-def wait_for(look: Callable[[], Any], what: str) -> Any:
-    """Poll another process's files until ``look`` gives something."""
+def wait_for(look: Callable[[], Any], what: str, *, every_s: float = 0.01) -> Any:
+    """Poll another process's files until ``look`` gives something; seldom, where looking is work of its own."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         found = look()
         if found:
             return found
-        time.sleep(0.01)
+        time.sleep(every_s)
     raise AssertionError(f"{what}: not within {HANG_SECONDS:g} s")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,15 @@ def home(tmp_path: Path) -> Iterator[Home]:
     if info is not None:
         os.kill(info.pid, signal.SIGKILL)
         wait_for(lambda: home.running() is None, "the sidecar is gone")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home with a recording in its log; no sidecar runs. Copy it to change it."""
+    home = Home(tmp_path_factory.mktemp("recorded") / "home")
+    assert run(home, "play", str(RECORDINGS / "chat.jsonl")).returncode == 0
+    assert run(home, "stop").returncode == 0
+    return home
 
 
 async def keys(home: Home) -> list[str]:
@@ -100,9 +110,8 @@ class TestLife:
         assert open_ == []
         run(home, "stop")
 
-    async def test_a_damaged_log_is_refused_with_file_and_line(self, home: Home) -> None:
-        run(home, "play", str(RECORDINGS / "chat.jsonl"))
-        run(home, "stop")
+    async def test_a_damaged_log_is_refused_with_file_and_line(self, home: Home, recorded: Home) -> None:
+        shutil.copytree(recorded.path, home.path)
         segment = next((home.store_path / "log").iterdir())
         data = bytearray(segment.read_bytes())
         data[len(data) // 2] ^= 1
@@ -119,9 +128,8 @@ class TestLife:
         status = run(home, "status")
         assert status.returncode == 1 and "Something is wrong" in status.stdout and "link.port" in status.stdout
 
-    def test_a_token_open_to_others_is_told_by_status(self, home: Home) -> None:
-        run(home, "play", str(RECORDINGS / "chat.jsonl"))
-        run(home, "stop")
+    def test_a_token_open_to_others_is_told_by_status(self, home: Home, recorded: Home) -> None:
+        shutil.copytree(recorded.path, home.path)
         home.token_path.chmod(0o644)
         status = run(home, "status")
         assert status.returncode == 1 and "open to others" in status.stdout

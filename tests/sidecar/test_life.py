@@ -32,6 +32,7 @@ from tests.sidecar.life import (
     shims,
     sidecars,
     start_as,
+    wait_for_sidecars,
 )
 from tests.sidecar.support import HANG_SECONDS, running, wait_for
 
@@ -70,7 +71,8 @@ class TestOneWinner:
                 shim.answer()
             counters = [shim.until("acked", 100) for shim in ten]
             winner = running(home)
-            wait_for(lambda: set(sidecars(home)) == {winner.pid}, "one is left")
+            wait_for_sidecars(home, 1)
+            assert set(sidecars(home)) == {winner.pid}
             assert sum(c["welcomes"] for c in counters) == 10 and sum(c["spawns"] for c in counters) >= 1
         assert await recorded(home) == dict.fromkeys(range(1, 1001), 1)
         assert logged(home).count("serving on port") == 1
@@ -89,7 +91,7 @@ class TestWhatADeadOneLeaves:
                 shim.answer()
                 shim.until("acked", 100 * (life + 1) + 10)
                 assert running(home).pid != killed.pid
-            wait_for(lambda: len(sidecars(home)) == 1, "one is left")
+            wait_for_sidecars(home, 1)
         assert await recorded(home) == dict.fromkeys(range(1, 311), 1)
 
     @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -232,7 +234,7 @@ class TestIdleExit:
             shim.ask("events", **{"from": 1}, count=20)
             shim.until("welcomes", 1)
             shim.kill()
-        wait_for(lambda: not sidecars(home), "no process is left")
+        wait_for_sidecars(home, 0)
         assert not home.info_path.exists() and not list(home.spool_path.iterdir())
         assert await recorded(home) == dict.fromkeys(range(1, 21), 1)
 

@@ -25,7 +25,7 @@ from streams.store import Snapshot, StreamReader
 from streams.stores.directory import Backend, read_manifest
 from streams.verify import Verification
 from tests.bridge.playing import play
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 FOLDER: Final = Path(__file__).with_name("golden")
 PLAYED: Final = ("task_child", "two_queued", "fork")

@@ -15,7 +15,7 @@ from streams.stores.segments import Head, read_head, segment_name
 from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 
 @dataclass(frozen=True)

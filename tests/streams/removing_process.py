@@ -1,4 +1,4 @@
-"""The process that ``test_retention.py`` kills: appends, prunes and forgets without end, journalling what is done."""
+"""The process that ``test_removal_cut_off.py`` kills: appends, prunes and forgets, journalling what is done."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,9 @@ from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned
 from streams.store import Record, Snapshot, StreamStore
 from tests.streams.builders import event, events
+from tests.streams.opened import Opened, collect
 
 NOW = 1_800_000_000_000
-
-
-async def records_of(records: AsyncIterator[Record]) -> list[Record]:
-    return [record async for record in records]
 
 
 async def fill(store: StreamStore, count: int = 20, prefix: str = "k") -> list[Record]:
@@ -44,7 +40,7 @@ async def check_chains(store: StreamStore, names: tuple[str, ...] = ("ses_0", "s
     """Offsets are dense within what is kept, and each kept record but the first continues the one before it."""
     gone = await store.removed()
     for name in names:
-        kept = await records_of(store.read(name))
+        kept = await collect(store.read(name))
         first = gone.get(name, Gone()).first_offset
         assert [record.offset for record in kept] == list(range(first, first + len(kept)))
         for before, after in itertools.pairwise(kept):
@@ -52,19 +48,7 @@ async def check_chains(store: StreamStore, names: tuple[str, ...] = ("ses_0", "s
             assert chain(bytes.fromhex(before.hash), form).hex() == after.hash
 
 
-class RetentionContract:
-    durable = True
-
-    async def open_store(self) -> StreamStore:
-        raise NotImplementedError("a backend's suite says how to open it")
-
-    async def reopened(self, store: StreamStore) -> StreamStore:
-        """The same history after a restart, where there is such a thing."""
-        if not self.durable:
-            return store
-        await store.close()
-        return await self.open_store()
-
+class RetentionContract(Opened):
     # Pruning
 
     async def test_a_pruned_prefix_is_gone_and_the_rest_is_as_it_was(self, store: StreamStore) -> None:
@@ -75,15 +59,15 @@ class RetentionContract:
         assert pruned == Pruned(4, sum(len(encode(r.event).canonical) for r in gone), 2)
         kept = [r for r in before if r not in gone]
         store = await self.reopened(store)
-        assert await records_of(store.read_all()) == kept
-        assert await records_of(store.read_all(after=4)) == [r for r in kept if r.position > 4]
-        assert [r.offset for r in await records_of(store.read("ses_0"))] == [3, 4, 5, 6]
-        assert [r.offset for r in await records_of(store.read("ses_0", from_offset=5))] == [5, 6]
-        assert [r.offset for r in await records_of(store.read("ses_2"))] == list(range(6))
-        assert await records_of(store.query(Filter(streams=["ses_0"]))) == [
+        assert await collect(store.read_all()) == kept
+        assert await collect(store.read_all(after=4)) == [r for r in kept if r.position > 4]
+        assert [r.offset for r in await collect(store.read("ses_0"))] == [3, 4, 5, 6]
+        assert [r.offset for r in await collect(store.read("ses_0", from_offset=5))] == [5, 6]
+        assert [r.offset for r in await collect(store.read("ses_2"))] == list(range(6))
+        assert await collect(store.query(Filter(streams=["ses_0"]))) == [
             r for r in kept if r.event.stream_id == "ses_0"
         ]
-        assert await records_of(store.query(Filter(text="secret-k0-"))) == []
+        assert await collect(store.query(Filter(text="secret-k0-"))) == []
         assert store.head == 19
         assert await store.removed() == {"ses_0": Gone(3, NOW), "ses_1": Gone(1, NOW)}
         for record in before:
@@ -136,9 +120,9 @@ class RetentionContract:
         everything = {size.stream_id: size.next_offset for size in sizes}
         pruned = await store.prune(everything, at_ms=NOW)
         assert pruned == Pruned(20, sum(size.bytes for size in sizes), 3)
-        assert await store.sizes() == [] and await records_of(store.read_all()) == []
+        assert await store.sizes() == [] and await collect(store.read_all()) == []
         store = await self.reopened(store)
-        assert store.head == 19 and await records_of(store.read_all()) == []
+        assert store.head == 19 and await collect(store.read_all()) == []
         new = event("next", stream="ses_0")
         with pytest.raises(OffsetConflict) as raised:
             await store.append([new], expected={"ses_0": 0})
@@ -148,7 +132,7 @@ class RetentionContract:
         assert (record.position, record.offset) == (20, 7)
         assert record.hash == chain(bytes.fromhex(last.hash), encode(new).digest_form).hex()
         store = await self.reopened(store)
-        assert await records_of(store.read_all()) == [record]
+        assert await collect(store.read_all()) == [record]
         await store.close()
 
     async def test_pruning_again_goes_on_from_the_base(self, store: StreamStore) -> None:
@@ -161,7 +145,7 @@ class RetentionContract:
                 store = await self.reopened(store)
         assert total == 8 + 4
         assert await store.removed() == {"ses_1": Gone(8, NOW + 8), "ses_2": Gone(4, NOW + 8)}
-        assert len(await records_of(store.read_all())) == 40 - 12
+        assert len(await collect(store.read_all())) == 40 - 12
         for record in before:
             assert (await store.append([record.event]))[0].duplicate
         await check_chains(store)
@@ -174,7 +158,7 @@ class RetentionContract:
         assert await store.prune({"ses_0": 0, "ses_1": -4, "never": 12, "": 1}, at_ms=NOW) == Pruned(0, 0, 0)
         assert await store.forget([], at_ms=NOW) == Forgotten(0, 0, 0)
         assert await store.forget(["never"], at_ms=NOW) == Forgotten(0, 0, 0)
-        assert await records_of(store.read_all()) == before and await store.removed() == {}
+        assert await collect(store.read_all()) == before and await store.removed() == {}
         assert await store.snapshot("lineage", 1) == Snapshot(1, 3, b"x")
 
     async def test_sizes_say_what_each_stream_holds(self, store: StreamStore) -> None:
@@ -217,7 +201,7 @@ class RetentionContract:
         kept = [position for position in range(2, 21) if position % 3 or position == 20]
         # What was read ahead before the prune may still come; nothing comes twice, nothing kept is missing.
         assert seen == sorted(set(seen)) and set(kept) <= set(seen)
-        assert [r.position for r in await records_of(store.read_all(after=1))] == kept
+        assert [r.position for r in await collect(store.read_all(after=1))] == kept
 
     async def test_removing_while_others_append_and_read(self, store: StreamStore) -> None:
         await fill(store, 60)
@@ -235,7 +219,7 @@ class RetentionContract:
         async def read() -> None:
             while not stop.is_set():
                 for reading in (store.read_all(), store.read("ses_0"), store.read("ses_1"), store.query(Filter())):
-                    positions = [record.position for record in await records_of(reading)]
+                    positions = [record.position for record in await collect(reading)]
                     assert positions == sorted(set(positions))
                 found = await store.find("test:k59")
                 assert found is not None and found.position == 59
@@ -253,7 +237,7 @@ class RetentionContract:
             await asyncio.gather(*running)
         gone = await store.removed()
         assert gone["ses_0"].first_offset == 10 and 0 < gone["ses_a"].first_offset <= 5
-        kept = {r.position: r for r in await records_of(store.read_all())}
+        kept = {r.position: r for r in await collect(store.read_all())}
         for record in written:
             pruned = record.event.stream_id == "ses_a" and record.offset < gone["ses_a"].first_offset
             assert (record.position in kept) is not pruned
@@ -294,7 +278,7 @@ class RetentionContract:
         later = (await store.append([event("later", stream="ses_0", payload={"text": "kept"})]))[0]
         assert await store.forget(["ses_2"], at_ms=NOW + 1) == Forgotten(0, 0, 0), "it is forgotten already"
         store = await self.reopened(store)
-        for record in await records_of(store.read_all()):
+        for record in await collect(store.read_all()):
             if record.position == 20:
                 assert record == later
                 continue
@@ -306,8 +290,8 @@ class RetentionContract:
             assert record.event.payload == {"$sha256": digests[record.position]}
             assert {**record.event.fields(), "payload": 0} == {**first.event.fields(), "payload": 0}
             assert await store.find(first.event.idempotency_key) == record
-        assert await records_of(store.query(Filter(text="secret-k0-"))) == []
-        assert [r.position for r in await records_of(store.query(Filter(text="secret-k1-")))] == [1]
+        assert await collect(store.query(Filter(text="secret-k0-"))) == []
+        assert [r.position for r in await collect(store.query(Filter(text="secret-k1-")))] == [1]
         assert await store.removed() == {"ses_0": Gone(0, None, 7, NOW), "ses_2": Gone(0, None, 6, NOW)}
         await check_chains(store)
         assert await store.forget(["ses_0"], at_ms=NOW + 2) == Forgotten(

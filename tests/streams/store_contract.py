@@ -7,65 +7,21 @@ A backend without a durable history sets ``durable = False``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict, StoreClosed
-from streams.event import StreamEvent
-from streams.hashing import GENESIS, canonical, chain, digest_form_of
-from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, LINKED, RESUMED, Lineage
-from streams.projection import fold, resume, state_hash
+from streams.errors import IdempotencyConflict, OffsetConflict, StoreClosed
 from streams.query import Filter
-from streams.store import MAX_BATCH, NOTHING, Record, Snapshot, StreamStore
+from streams.store import MAX_BATCH, NOTHING, StreamStore
 from tests.streams.builders import event, events
+from tests.streams.content_contract import ContentContract
+from tests.streams.hints_contract import HintsContract
+from tests.streams.opened import collect, everything
 from tests.streams.retention_contract import RetentionContract
 
 
-async def collect(records: AsyncIterator[Record]) -> list[Record]:
-    return [record async for record in records]
-
-
-async def everything(store: StreamStore) -> list[dict[str, Any]]:
-    return [record.as_json() for record in await collect(store.read_all())]
-
-
-def family(count: int) -> list[StreamEvent]:
-    """A story of sessions that appear, descend from each other, end, resume and are linked late."""
-    story: list[StreamEvent] = []
-    for n in range(count):
-        session, above = f"ses_{n // 4}", f"ses_{n // 4 - 1}"
-        payload: dict[str, Any] = {"session": session, "title": f"é {n}"}
-        match n % 4:
-            case 0:
-                parent = {} if n // 4 % 5 == 0 else {"lineage": "unknown"} if n // 4 % 5 == 3 else {"parent": above}
-                story.append(event(f"f{n}", type_=CREATED, stream=session, payload=payload | parent))
-            case 1:
-                linked = {"session": session, "parent": above}
-                is_late = n // 4 % 5 == 3
-                type_ = LINKED if is_late else "execution.step"
-                story.append(event(f"f{n}", type_=type_, stream=session, payload=linked if is_late else payload))
-            case 2:
-                story.append(event(f"f{n}", type_=ENDED, stream=session, payload=payload))
-            case _:
-                type_ = RESUMED if n % 3 else "turn.ended"
-                story.append(event(f"f{n}", type_=type_, stream=session, payload=payload))
-    return story
-
-
-class StoreContract(RetentionContract):
-    durable = True
-
-    async def open_store(self) -> StreamStore:
-        raise NotImplementedError("a backend's suite says how to open it")
-
-    @pytest.fixture
-    async def store(self) -> AsyncIterator[StreamStore]:
-        store = await self.open_store()
-        yield store
-        await store.close()
-
+class StoreContract(HintsContract, ContentContract, RetentionContract):
     # Appending
 
     async def test_an_empty_store_has_no_head_and_yields_nothing(self, store: StreamStore) -> None:
@@ -115,90 +71,6 @@ class StoreContract(RetentionContract):
         tasks = [asyncio.ensure_future(store.append([event(f"k{n}")])) for n in range(100)]
         answers = await asyncio.gather(*tasks)
         assert [records[0].position for records in answers] == list(range(100))
-
-    # Hints
-
-    async def test_cursors_are_remembered_by_name(self, store: StreamStore) -> None:
-        await store.append(events(5))
-        assert await store.cursor("mirror") == NOTHING
-        await store.advance("mirror", 3)
-        await store.advance("worker-a", 1)
-        assert (await store.cursor("mirror"), await store.cursor("worker-a")) == (3, 1)
-        await store.advance("mirror", 2)
-        assert await store.cursor("mirror") == 2, "a reader may go back"
-
-    async def test_a_snapshot_is_given_back_in_its_own_form_only(self, store: StreamStore) -> None:
-        await store.append(events(5))
-        assert await store.snapshot("lineage", 1) is None
-        first = Snapshot(1, 2, b'{"a": 1}\n\xff')
-        await store.put_snapshot("lineage", first)
-        assert await store.snapshot("lineage", 1) == first
-        assert await store.snapshot("lineage", 2) is None and await store.snapshot("other", 1) is None
-        second = Snapshot(2, 4, b"")
-        await store.put_snapshot("lineage", second)
-        assert await store.snapshot("lineage", 2) == second and await store.snapshot("lineage", 1) is None
-
-    async def test_a_hint_beyond_head_is_none(self, store: StreamStore) -> None:
-        """As after a log was restored from a backup: the hint must not hide the records that will follow."""
-        await store.append(events(2))
-        await store.advance("mirror", 7)
-        await store.put_snapshot("lineage", Snapshot(1, 7, b"x"))
-        assert await store.cursor("mirror") == NOTHING
-        assert await store.snapshot("lineage", 1) is None
-
-    @pytest.mark.parametrize("cut", [0, 1, 7, 300, 599])
-    async def test_a_lineage_from_its_snapshot_equals_a_full_replay(self, store: StreamStore, cut: int) -> None:
-        story = family(600)
-        for begin in range(0, len(story), 100):
-            await store.append(story[begin : begin + 100])
-        early = Lineage()
-        async for record in store.read_all():
-            if record.position <= cut:
-                early.apply(record)
-        await store.put_snapshot("lineage", Snapshot(LINEAGE_VERSION, cut, early.dump()))
-        resumed, after = await resume(store, "lineage", LINEAGE_VERSION, Lineage.load, Lineage)
-        assert after == cut
-        await fold(resumed, store.read_all(after=after))
-        whole = await fold(Lineage(), store.read_all())
-        assert state_hash(resumed) == state_hash(whole) and resumed.dump() == whole.dump()
-        assert len(whole.sessions) > 100 and whole.roots() != list(whole.sessions.values())
-        for session in whole.sessions:
-            assert resumed.root(session) == whole.root(session)
-            assert resumed.streams_of(session) == whole.streams_of(session)
-            assert resumed.children(session) == whole.children(session)
-
-    async def test_what_is_no_snapshot_is_a_full_replay(self, store: StreamStore) -> None:
-        await store.append(family(20))
-        await store.put_snapshot("lineage", Snapshot(LINEAGE_VERSION, 7, b"{not what was dumped"))
-        assert (await resume(store, "lineage", LINEAGE_VERSION, Lineage.load, Lineage))[1] == NOTHING
-        await store.put_snapshot("lineage", Snapshot(LINEAGE_VERSION + 1, 7, Lineage().dump()))
-        assert (await resume(store, "lineage", LINEAGE_VERSION, Lineage.load, Lineage))[1] == NOTHING
-
-    @pytest.mark.parametrize(
-        "name", ["", "../x", "a/b", "A", "a.b", "a b", "1a", "a" * 64, "a\n", "é", "\ud800", "a\0"]
-    )
-    async def test_a_hint_has_a_plain_name(self, store: StreamStore, name: str) -> None:
-        for attempt in (
-            store.cursor(name),
-            store.advance(name, 0),
-            store.snapshot(name, 1),
-            store.put_snapshot(name, Snapshot(1, 0, b"")),
-        ):
-            with pytest.raises(ValueError, match="no name for a cursor"):
-                await attempt
-
-    async def test_hints_survive_a_restart(self) -> None:
-        if not self.durable:
-            return
-        store = await self.open_store()
-        await store.append(events(3))
-        await store.advance("mirror", 1)
-        await store.put_snapshot("lineage", Snapshot(1, 2, b"state"))
-        await store.close()
-        store = await self.open_store()
-        assert await store.cursor("mirror") == 1
-        assert await store.snapshot("lineage", 1) == Snapshot(1, 2, b"state")
-        await store.close()
 
     # Idempotency (seed 003, "Idempotency Check")
 
@@ -404,90 +276,6 @@ class StoreContract(RetentionContract):
         await store.close()
         async with asyncio.timeout(10):
             assert await ending is None
-
-    # The hash chain and canonical content (FEATURES F10)
-
-    async def test_each_record_continues_its_streams_chain(self, store: StreamStore) -> None:
-        for n in range(8):
-            await store.append([event(f"k{n}", stream=f"ses_{n % 2}", payload={"n": n, "text": "é✓"})])
-        for name in ("ses_0", "ses_1"):
-            previous = GENESIS
-            for record in await collect(store.read(name)):
-                _, form = digest_form_of(record.event.fields())
-                previous = chain(previous, form)
-                assert record.hash == previous.hex()
-
-    async def test_any_json_value_is_kept_or_repaired_never_refused(self, store: StreamStore) -> None:
-        deep: Any = 1
-        for _ in range(400):
-            deep = [deep]
-        payload = {
-            "lone": "a\ud800b",
-            "big": 2**70,
-            "not": [float("nan"), float("inf")],
-            "deep": deep,
-            "ok": {"é": [1, 2.5, None, True]},
-        }
-        record = (await store.append([event("odd", payload=payload)]))[0]
-        assert record.event.payload["lone"] == "a\ufffdb"
-        assert record.event.payload["big"] == float(2**70)
-        assert record.event.payload["not"] == [None, None]
-        assert record.event.payload["ok"] == payload["ok"]
-        read = (await collect(store.read("ses_a")))[0]
-        assert read.as_json() == record.as_json()
-
-    async def test_a_number_that_is_none_is_repaired_alone_too(self, store: StreamStore) -> None:
-        """The writer takes NaN without complaint, so that this is another path than a refused value's."""
-        record = (await store.append([event("odd", payload={"n": [float("nan")]})]))[0]
-        assert record.event.payload == {"n": [None]}
-        assert await everything(store) == [record.as_json()]
-
-    async def test_what_the_caller_does_to_a_payload_later_does_not_change_the_log(self, store: StreamStore) -> None:
-        payload = {"list": [1]}
-        made = event("a", payload=payload)
-        await store.append([made])
-        made.payload["list"].append(2)
-        payload["more"] = 3
-        for record in (
-            await collect(store.read_all()),
-            await collect(store.read("ses_a")),
-            [await store.find("test:a")],
-        ):
-            assert record[0] is not None and record[0].event.payload == {"list": [1]}
-
-    async def test_any_printable_key_is_found(self, store: StreamStore) -> None:
-        keys = ['a"b', "back\\slash", "é✓", "a b", "a:b", "{}", "x" * 500]
-        await store.append([event(key) for key in keys])
-        for key in keys:
-            found = await store.find(f"test:{key}")
-            assert found is not None and found.event.idempotency_key == f"test:{key}"
-        for key in ("test:", "", "\ud800", "x" * 500):
-            assert await store.find(key) is None
-
-    async def test_unknown_fields_survive(self, store: StreamStore) -> None:
-        newer = event("new", schema_version=9, invented={"by": "a newer version"})
-        await store.append([newer])
-        read = (await collect(store.read("ses_a")))[0]
-        assert read.event == newer
-        assert canonical(read.event.fields()) == canonical(newer.fields())
-
-    async def test_ids_are_data_and_never_paths(self, store: StreamStore) -> None:
-        for hostile in (
-            "../../etc/passwd",
-            "/etc/passwd",
-            "a\0b",
-            "a b",
-            "a>b",
-            "a*",
-            "CON\\x",
-            "é",
-            "",
-            "a" * 10_000,
-        ):
-            with pytest.raises(InvalidEvent):
-                event("x", stream=hostile)
-        await store.append([event("ok", stream="agent/a-1")])
-        assert len(await collect(store.read("agent/a-1"))) == 1
 
     # Reopening
 

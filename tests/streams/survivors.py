@@ -12,8 +12,8 @@ from streams.log import LogReader
 from streams.store import NOTHING, Record
 from streams.stores.directory import Backend
 from streams.verify import Verification
+from tests.streams.opened import collect
 from tests.streams.script import CURSOR, SNAPSHOT, VERSION, batches, open_log, play, state_at
-from tests.streams.store_contract import collect
 
 
 @cache

@@ -19,7 +19,7 @@ from streams.query import Filter, describe_span
 from streams.stores.directory import Backend
 from streams.verify import Verification
 from tests.streams.builders import event
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 NOW = 1_795_000_000_000
 YEAR = 365 * 86_400_000

@@ -15,7 +15,7 @@ from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import segment_name
 from tests.streams.builders import event
 from tests.streams.logs import Log, files, findings, make_log, open_store
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from streams.verify import Verification
 from tests.mounts import can_mount, mounted, remount
 from tests.streams.builders import event
 from tests.streams.calls import Call, ShortWrite, watching
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 BATCHES = 40
 MANY = 4000

@@ -26,7 +26,7 @@ from streams.stores.jsonl_reader import JsonlReader
 from streams.verify import Verification
 from tests.streams.builders import event, events
 from tests.streams.disks import FastDisk, FaultyDisk, GatedDisk
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 SEGMENT_BYTES = 1000
 """About two records, so that every fault also meets a new segment."""

@@ -24,7 +24,7 @@ from tests.bridge.playing import RECORDINGS, names, play
 from tests.streams.builders import event
 from tests.streams.golden import FOLDER, described, expected, opened
 from tests.streams.golden import names as golden_names
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 
 @pytest.mark.parametrize("name", golden_names())

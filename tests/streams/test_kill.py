@@ -22,8 +22,8 @@ from streams.log import Log, LogReader
 from streams.store import Record
 from streams.verify import Verification
 from tests.streams import writing_process
+from tests.streams.opened import collect
 from tests.streams.sizes import size
-from tests.streams.store_contract import collect
 from tests.streams.writing_process import SEGMENT_BYTES, Mode, batch_of
 
 KILLS = size("KILLS", 20)

@@ -17,7 +17,8 @@ from streams.store import Snapshot, StreamStore
 from streams.stores.directory import Backend, read_manifest
 from streams.verify import Verification
 from tests.streams.builders import event, events
-from tests.streams.store_contract import StoreContract, collect
+from tests.streams.opened import collect
+from tests.streams.store_contract import StoreContract
 
 
 class TestLogOnJsonl(StoreContract):

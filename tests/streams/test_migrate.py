@@ -25,7 +25,7 @@ from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.stored import Stored
 from tests.streams.builders import event
 from tests.streams.disks import GatedDisk
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 BOTH = pytest.mark.parametrize(("start", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
 HANG_S = 60.0
@@ -35,12 +35,20 @@ async def open_log(store: Path, backend: Backend = "jsonl") -> Log:
     return await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=4000)
 
 
+AT_ONCE = 20
+"""Batches that share a sync: still many segments, and a test does not wait for its disk a thousand times."""
+
+
 async def fill(log: Log, count: int, prefix: str = "k") -> list[Record]:
-    records = []
-    for number in range(count):
-        records += await log.append(
-            [event(f"{prefix}{number}-{n}", stream=f"ses_{(number + n) % 5}") for n in range(1 + number % 4)]
-        )
+    """Append ``count`` batches of one to four events, to five streams."""
+    batches = [
+        [event(f"{prefix}{number}-{n}", stream=f"ses_{(number + n) % 5}") for n in range(1 + number % 4)]
+        for number in range(count)
+    ]
+    records: list[Record] = []
+    for first in range(0, count, AT_ONCE):
+        for appended in await asyncio.gather(*map(log.append, batches[first : first + AT_ONCE])):
+            records += appended
     return records
 
 
@@ -88,7 +96,7 @@ async def test_appends_that_come_faster_than_they_are_copied_are_slowed_down(
 ) -> None:
     """The move ends all the same, nothing is lost, and the order in which they were handed over is kept."""
     log = await open_log(tmp_path)
-    await fill(log, 1500, "before-")
+    await fill(log, 900, "before-")
     check = Migration._check
 
     def slowly(self: Migration, records: list[Stored]) -> None:
@@ -351,7 +359,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 @BOTH
 async def test_kill_at_every_step_and_run_again(tmp_path: Path, start: Backend, to: Backend) -> None:
     log = await open_log(tmp_path, start)
-    first = await fill(log, 1300)
+    first = await fill(log, 900)
     await log.close()
     at, code = 1, -signal.SIGKILL
     while code == -signal.SIGKILL:

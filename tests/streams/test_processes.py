@@ -23,8 +23,8 @@ from streams.stores.jsonl import JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from tests.streams.builders import event, events
 from tests.streams.disks import GatedDisk
+from tests.streams.opened import collect
 from tests.streams.other_process import start
-from tests.streams.store_contract import collect
 
 LIMIT_S = 60
 

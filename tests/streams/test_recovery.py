@@ -24,8 +24,8 @@ from streams.stores.recovery import recover
 from streams.stores.segments import Head, check_crc, format_head, read_head
 from tests.streams.builders import event
 from tests.streams.logs import Log, files, findings, make_log, open_store
+from tests.streams.opened import collect
 from tests.streams.sizes import size
-from tests.streams.store_contract import collect
 
 OPENINGS = size("OPENINGS", 80)
 READ_EVERY = size("READ_EVERY", 9)

@@ -29,8 +29,8 @@ from streams.verify import Verification
 from tests.streams.builders import event, events
 from tests.streams.disks import FastDisk, FaultyDisk
 from tests.streams.logs import files, findings
+from tests.streams.opened import collect
 from tests.streams.other_process import start
-from tests.streams.store_contract import collect
 
 HANG_S = 60
 

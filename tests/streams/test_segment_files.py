@@ -29,7 +29,7 @@ from streams.verify import Finding, Verification
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
 from tests.streams.logs import Log, files, make_log, open_store
-from tests.streams.store_contract import collect
+from tests.streams.opened import collect
 
 EVERY = 41
 """Every so manieth damage is also read, verified and opened; all of them are scanned as an opening does it."""

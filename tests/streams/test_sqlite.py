@@ -21,8 +21,9 @@ from streams.stores.sqlite_rows import SELECT, conditions
 from streams.stores.sqlite_search import SearchIndex, remove_search
 from streams.verify import Verification
 from tests.streams.builders import event, events
+from tests.streams.opened import collect
 from tests.streams.sizes import size
-from tests.streams.store_contract import StoreContract, collect
+from tests.streams.store_contract import StoreContract
 
 
 class TestSqliteStore(StoreContract):

@@ -20,8 +20,8 @@ from streams.log import Log, LogReader
 from streams.stores.directory import Backend, is_being_written
 from streams.verify import Verification
 from tests.streams.builders import event
+from tests.streams.opened import collect
 from tests.streams.sizes import size
-from tests.streams.store_contract import collect
 from tests.torture.figures import note
 
 ROUNDS = size("WRITER_ROUNDS", 3)

@@ -17,8 +17,8 @@ from streams.log import Log
 from streams.stores.directory import Backend
 from streams.stores.segments import list_segments
 from tests.streams.builders import event
+from tests.streams.opened import collect
 from tests.streams.sizes import size
-from tests.streams.store_contract import collect
 from tests.torture.figures import note, rss_mib
 
 EVENTS = size("RECOVERED", 1500)

@@ -33,8 +33,8 @@ from streams.query import Filter
 from streams.store import Snapshot
 from streams.verify import Verification
 from tests.streams.builders import event
+from tests.streams.opened import collect
 from tests.streams.sizes import size
-from tests.streams.store_contract import collect
 from tests.torture.figures import MAX_GROWTH_MIB, note, rss_mib, seeded
 
 SOAK_S = size("SOAK_S", 8)

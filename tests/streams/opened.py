@@ -1,0 +1,43 @@
+"""The store that a contract's tests are run on, and reading it whole."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from streams.store import Record, StreamStore
+
+
+async def collect(records: AsyncIterator[Record]) -> list[Record]:
+    return [record async for record in records]
+
+
+async def everything(store: StreamStore) -> list[dict[str, Any]]:
+    return [record.as_json() for record in await collect(store.read_all())]
+
+
+class Opened:
+    """``open_store`` opens the same history each time it is called within one test.
+
+    A backend without a durable history sets ``durable = False``.
+    """
+
+    durable = True
+
+    async def open_store(self) -> StreamStore:
+        raise NotImplementedError("a backend's suite says how to open it")
+
+    @pytest.fixture
+    async def store(self) -> AsyncIterator[StreamStore]:
+        store = await self.open_store()
+        yield store
+        await store.close()
+
+    async def reopened(self, store: StreamStore) -> StreamStore:
+        """The same history after a restart, where there is such a thing."""
+        if not self.durable:
+            return store
+        await store.close()
+        return await self.open_store()

@@ -1,0 +1,42 @@
+"""Logs that events are removed from, for the tests of pruning and forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.retention import Forgotten, Pruned
+from streams.stores.directory import Backend
+from streams.stores.disk import Disk
+from streams.verify import Verification
+from tests.streams.disks import FastDisk
+from tests.streams.retention_contract import NOW
+
+SEGMENT_BYTES = 1500
+BACKENDS: list[Backend] = ["jsonl", "sqlite"]
+Remove = Callable[[Log], Any]
+
+
+async def open_log(store: Path, backend: Backend = "jsonl", disk: Disk | None = None) -> Log:
+    return await Log.open(
+        store, seeded_identity(1), backend=backend, disk=disk or FastDisk(), segment_bytes=SEGMENT_BYTES
+    )
+
+
+async def faults(store: Path) -> list[str]:
+    return [str(finding) async for finding in Verification(store).run()]
+
+
+async def prune(log: Log) -> Pruned:
+    return await log.prune({"ses_0": 4, "ses_1": 99}, at_ms=NOW)
+
+
+async def prune_most(log: Log) -> Pruned:
+    return await log.prune({"ses_0": 99, "ses_1": 99, "ses_2": 3}, at_ms=NOW)
+
+
+async def forget(log: Log) -> Forgotten:
+    return await log.forget(["ses_0", "ses_2"], at_ms=NOW)

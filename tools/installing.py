@@ -1,0 +1,77 @@
+"""What the installers of the tests' programs share: running pip or npm, looking at what came, and the command line.
+
+Only the standard library: they run before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+class InstallError(Exception):
+    """The installation failed; the text says what happened and what to do."""
+
+
+def fetch(manager: str, command: Sequence[str], what: str, limit_s: float, meaning: Callable[[str], str]) -> None:
+    """Run a package manager to its end; ``meaning`` turns what it printed when it failed into words for a person.
+
+    Raises:
+        InstallError: it failed, or did not finish within ``limit_s`` seconds.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise InstallError(
+            f"{manager} did not finish within {limit_s:g} s while it fetched {what}. Check the network, try again."
+        ) from error
+    if done.returncode:
+        raise InstallError(meaning(done.stderr or done.stdout))
+
+
+def tail_of(output: str, lines: int) -> str:
+    """The end of what a program printed, indented."""
+    return "\n".join(f"  {line}" for line in output.strip().splitlines()[-lines:])
+
+
+def check_version(binary: Path, expected: str, place: Path, limit_s: float) -> None:
+    """Ask the installed program for its version.
+
+    Raises:
+        InstallError: it does not run, or says something else than ``expected``; ``place`` is to be removed then.
+    """
+    try:
+        done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=limit_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InstallError(f"{binary} does not run: {error}. Remove {place} and try again.") from error
+    if done.returncode or expected not in (done.stdout.strip(), done.stderr.strip()):
+        said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
+        raise InstallError(f"{binary} --version should say {expected}, but says: {said}\nRemove {place} and try again.")
+
+
+def command_line(
+    arguments: list[str] | None,
+    *,
+    description: str,
+    version: str,
+    binary_path: Callable[[str], Path],
+    install: Callable[[str], Path],
+) -> int:
+    """Parse the options, install or only look, print the executable's path. Returns the exit code: 0 ok, 1 failed."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--path", action="store_true", help="print the executable's path, install nothing")
+    parser.add_argument("--version", default=version, metavar="V", help="another version than the pinned %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        if options.path:
+            binary = binary_path(options.version)
+            sys.stdout.write(f"{binary}\n")
+            return 0 if binary.exists() else 1
+        sys.stdout.write(f"{install(options.version)}\n")
+    except InstallError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
