@@ -1,13 +1,14 @@
 """The plugin costs OpenCode's start nothing without a network: real starts in a namespace that has loopback alone.
 
 OpenCode waits for npm in each of its config directories as soon as there is any plugin, which takes over a
-minute there. The quicker of two starts is compared with the slower one of the same OpenCode without a plugin, in
+minute there. The median of three starts is compared with the slowest one of the same OpenCode without a plugin, in
 one run, since other work on the machine makes a start longer and never shorter; and not one may wait as for npm.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.real.offline import START_LIMIT_S, namespace_command
 
 pytestmark = pytest.mark.real_opencode
 
-STARTS = 2
+STARTS = 3
 MOST = 2.0
 """Times the start without a plugin."""
 NPM_WAIT_S = 60.0
@@ -81,7 +82,7 @@ def test_a_start_without_a_network_takes_no_longer_than_twice_one_without_a_plug
     found: dict[str, Any], case: str
 ) -> None:
     seconds: dict[str, list[float]] = found["seconds"]
-    assert min(seconds[case]) <= MOST * max(seconds["no plugin"]), seconds
+    assert statistics.median(seconds[case]) <= MOST * max(seconds["no plugin"]), seconds
     assert max(seconds[case]) < NPM_WAIT_S + min(seconds["no plugin"]), seconds
 
 
