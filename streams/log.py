@@ -212,8 +212,8 @@ class Log(KeepsHints):
 
     @property
     def head_lost(self) -> bool:
-        """Whether a jsonl log's head file was missing, so that records lost at the very end could not be noticed."""
-        return isinstance(self._backend, JsonlStore) and self._backend.head_lost
+        """Whether the log's head file was missing, so that records lost at the very end could not be noticed."""
+        return self._backend.head_lost
 
     @property
     def head(self) -> int:

@@ -37,7 +37,7 @@ Action = Literal["write manifest", "open", "copy rows", "set aside", "delete"]
 
 FILES: Final[dict[Backend, tuple[str, ...]]] = {
     "jsonl": ("log", "head"),
-    "sqlite": ("log.db-shm", "log.db-wal", "log.db", "search.db-shm", "search.db-wal", "search.db"),
+    "sqlite": ("sqlite-head", "log.db-shm", "log.db-wal", "log.db", "search.db-shm", "search.db-wal", "search.db"),
 }
 """What a backend has in the store's directory, in the order in which it is set aside."""
 
@@ -67,7 +67,7 @@ class StoreFacts:
     def only_indexes(self) -> bool:
         """Whether every row of a sqlite store verifies, and yet SQLite finds fault with the file."""
         whole = self.records > 0 and self.records == self.head + 1
-        return whole and bool(self.faults) and all(fault.position is None for fault in self.faults)
+        return whole and bool(self.lost) and all(fault.position is None for fault in self.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
             yield Item(found, "copy rows", "copy the rows into a new file, verify that, and keep the old one aside")
         else:
             yield from _lost(store)
-        return
-    yield from _lost(store)
+    else:
+        yield from _lost(store)
     safe = store.is_sound
     for fault in store.faults:
         if fault.kind == "torn":
@@ -231,7 +231,7 @@ def _shown(name: Backend) -> tuple[str, ...]:
 
 
 def _is_head(fault: Finding) -> bool:
-    return fault.file.endswith("/head")
+    return fault.file.endswith(("/head", "/sqlite-head"))
 
 
 def _cut(text: str) -> str:

@@ -1,7 +1,7 @@
 """The sqlite backend: one file, one writing connection, readers beside it.
 
 A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
-returns. The writing connection alone checkpoints, on its own thread, after
+returns. Then the head file is written, see ``sqlite_head.py``. The writing connection alone checkpoints, on its own thread, after
 commits, once the WAL holds ``CHECKPOINT_BYTES``. Opening reads a few rows,
 whatever the log holds.
 """
@@ -29,6 +29,7 @@ from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translate, translated
+from streams.stores.sqlite_head import HeadFile, make_head_file
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_removal import SqliteRemover
 from streams.stores.sqlite_removed import HEAD, adopt, adopt_entries, base_of, find, load
@@ -62,6 +63,8 @@ class SqliteStore(KeepsHints):
     def __init__(self, store: Path, *, is_copy: bool = False) -> None:
         self._path = store / LOG_FILE
         self._wal = store / f"{LOG_FILE}-wal"
+        self.head_lost = make_head_file(store)
+        """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
         self._connection = connect_to_write(self._path, STEPS)
         self._reader = SqliteReader(store, exists=True)
         self._hints = Hints(store)
@@ -72,12 +75,15 @@ class SqliteStore(KeepsHints):
         self._pruned = removal.ranges
         """As they were when this was opened: a copy, which alone needs them, is not pruned."""
         self._has_entries = bool(removal.bases)
-        if not is_copy:
-            try:
+        try:
+            if not is_copy:
                 self._check_end(removal.ranges.end)
-            except BaseException:
-                self._connection.close()
-                raise
+            self._head_file = HeadFile(store, self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._last_hash = b""
+        """Of the last record that was planned since this was opened."""
         self._turns = InTurn()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
         # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening.
@@ -97,7 +103,7 @@ class SqliteStore(KeepsHints):
         """Open the log for writing; made where there is none. ``is_copy``: it may hold only a beginning of the log.
 
         Raises:
-            CorruptLog: records are missing among pruned ones.
+            CorruptLog: records are missing at the end, as the head file tells, or among pruned ones.
             ForeignStore: damaged, not ours, or newer.
             StoreUnavailable: held by another program, or it cannot be opened.
         """
@@ -198,6 +204,8 @@ class SqliteStore(KeepsHints):
             decided, rows = self._decide(group)
             self._connection.executemany(INSERT, rows)
             self._connection.execute("COMMIT")
+            if rows:
+                self._head_file.write(self._next - 1, self._last_hash)
             self._head = self._next - 1
             self._fresh.clear()
             if self._wal_bytes() > CHECKPOINT_BYTES:
@@ -223,6 +231,8 @@ class SqliteStore(KeepsHints):
                 rows.append(row)
                 self._tails[event.stream_id] = (placed.offset + 1, placed.hash)
                 self._fresh[row[9]] = placed
+            if plan_.new:
+                self._last_hash = plan_.new[-1].hash
             self._next += count
             self.differences += plan_.differences
             decided.append((pending, plan_))
@@ -348,6 +358,8 @@ class SqliteStore(KeepsHints):
                 self._stream_ids.clear()
                 self._connection.rollback()
                 raise
+            if records:
+                self._head_file.write(records[-1].position, records[-1].hash)
             self._next = following
             self._head = self._next - 1
             self._tails.clear()
@@ -380,5 +392,6 @@ class SqliteStore(KeepsHints):
         await self._commits.close()
         self._live.close()
         await self._reader.close()
+        self._head_file.close()
         with translated(self._path, "closing"):
             await asyncio.to_thread(self._connection.close)

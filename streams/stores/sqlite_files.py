@@ -4,6 +4,7 @@
 
     store/  store.json  format, backend and log id       lock  held by the writer
             log.db      records                          log.db-wal, log.db-shm  SQLite's own
+            sqlite-head the last record, see sqlite_head.py
             search.db   full-text index; derived, may be deleted
 """
 
@@ -75,6 +76,9 @@ STEPS: Final[tuple[str, ...]] = (
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE removals (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL) STRICT;
     INSERT INTO removals VALUES (1, 0);
+    """,
+    """
+    CREATE TABLE head_beside (id INTEGER PRIMARY KEY) STRICT;
     """,
 )
 """Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those taken."""

@@ -26,7 +26,7 @@ from streams.retention import Entry, Gone, Removal, StreamSize
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
-from streams.stores.sqlite_removed import HEAD, entries_after, knows_removal, load
+from streams.stores.sqlite_removed import entries_after, head_of, load
 from streams.stores.sqlite_rows import SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
 
@@ -66,7 +66,7 @@ class SqliteReader:
     @property
     def head(self) -> int:
         """See ``StreamReader.head``. Read from the file at each call."""
-        return self._with_log(_head, NOTHING)
+        return self._with_log(head_of, NOTHING)
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
@@ -358,12 +358,6 @@ def _place(path: Path) -> tuple[int, int] | None:
         found = path.stat()
         return found.st_dev, found.st_ino
     return None
-
-
-def _head(connection: sqlite3.Connection) -> int:
-    query = HEAD if knows_removal(connection) else "SELECT coalesce(max(position), -1) FROM records"
-    head: int = connection.execute(query).fetchone()[0]
-    return head
 
 
 def _removal(connection: sqlite3.Connection) -> Removal:
