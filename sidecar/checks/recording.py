@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted
@@ -11,6 +12,7 @@ from sidecar.home import Home
 from streams.errors import CorruptLog, StreamError
 from streams.log import LogReader
 from streams.query import Filter, describe_span
+from streams.repair import HEAD_FILES
 from streams.repairing import leftovers
 from streams.store import NOTHING, Record
 from streams.stores.presence import located
@@ -56,7 +58,7 @@ async def survey(home: Home) -> Survey:
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
     """What a quick look at the end of the log finds: what is wrong, and what the next start mends by itself."""
     found = [finding async for finding in Verification(home.store_path, quick=True).run()]
-    mended = [finding for finding in found if finding.kind == "torn" or finding.file.endswith("/head")]
+    mended = [finding for finding in found if finding.kind == "torn" or Path(finding.file).name in HEAD_FILES]
     wrong = [finding for finding in found if finding not in mended]
     more = f" (and {counted(len(wrong) - 1, 'more fault')})" if len(wrong) > 1 else ""
     return f"{wrong[0]}{more}" if wrong else None, str(mended[0]) if mended else None

@@ -315,3 +315,6 @@ def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
         connection.executescript(
             f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
         )
+    if taken < len(steps):
+        # Else a WAL that is deleted would take the tables along, and with them that there was a head file.
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -131,14 +131,14 @@ class SqliteVerification:
             connection = None
         else:
             self._take_finding(manifest_finding(self.store, has_log=connection is not None))
+            if self._head is None and connection is not None and await asyncio.to_thread(self._had_head, connection):
+                reason = "it is missing or damaged; the next start renews it"
+                self._take_finding(Finding("missing", str(self.store / HEAD_FILE), None, None, None, reason))
         for finding in self._drain():
             self._told.add(finding)
             yield finding
         if connection is None:
             return
-        if self._head is None and await asyncio.to_thread(self._had_head, connection):
-            reason = "it is missing or damaged; the next start renews it"
-            self._take_finding(Finding("missing", str(self.store / HEAD_FILE), None, None, None, reason))
         try:
             while True:
                 version = await asyncio.to_thread(self._version, connection)
