@@ -187,7 +187,8 @@ def _lost(store: StoreFacts, *, backend: Backend = "jsonl") -> Iterator[Item]:
     for fault in store.lost[:MOST_TOLD]:
         text = why.get(fault.kind, "restore the store from a backup")
         if backend == "sqlite" and fault.kind == "missing" and fault.position == store.head + 1:
-            text += f"; without one: copy log.db-wal, then move sqlite-head away, and the log goes on after {store.head}"
+            text += "; without one: copy log.db-wal, then move sqlite-head away, "
+            text += f"and the log goes on after {store.head}"
         yield Item(str(fault), None, text)
     if len(store.lost) > MOST_TOLD:
         yield Item(f"{len(store.lost) - MOST_TOLD} more faults", None, "`durable-stream verify` tells them all")

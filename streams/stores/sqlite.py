@@ -1,9 +1,9 @@
 """The sqlite backend: one file, one writing connection, readers beside it.
 
 A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
-returns. Then the head file is written, see ``sqlite_head.py``. The writing connection alone checkpoints, on its own thread, after
-commits, once the WAL holds ``CHECKPOINT_BYTES``. Opening reads a few rows,
-whatever the log holds.
+returns. Then the head file is written, see ``sqlite_head.py``. The writing
+connection alone checkpoints, on its own thread, after commits, once the WAL holds
+``CHECKPOINT_BYTES``. Opening reads a few rows, whatever the log holds.
 """
 
 from __future__ import annotations

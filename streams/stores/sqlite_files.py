@@ -212,6 +212,8 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
     except StoreLocked:
         raise
     except (OSError, StoreUnavailable) as error:
+        if _is_half_made(error.__cause__):
+            return None
         if is_being_written(path.parent):
             raise
         if _wal_bytes(path):
@@ -227,14 +229,18 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
                 return None
         except sqlite3.OperationalError as error:
             connection.close()
-            # Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it.
-            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+            if _is_half_made(error):
                 return None
             raise
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def _is_half_made(error: BaseException | None) -> bool:
+    """Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
 def _connect_to_read(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:

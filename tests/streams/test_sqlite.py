@@ -206,8 +206,8 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize(
     "damage",
-    [*map(cut_at, PARTS), *map(zeros_from, PARTS), *map(flipped_at, [*PARTS, 1.0]), Path.unlink],
-    ids=[*(f"{name} {part}" for name in ("cut", "zeros") for part in PARTS), *(f"flip {p}" for p in [*PARTS, 1.0]), "-"],
+    [*map(cut_at, PARTS), *map(zeros_from, PARTS), *map(flipped_at, PARTS), flipped_at(1.0), Path.unlink],
+    ids=[*(f"{name} {part}" for name in ("cut", "zeros", "flip") for part in PARTS), "flip 1.0", "gone"],
 )
 async def test_a_wal_that_lost_records_is_refused_and_told(
     tmp_path: Path, killed: tuple[Path, list[Record]], damage: Damage
