@@ -37,6 +37,7 @@ async def survey(home: Home) -> Survey:
         async for record in reader.read_all(after=max(head - TAIL_RECORDS, NOTHING)):
             newest += 1
             last_ts = max(last_ts or 0, record.event.ts)
+        pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
         gaps = len([record async for record in reader.query(Filter(types=("capture.gap",)))])
         async for record in _sessions(reader):
             directory = record.event.payload.get("directory")
@@ -52,7 +53,7 @@ async def survey(home: Home) -> Survey:
         return Survey(fault=f"cannot be read: {error.strerror} ({home.store_path})")
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
-    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, EVERY_FAULT, torn, backend)
+    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, EVERY_FAULT, torn, backend, pruned)
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
@@ -118,7 +119,11 @@ def check_log(scene: Scene) -> list[Check]:
         return [Check("log", "problem", log.fault, log.hint)]
     if log.head == NOTHING:
         return [Check("log", "note", "nothing recorded yet", "work in OpenCode, then look again")]
-    text = f"{counted(log.head + 1, 'record')}; the newest {log.newest} are whole"
+    kept = log.head + 1 - log.pruned
+    pruned = f" and {log.pruned} pruned" if log.pruned else ""
+    text = f"{counted(kept, 'record')}{pruned}; " + (
+        f"the newest {log.newest} are whole" if kept else "nothing is left"
+    )
     if log.torn is not None:
         return [
             Check(
