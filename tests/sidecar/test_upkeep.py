@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -24,6 +25,7 @@ from streams.stores.directory import Backend
 from tests.bridge.playing import names, play
 from tests.streams.builders import event
 
+HANG_S = 20
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
 
@@ -177,6 +179,22 @@ def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:
     assert once.dump() == state.dump(), "what is sent again changes nothing"
 
 
+class CountingLock(asyncio.Lock):
+    """Tells when it was asked for so many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = asyncio.Semaphore(0)
+
+    async def acquire(self) -> Literal[True]:
+        self._asked.release()
+        return await super().acquire()
+
+    async def asked(self, times: int) -> None:
+        for _ in range(times):
+            await self._asked.acquire()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_nothing_is_kept_of_what_is_being_forgotten(
     tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
@@ -199,12 +217,14 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
         return await real(streams, at_ms=at_ms)
 
     monkeypatch.setattr(log, "forget", held)
+    lock = CountingLock()
+    monkeypatch.setattr(upkeep, "_removing", lock)
     forgetting = asyncio.create_task(upkeep.forget([session]))
     await at_work.wait()
     looking = asyncio.create_task(upkeep.look())
     indexing = asyncio.create_task(upkeep._advance_index())
-    for _ in range(200):  # turns of the loop, in which they come as far as they can
-        await asyncio.sleep(0)
+    async with asyncio.timeout(HANG_S):
+        await lock.asked(3 if backend == "sqlite" else 2)
     assert not list(tmp_path.glob("hints/snapshot-*")) and not list(tmp_path.glob("search.db*"))
     go_on.set()
     await asyncio.gather(forgetting, looking, indexing)
