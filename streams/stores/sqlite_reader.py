@@ -43,6 +43,8 @@ _TYPES = (
 )
 """The types that there are, by as many steps in their index."""
 
+_POSITIONS = "SELECT position FROM records"
+
 Answer = TypeVar("Answer")
 
 
@@ -101,6 +103,22 @@ class SqliteReader:
         async for record in self._matching(where, values, max(indexed, await self._before(wanted))):
             if wanted.matches(record.event):
                 yield record
+
+    async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
+        """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know."""
+        if wanted.streams or wanted.text is not None or count > _FETCH:
+            return None
+        where, values = conditions(await self._with_whole_types(wanted))
+        if not all(bindable(value) for value in values if isinstance(value, str)):
+            return []
+        condition = f" WHERE {where}" if where else ""
+        # The positions first: they stand in the indexes, and are sorted without the events.
+        found = await self._fetch(f"{_POSITIONS}{condition} ORDER BY position DESC LIMIT ?", [*values, count])
+        marks = ", ".join("?" * len(found))
+        rows = await self._fetch(
+            f"{SELECT} WHERE position IN ({marks}) ORDER BY position", [position for (position,) in found]
+        )
+        return [record_of(row, str(self._path)) for row in rows]
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""

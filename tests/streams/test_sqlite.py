@@ -391,6 +391,38 @@ async def test_filters_use_an_index(tmp_path: Path) -> None:
     connection.close()
 
 
+async def test_the_newest_of_what_fits_are_the_end_of_what_fits(tmp_path: Path) -> None:
+    await written(tmp_path)
+    log = await Log.open(tmp_path, seeded_identity(2))
+    await log.append([event(f"e{n}", type_="agent.error", stream=f"ses_{n % 2}") for n in range(9)])
+    await log.prune({"ses_1": 5}, at_ms=1)
+    await log.close()
+    reader = LogReader(tmp_path)
+    for wanted in [
+        Filter(),
+        Filter(types=["agent.error"]),
+        Filter(types=["agent.*", "execution.step"]),
+        Filter(types=["nothing"]),
+        Filter(actors=["build"], since_ms=0),
+        Filter(actors=["\ud800"]),
+    ]:
+        every = await collect(reader.query(wanted))
+        for count in (1, 4, 200):
+            assert await reader.newest(wanted, count) == every[-count:], (wanted, count)
+    assert (
+        await reader.newest(Filter(text="k"), 1) is None and await reader.newest(Filter(streams=["ses_1"]), 1) is None
+    )
+    change(tmp_path, "UPDATE records SET event = zeroblob(100) WHERE position = 68")
+    assert await reader.newest(Filter(), 1) is None, "which reading tells in its place"
+    await reader.close()
+    connection = sqlite3.connect(tmp_path / "log.db")
+    where, values = conditions(Filter(types=["agent.error"]))
+    query = f"EXPLAIN QUERY PLAN SELECT position FROM records WHERE {where} ORDER BY position DESC LIMIT 1"
+    plan = connection.execute(query, values).fetchall()
+    assert len(plan) == 1 and "records_by_type" in plan[0][-1], plan
+    connection.close()
+
+
 TEXTS = [
     "Disk FULL on /dev/sda1",
     "straße STRASSE",
