@@ -133,14 +133,15 @@ def is_marked(connection: sqlite3.Connection) -> bool:
 
 
 def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
-    """What is wrong with a log that ends at ``last`` and whose record at the head file's position has this hash;
-    ``None`` for that where it was pruned. Pure."""
-    if known.position > last:
-        records = f"record {known.position} was" if known.position == last + 1 else f"records {last + 1} to "
-        records += "" if known.position == last + 1 else f"{known.position} were"
-        gone = "is missing" if known.position == last + 1 else "are missing"
-        reason = f"{records} written and {gone}: {LOG_FILE}-wal was deleted, cut or damaged, or {LOG_FILE} is an older"
-        return HeadFault("missing", last + 1, f"{reason} copy")
+    """What is wrong with a log that ends at ``last``, if anything is. Pure.
+
+    ``hash_`` is that of its record at the head file's position; ``None`` where there is none, as it was pruned.
+    """
+    first, end = last + 1, known.position
+    if end >= first:
+        lost = f"record {end} was written and is" if end == first else f"records {first} to {end} were written and are"
+        reason = f"{lost} missing: {LOG_FILE}-wal was deleted, cut or damaged, or {LOG_FILE} is an older copy"
+        return HeadFault("missing", first, reason)
     if known.hash and hash_ is not None and hash_.hex() != known.hash:
         reason = f"it is not the record that {HEAD_FILE} names: {LOG_FILE} is another log, or was changed"
         return HeadFault("tampered", known.position, reason)
