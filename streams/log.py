@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from streams.errors import StoreUnavailable
+from streams.errors import CorruptLog, StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.query import Filter
@@ -93,6 +93,19 @@ class LogReader:
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
         return await self._backend().find(idempotency_key)
+
+    async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
+        """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know.
+
+        So it is, too, where one of them is damaged: reading tells of it in its place.
+        """
+        backend = self._backend()
+        if not isinstance(backend, SqliteReader):
+            return None
+        try:
+            return await backend.newest(wanted, count)
+        except CorruptLog:
+            return None
 
     async def find_event(self, event_id: str) -> Record | None:
         """The record of an event id, or ``None``."""
@@ -212,8 +225,8 @@ class Log(KeepsHints):
 
     @property
     def head_lost(self) -> bool:
-        """Whether a jsonl log's head file was missing, so that records lost at the very end could not be noticed."""
-        return isinstance(self._backend, JsonlStore) and self._backend.head_lost
+        """Whether the log's head file was missing, so that records lost at the very end could not be noticed."""
+        return self._backend.head_lost
 
     @property
     def head(self) -> int:

@@ -9,7 +9,7 @@ found                                          done, because
 ``store.json`` lost or damaged                 written anew, if every record verifies and it is clear which store is
                                                the truth: the only one, or the longer one, which begins as the other
 an incomplete tail above head                  cut off: it was never acknowledged
-``head`` lost or damaged                       written anew, if every record verifies
+a head file lost or damaged                    written anew, if every record verifies
 sqlite's file damaged, every row whole         the rows copied into a new file, which is verified before it takes over
 a copy that a migration did not finish         set aside, if its last record stands in the log as it does in the copy
 drafts of files that were replaced by rename   set aside: what they were to replace is there, or is judged by itself
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from streams.findings import Finding
@@ -37,9 +38,11 @@ Action = Literal["write manifest", "open", "copy rows", "set aside", "delete"]
 
 FILES: Final[dict[Backend, tuple[str, ...]]] = {
     "jsonl": ("log", "head"),
-    "sqlite": ("log.db-shm", "log.db-wal", "log.db", "search.db-shm", "search.db-wal", "search.db"),
+    "sqlite": ("sqlite-head", "log.db-shm", "log.db-wal", "log.db", "search.db-shm", "search.db-wal", "search.db"),
 }
 """What a backend has in the store's directory, in the order in which it is set aside."""
+
+HEAD_FILES: Final = frozenset({"head", "sqlite-head"})
 
 MOST_TOLD: Final = 20
 """Faults that are told one by one; ``verify`` tells them all."""
@@ -67,7 +70,7 @@ class StoreFacts:
     def only_indexes(self) -> bool:
         """Whether every row of a sqlite store verifies, and yet SQLite finds fault with the file."""
         whole = self.records > 0 and self.records == self.head + 1
-        return whole and bool(self.faults) and all(fault.position is None for fault in self.faults)
+        return whole and bool(self.lost) and all(fault.position is None for fault in self.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
         why = f"the records in {' and '.join(bad)} do not all verify (see below), so which log it was is not proved"
         yield Item(found, None, f"{why}: restore {MANIFEST}, or the whole store, from a backup")
         for name in bad:
-            yield from _lost(with_records[name])
+            yield from _lost(with_records[name], backend=name)
         return
     longest = max(with_records, key=lambda name: (with_records[name].head, name == "sqlite"))
     others = [name for name in with_records if name != longest]
@@ -154,16 +157,18 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
         return
     if manifest.backend == "sqlite":
         if store.only_indexes:
-            found = f"log.db: {_cut(store.faults[0].reason)}; every row verifies"
+            found = f"log.db: {_cut(store.lost[0].reason)}; every row verifies"
             yield Item(found, "copy rows", "copy the rows into a new file, verify that, and keep the old one aside")
         else:
-            yield from _lost(store)
-        return
-    yield from _lost(store)
+            yield from _lost(store, backend="sqlite")
+    else:
+        yield from _lost(store)
     safe = store.is_sound
     for fault in store.faults:
         if fault.kind == "torn":
             why = f"it was never acknowledged: {'cut it off and keep it in torn/' if safe else 'it stays'}"
+            if Path(fault.file).name in _REMOVED_IN:
+                why = "finish it" if safe else "it stays"
         elif _is_head(fault):
             why = "every record verifies: write it anew; records lost at the very end could not be noticed"
             why = why if safe else "it stays"
@@ -173,14 +178,18 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
         yield Item(_cut(str(fault)), "open" if safe else None, why + rest)
 
 
-def _lost(store: StoreFacts) -> Iterator[Item]:
+def _lost(store: StoreFacts, *, backend: Backend = "jsonl") -> Iterator[Item]:
     why = {
         "corrupt": "it was acknowledged, so it is not cut: restore the file from a backup",
         "tampered": "what was written there cannot be known: restore the file from a backup, and ask who changed it",
         "missing": "only a backup has what is missing: restore the store from it",
     }
     for fault in store.lost[:MOST_TOLD]:
-        yield Item(str(fault), None, why.get(fault.kind, "restore the store from a backup"))
+        text = why.get(fault.kind, "restore the store from a backup")
+        if backend == "sqlite" and fault.kind == "missing" and fault.position == store.head + 1:
+            text += "; without one: copy log.db-wal, then move sqlite-head away, "
+            text += f"and the log goes on after {store.head}"
+        yield Item(str(fault), None, text)
     if len(store.lost) > MOST_TOLD:
         yield Item(f"{len(store.lost) - MOST_TOLD} more faults", None, "`durable-stream verify` tells them all")
 
@@ -231,7 +240,11 @@ def _shown(name: Backend) -> tuple[str, ...]:
 
 
 def _is_head(fault: Finding) -> bool:
-    return fault.file.endswith("/head")
+    return Path(fault.file).name in HEAD_FILES
+
+
+_REMOVED_IN: Final = frozenset({"removed.json", "log.db"})
+"""Files whose torn part is a removal that was cut off."""
 
 
 def _cut(text: str) -> str:

@@ -109,7 +109,8 @@ class Repairing:
                 await asyncio.to_thread(self._write_manifest, item.manifest, item.paths)
             case "open":
                 # Opening cuts the tail, keeps it in torn/, and writes the head file.
-                await (await open_backend(self.store, "jsonl")).close()
+                manifest = read_manifest(self.store)
+                await (await open_backend(self.store, "jsonl" if manifest is None else manifest.backend)).close()
             case "copy rows":
                 await self._copy_rows()
             case "set aside":
@@ -128,7 +129,7 @@ class Repairing:
         make_directory(fresh)
         await asyncio.to_thread(copy_rows, self.store, fresh / LOG_FILE)
         old, new = await _verified(self.store, "sqlite", None), await _verified(fresh, "sqlite", None)
-        if new.faults or (new.head, new.records) != (old.head, old.records):
+        if new.lost or (new.head, new.records) != (old.head, old.records):
             raise StoreUnavailable(
                 f"the copy of {self.store / LOG_FILE} does not verify, so it stays as it was",
                 "restore the store from a backup",

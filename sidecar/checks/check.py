@@ -59,6 +59,8 @@ class Survey:
     torn: str | None = None
     """What the next start of the sidecar mends by itself."""
     backend: str | None = None
+    pruned: int = 0
+    """Records up to ``head`` that were removed."""
 
 
 @dataclass(frozen=True, slots=True)

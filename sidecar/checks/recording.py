@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted
@@ -11,6 +12,7 @@ from sidecar.home import Home
 from streams.errors import CorruptLog, StreamError
 from streams.log import LogReader
 from streams.query import Filter, describe_span
+from streams.repair import HEAD_FILES
 from streams.repairing import leftovers
 from streams.store import NOTHING, Record
 from streams.stores.presence import located
@@ -35,6 +37,7 @@ async def survey(home: Home) -> Survey:
         async for record in reader.read_all(after=max(head - TAIL_RECORDS, NOTHING)):
             newest += 1
             last_ts = max(last_ts or 0, record.event.ts)
+        pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
         gaps = len([record async for record in reader.query(Filter(types=("capture.gap",)))])
         async for record in _sessions(reader):
             directory = record.event.payload.get("directory")
@@ -50,13 +53,13 @@ async def survey(home: Home) -> Survey:
         return Survey(fault=f"cannot be read: {error.strerror} ({home.store_path})")
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
-    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, EVERY_FAULT, torn, backend)
+    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, EVERY_FAULT, torn, backend, pruned)
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
     """What a quick look at the end of the log finds: what is wrong, and what the next start mends by itself."""
     found = [finding async for finding in Verification(home.store_path, quick=True).run()]
-    mended = [finding for finding in found if finding.kind == "torn" or finding.file.endswith("/head")]
+    mended = [finding for finding in found if finding.kind == "torn" or Path(finding.file).name in HEAD_FILES]
     wrong = [finding for finding in found if finding not in mended]
     more = f" (and {counted(len(wrong) - 1, 'more fault')})" if len(wrong) > 1 else ""
     return f"{wrong[0]}{more}" if wrong else None, str(mended[0]) if mended else None
@@ -116,7 +119,11 @@ def check_log(scene: Scene) -> list[Check]:
         return [Check("log", "problem", log.fault, log.hint)]
     if log.head == NOTHING:
         return [Check("log", "note", "nothing recorded yet", "work in OpenCode, then look again")]
-    text = f"{counted(log.head + 1, 'record')}; the newest {log.newest} are whole"
+    kept = log.head + 1 - log.pruned
+    pruned = f" and {log.pruned} pruned" if log.pruned else ""
+    text = f"{counted(kept, 'record')}{pruned}; " + (
+        f"the newest {log.newest} are whole" if kept else "nothing is left"
+    )
     if log.torn is not None:
         return [
             Check(

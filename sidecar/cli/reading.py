@@ -240,12 +240,14 @@ async def query(
         text=text,
     )
     lines = Lines(Output(json), with_stream=True)
-    found = reader.query(wanted)
     if limit is None:
-        async for record in found:
+        async for record in reader.query(wanted):
             lines.print(record)
     else:
-        kept, fault = await newest(found, limit)
+        known, fault = await reader.newest(wanted, limit), None
+        if known is None:
+            known, fault = await newest(reader.query(wanted), limit)
+        kept = known
         for record in kept:
             lines.print(record)
         if fault is not None:

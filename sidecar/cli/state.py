@@ -30,6 +30,7 @@ from streams.store import NOTHING
 async def gather_status(home: Home) -> dict[str, Any]:
     """The running sidecar's own account, or what log and spool say without one.
 
+    ``log.head`` is a position; ``log.pruned`` is how many of the records up to it were removed.
     Keys: ``home, running, sidecar, links, counts, log, migration, spool, held, gaps, problems, notes``;
     ``sidecar`` is null when none answers. ``problems`` and ``notes`` are texts.
     """
@@ -52,6 +53,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems)
+    found["log"]["pruned"] = await _pruned(home)
     for check in quick_checks(home):
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
@@ -68,6 +70,14 @@ async def gather_status(home: Home) -> dict[str, Any]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be taken in at the next start of the sidecar")
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
+
+
+async def _pruned(home: Home) -> int:
+    try:
+        reader = LogReader(home.store_path)
+        return sum(gone.first_offset for gone in (await reader.removed()).values())
+    except (StreamError, OSError):
+        return 0  # what is wrong is among the problems
 
 
 async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
@@ -132,7 +142,8 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
     streams = f" in {counted(log['streams'], 'stream')}" if log.get("streams") is not None else ""
     backend = f" in {log['backend']}" if log.get("backend") == "sqlite" else ""
-    rows.append(("log", f"{counted(log['head'] + 1, 'record')}{streams}{backend}{last}"))
+    pruned = f" and {log['pruned']} pruned" if log["pruned"] else ""
+    rows.append(("log", f"{counted(log['head'] + 1 - log['pruned'], 'record')}{pruned}{streams}{backend}{last}"))
     rows += moving.rows(found.get("migration"))
     spool = found["spool"]
     rows.append(

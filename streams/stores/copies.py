@@ -7,6 +7,7 @@ from pathlib import Path
 
 from streams.stores.directory import Backend, read_manifest
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE
+from streams.stores.sqlite_head import HEAD_FILE
 
 
 def discard(store: Path, backend: Backend) -> int:
@@ -17,7 +18,9 @@ def discard(store: Path, backend: Backend) -> int:
     if backend == "jsonl":
         places = [store / "log", store / "head"]
     else:
-        places = [store / (name + suffix) for name in (LOG_FILE, SEARCH_FILE) for suffix in ("", "-wal", "-shm")]
+        # The head file first: one that is left alone would say that a log was lost.
+        places = [store / HEAD_FILE]
+        places += [store / (name + suffix) for name in (LOG_FILE, SEARCH_FILE) for suffix in ("", "-wal", "-shm")]
     freed = 0
     for place in places:
         if place.is_dir() and not place.is_symlink():

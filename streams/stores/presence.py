@@ -13,6 +13,7 @@ from streams.errors import MissingLog
 from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest
 from streams.stores.segments import list_segments
 from streams.stores.sqlite_files import LOG_FILE, holds_log
+from streams.stores.sqlite_head import holds_known_log
 
 
 def located(store: Path) -> Manifest | None:
@@ -21,6 +22,7 @@ def located(store: Path) -> Manifest | None:
     Raises:
         ForeignStore: as ``read_manifest``.
         MissingLog: records lie there without a ``store.json``, or it names a store that is not there.
+        CorruptLog: a sqlite log holds less than its head file says. A jsonl log is judged where it is read.
     """
     manifest = read_manifest(store)
     if manifest is None:
@@ -32,7 +34,7 @@ def located(store: Path) -> Manifest | None:
         # Either of them shows that the log was here; which one is missing is judged where it is read.
         if not (store / "head").exists() and not list_segments(store / "log"):
             raise _gone(store, manifest, "log/ and head are not there")
-    elif not holds_log(store / LOG_FILE):
+    elif not holds_known_log(store):
         raise _gone(store, manifest, f"{LOG_FILE} is not there, or is empty")
     return manifest
 

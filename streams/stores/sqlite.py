@@ -1,9 +1,10 @@
 """The sqlite backend: one file, one writing connection, readers beside it.
 
 A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
-returns. The writing connection alone checkpoints, between two commits, once the
-WAL holds ``CHECKPOINT_PAGES``. Opening reads a few rows, and the keys of the last
-records (``sqlite_keys.py``), whatever the log holds.
+returns. Then the head file is written, see ``sqlite_head.py``. The writing
+connection alone checkpoints, between two commits, once the WAL holds
+``CHECKPOINT_PAGES``. Opening reads a few rows, and the keys of the last records
+(``sqlite_keys.py``), whatever the log holds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translate, translated
+from streams.stores.sqlite_head import HeadFile, make_head_file
 from streams.stores.sqlite_keys import Keys
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_removal import SqliteRemover
@@ -64,6 +66,8 @@ class SqliteStore(KeepsHints):
 
     def __init__(self, store: Path, *, is_copy: bool = False) -> None:
         self._path = store / LOG_FILE
+        self.head_lost = make_head_file(store)
+        """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
         self._connection = connect_to_write(self._path, STEPS)
         self._reader = SqliteReader(store, exists=True)
         self._hints = Hints(store)
@@ -74,12 +78,15 @@ class SqliteStore(KeepsHints):
         self._pruned = removal.ranges
         """As they were when this was opened: a copy, which alone needs them, is not pruned."""
         self._has_entries = bool(removal.bases)
-        if not is_copy:
-            try:
+        try:
+            if not is_copy:
                 self._check_end(removal.ranges.end)
-            except BaseException:
-                self._connection.close()
-                raise
+            self._head_file = HeadFile(store, self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._last_hash = b""
+        """Of the last record that was planned since this was opened."""
         self._turns = InTurn()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
         # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening.
@@ -107,7 +114,7 @@ class SqliteStore(KeepsHints):
         """Open the log for writing; made where there is none. ``is_copy``: it may hold only a beginning of the log.
 
         Raises:
-            CorruptLog: records are missing among pruned ones.
+            CorruptLog: records are missing at the end, as the head file tells, or among pruned ones.
             ForeignStore: damaged, not ours, or newer.
             StoreUnavailable: held by another program, or it cannot be opened.
         """
@@ -213,6 +220,8 @@ class SqliteStore(KeepsHints):
             begun = time.perf_counter()
             self._connection.execute("COMMIT")
             seconds = time.perf_counter() - begun
+            if rows:
+                self._head_file.write(self._next - 1, self._last_hash)
             self._head = self._next - 1
             self._note(rows)
         for pending, plan_ in decided:
@@ -238,6 +247,8 @@ class SqliteStore(KeepsHints):
                 rows.append(row_of(placed, self._stream_id(event.stream_id), digest, index, count))
                 self._tails[event.stream_id] = (placed.offset + 1, placed.hash)
                 self._fresh[digest] = placed
+            if plan_.new:
+                self._last_hash = plan_.new[-1].hash
             self._next += count
             self.differences += plan_.differences
             decided.append((pending, plan_))
@@ -354,6 +365,8 @@ class SqliteStore(KeepsHints):
                 self._stream_ids.clear()
                 self._connection.rollback()
                 raise
+            if records:
+                self._head_file.write(records[-1].position, records[-1].hash)
             self._next = following
             self._head = self._next - 1
             self._tails.clear()
@@ -402,5 +415,6 @@ class SqliteStore(KeepsHints):
         await self._commits.close()
         self._live.close()
         await self._reader.close()
+        self._head_file.close()
         with translated(self._path, "closing"):
             await asyncio.to_thread(self._connection.close)

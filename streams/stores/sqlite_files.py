@@ -4,6 +4,7 @@
 
     store/  store.json  format, backend and log id       lock  held by the writer
             log.db      records                          log.db-wal, log.db-shm  SQLite's own
+            sqlite-head the last record, see sqlite_head.py
             search.db   full-text index; derived, may be deleted
 """
 
@@ -76,6 +77,9 @@ STEPS: Final[tuple[str, ...]] = (
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE removals (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL) STRICT;
     INSERT INTO removals VALUES (1, 0);
+    """,
+    """
+    CREATE TABLE head_beside (id INTEGER PRIMARY KEY) STRICT;
     """,
     STEP,
 )
@@ -210,7 +214,7 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
     except StoreLocked:
         raise
     except (OSError, StoreUnavailable) as error:
-        if _is_not_made_yet(error.__cause__):
+        if _is_half_made(error.__cause__):
             return None
         if is_being_written(path.parent):
             raise
@@ -227,7 +231,7 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
                 return None
         except sqlite3.OperationalError as error:
             connection.close()
-            if _is_not_made_yet(error):
+            if _is_half_made(error):
                 return None
             raise
         except BaseException:
@@ -236,7 +240,7 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite
     return connection
 
 
-def _is_not_made_yet(error: BaseException | None) -> bool:
+def _is_half_made(error: BaseException | None) -> bool:
     """Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
@@ -319,3 +323,6 @@ def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
         connection.executescript(
             f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
         )
+    if taken < len(steps):
+        # Else a WAL that is deleted would take the tables along, and with them that there was a head file.
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

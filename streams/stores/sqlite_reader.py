@@ -27,7 +27,7 @@ from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
 from streams.stores.sqlite_keys import find_key
-from streams.stores.sqlite_removed import HEAD, entries_after, knows_removal, load
+from streams.stores.sqlite_removed import entries_after, head_of, load
 from streams.stores.sqlite_rows import SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
 
@@ -43,6 +43,8 @@ _TYPES = (
     " SELECT name FROM types WHERE name IS NOT NULL"
 )
 """The types that there are, by as many steps in their index."""
+
+_POSITIONS = "SELECT position FROM records"
 
 Answer = TypeVar("Answer")
 
@@ -67,7 +69,7 @@ class SqliteReader:
     @property
     def head(self) -> int:
         """See ``StreamReader.head``. Read from the file at each call."""
-        return self._with_log(_head, NOTHING)
+        return self._with_log(head_of, NOTHING)
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
@@ -102,6 +104,22 @@ class SqliteReader:
         async for record in self._matching(where, values, max(indexed, await self._before(wanted))):
             if wanted.matches(record.event):
                 yield record
+
+    async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
+        """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know."""
+        if wanted.streams or wanted.text is not None or count > _FETCH:
+            return None
+        where, values = conditions(await self._with_whole_types(wanted))
+        if not all(bindable(value) for value in values if isinstance(value, str)):
+            return []
+        condition = f" WHERE {where}" if where else ""
+        # The positions first: they stand in the indexes, and are sorted without the events.
+        found = await self._fetch(f"{_POSITIONS}{condition} ORDER BY position DESC LIMIT ?", [*values, count])
+        marks = ", ".join("?" * len(found))
+        rows = await self._fetch(
+            f"{SELECT} WHERE position IN ({marks}) ORDER BY position", [position for (position,) in found]
+        )
+        return [record_of(row, str(self._path)) for row in rows]
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
@@ -360,12 +378,6 @@ def _place(path: Path) -> tuple[int, int] | None:
         found = path.stat()
         return found.st_dev, found.st_ino
     return None
-
-
-def _head(connection: sqlite3.Connection) -> int:
-    query = HEAD if knows_removal(connection) else "SELECT coalesce(max(position), -1) FROM records"
-    head: int = connection.execute(query).fetchone()[0]
-    return head
 
 
 def _removal(connection: sqlite3.Connection) -> Removal:

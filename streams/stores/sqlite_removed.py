@@ -32,12 +32,20 @@ HEAD: Final = (
 )
 """The last position of the log: of its last record, or the last pruned one that follows it without a gap."""
 
+_HEAD_BEFORE: Final = "SELECT coalesce(max(position), -1) FROM records"
+
 _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
 
 def knows_removal(connection: sqlite3.Connection) -> bool:
     """Whether the file has these tables; one that no newer version has written to yet has not."""
     return connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'removals'").fetchone() is not None
+
+
+def head_of(connection: sqlite3.Connection) -> int:
+    """The log's last position, in every schema."""
+    found: int = connection.execute(HEAD if knows_removal(connection) else _HEAD_BEFORE).fetchone()[0]
+    return found
 
 
 def version_of(connection: sqlite3.Connection) -> int:

@@ -28,7 +28,9 @@ from streams.store import NOTHING
 from streams.stores import sqlite_keys as keys
 from streams.stores.directory import is_being_written
 from streams.stores.recovery import key_digest
+from streams.stores.segments import Head, read_head
 from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
+from streams.stores.sqlite_head import HEAD_FILE, head_fault, is_marked
 from streams.stores.sqlite_removed import load, version_of
 from streams.stores.store_verify import lost_findings, manifest_finding
 
@@ -99,6 +101,9 @@ class SqliteVerification:
     _lost: int = 0
     _batch: tuple[int, int] = (0, 0)
 
+    _head: Head | None = None
+    _hash_at_head: bytes | None = None
+    """Of the record that the head file names, once it was read."""
     _named: dict[int, str | None] | None = None
     """Positions and streams by the index, once a row could not be read."""
     _scanned: int = NOTHING
@@ -115,6 +120,8 @@ class SqliteVerification:
     async def run(self) -> AsyncIterator[Finding]:
         """See ``streams.verify.Verification.run``."""
         self.summary.segments = int(self._path.exists())
+        # Before anything else: a writer beside us moves the log on before this file.
+        self._head = read_head(self.store / HEAD_FILE)
         try:
             connection = await asyncio.to_thread(connect_to_read, self._path, len(STEPS), damaged=True)
         except ForeignStore as error:
@@ -125,6 +132,9 @@ class SqliteVerification:
             connection = None
         else:
             self._take_finding(manifest_finding(self.store, has_log=connection is not None))
+            if self._head is None and connection is not None and await asyncio.to_thread(self._had_head, connection):
+                reason = "it is missing or damaged; the next start renews it"
+                self._take_finding(Finding("missing", str(self.store / HEAD_FILE), None, None, None, reason))
         for finding in self._drain():
             self._told.add(finding)
             yield finding
@@ -148,6 +158,9 @@ class SqliteVerification:
         finally:
             connection.close()
         self.summary.streams, self.summary.head = len(self._tails), self._removal.ranges.following(self._last + 1) - 1
+        fault = None if self._head is None else head_fault(self._head, self.summary.head, self._hash_at_head)
+        if fault is not None:
+            self._find(fault.kind, fault.position, None, fault.reason)
         if self.alone or not is_being_written(self.store):
             for lost in lost_findings(self.store, self.summary.head):
                 self._take_finding(lost)
@@ -159,6 +172,12 @@ class SqliteVerification:
     def _asked(self, connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with translated(self._path, "reading"):
             return ask(connection)
+
+    def _had_head(self, connection: sqlite3.Connection) -> bool:
+        try:
+            return self._asked(connection, is_marked)
+        except (BadStore, StoreUnavailable, OSError):
+            return False  # the schema is damaged, and that is told
 
     def _version(self, connection: sqlite3.Connection) -> int | None:
         """Changes with each removal; ``None`` where damage keeps it from being read."""
@@ -323,6 +342,8 @@ class SqliteVerification:
         elif self._batch != (0, 0) and self._batch != (begun, row.batch_count):
             self._find("tampered", row.position, row.stream, "it does not continue its batch")
         self._last = row.position
+        if self._head is not None and row.position == self._head.position:
+            self._hash_at_head = row.hash
         is_whole = ranges.following(row.position + 1) >= begun + row.batch_count
         self._batch = (0, 0) if is_whole else (begun, row.batch_count)
         event = self._event_of(row)

@@ -85,7 +85,8 @@ def log_directory_gone(store: Path) -> None:
 
 
 def head_gone(store: Path) -> None:
-    (store / "head").unlink()
+    for name in ("head", "sqlite-head"):
+        (store / name).unlink(missing_ok=True)
 
 
 def log_and_head_gone(store: Path) -> None:
@@ -133,6 +134,19 @@ def database_page(store: Path) -> None:
     path.write_bytes(data)
 
 
+def wal_gone(store: Path) -> None:
+    """What a killed sidecar had only in the WAL is lost with it: the database is what it was before."""
+    before = (store / "log.db").read_bytes()
+
+    async def write() -> None:
+        log = await Log.open(store, seeded_identity(2))
+        await log.append(events(3, prefix="lost-", stream="ses_c"))
+        await log.close()
+
+    asyncio.run(write())
+    (store / "log.db").write_bytes(before)
+
+
 def record_gone(store: Path) -> None:
     database(store, "DELETE FROM records WHERE position = 5")
 
@@ -171,6 +185,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
         no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
         pointer_to_jsonl: r"lies in jsonl, but log/ and head are not there; records in sqlite.*restore",
         database_gone: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
+        wal_gone: r"records 12 to 14 were written and are missing: log\.db-wal was deleted.*restore the file",
         database_empty: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
         database_of_another_program: r"not written by Durable Stream: choose another home",
         database_newer: r"schema 99, this version reads up to \d+: upgrade durable-stream",

@@ -200,13 +200,15 @@ def test_a_lock_alone_is_a_store_that_was_never_used(home: Home, sound: dict[Bac
     assert is_sentence(run(home.path, "migrate", "--to", "sqlite"), "no log in .* yet: nothing to move")
 
 
-def test_a_lost_head_file_keeps_nobody_from_working(home: Home, sound: dict[Backend, Sound]) -> None:
-    store = put(home, sound["jsonl"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lost_head_file_keeps_nobody_from_working(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
+    store = put(home, sound[backend])
     head_gone(store)
     before = snapshot(store)
     for name in registered(READING):
-        assert run(home.path, *arguments(name, sound["jsonl"])).code == 0, name
+        assert run(home.path, *arguments(name, sound[backend])).code == 0, name
     assert run(home.path, "verify").code == 1 and snapshot(store) == before
+    assert run(home.path, "repair").code == 0 and run(home.path, "verify").code == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,10 +20,12 @@ from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log import Log, LogReader
 from streams.projection import fold, state_hash
+from streams.retention import Forgotten
 from streams.stores.directory import Backend
 from tests.bridge.playing import names, play
 from tests.streams.builders import event
 
+HANG_S = 20
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
 
@@ -172,3 +177,62 @@ def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:
     for each in events:
         once.apply(each)
     assert once.dump() == state.dump(), "what is sent again changes nothing"
+
+
+class CountingLock(asyncio.Lock):
+    """Tells when it was asked for so many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = asyncio.Semaphore(0)
+
+    async def acquire(self) -> Literal[True]:
+        self._asked.release()
+        return await super().acquire()
+
+    async def asked(self, times: int) -> None:
+        for _ in range(times):
+            await self._asked.acquire()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_nothing_is_kept_of_what_is_being_forgotten(
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a snapshot nor the search index is written while a removal is at work; after it, they lack what went."""
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+    session = "ses_forgotten"
+    payload = {"session": session, "title": "the secret title", "message": "msg_1"}
+    await append(log, [event("c", type_="lifecycle.session.created", stream=session, payload=payload)])
+    await append(log, [event(f"i{n}", type_="human.input", stream=session, payload=payload) for n in range(20)])
+    state, _ = await restore(log)
+    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 1)
+    upkeep = upkeep_of(log, state, -1)
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+    real = log.forget
+
+    async def held(streams: Sequence[str], *, at_ms: int) -> Forgotten:
+        at_work.set()
+        await go_on.wait()
+        return await real(streams, at_ms=at_ms)
+
+    monkeypatch.setattr(log, "forget", held)
+    lock = CountingLock()
+    monkeypatch.setattr(upkeep, "_removing", lock)
+    forgetting = asyncio.create_task(upkeep.forget([session]))
+    await at_work.wait()
+    looking = asyncio.create_task(upkeep.look())
+    indexing = asyncio.create_task(upkeep._advance_index())
+    async with asyncio.timeout(HANG_S):
+        await lock.asked(3 if backend == "sqlite" else 2)
+    assert not list(tmp_path.glob("hints/snapshot-*")) and not list(tmp_path.glob("search.db*"))
+    go_on.set()
+    await asyncio.gather(forgetting, looking, indexing)
+    assert (await forgetting).records == 21
+    await upkeep.keep_last()
+    await upkeep.close()
+    await log.close()
+    assert (tmp_path / "hints" / "snapshot-catalog").exists()
+    assert (tmp_path / "search.db").exists() is (backend == "sqlite")
+    holders = [path.name for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+    assert holders == []

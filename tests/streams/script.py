@@ -1,4 +1,5 @@
-"""One long life of a log, the same in every run: appends, hints, rolled segments, a torn tail, moves there and back.
+"""One long life of a log, the same in every run: appends, hints, rolled segments, a torn tail, moves there and back,
+compressing, pruning and forgetting.
 
 It is played once to know every change of the disk, and then cut off at each of them. What is appended has keys and ids
 of its own number, so that playing it again after a cut adds only what is missing.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -49,9 +51,22 @@ class Simple:
     """``tear``: what a writer leaves that dies in a write, and the next opening."""
 
 
-Step = Append | Hint | Move | Simple
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Prune or forget each of some streams up to an offset, which ``forget`` finds to be its next one."""
+
+    how: Literal["prune", "forget"]
+    upto: dict[str, int]
+
+
+Step = Append | Hint | Move | Simple | Remove
 Told = Callable[[list[Record]], None]
 """Called with the records of each acknowledged append."""
+
+REMOVALS: Final[tuple[Literal["prune", "forget", ""], ...]] = (
+    *("prune", "forget", "", "", "prune", "forget", "prune", "forget"),
+)
+"""One in each eighth of the script. None in the second quarter, so that the move after it continues a kept store."""
 
 
 @cache
@@ -60,16 +75,25 @@ def steps(start: Backend, length: int = 200) -> tuple[Step, ...]:
     random = Random(f"{start}:{length}")
     other: Backend = "sqlite" if start == "jsonl" else "jsonl"
     found: list[Step] = []
+    counts: Counter[str] = Counter()
     for number in range(length):
         at = number / length
-        if number and number % (length // 4) == 0:
+        removal = REMOVALS[number * 8 // length] if number % (length // 8) == length // 16 else ""
+        if removal == "prune":
+            # A half, a stream that other batches go on with wholly, and none of the next.
+            found.append(Remove("prune", {"ses_a": counts["ses_a"] // 2, "ses_b": counts["ses_b"]}))
+        elif removal == "forget":
+            found.append(Remove("forget", {stream: counts[stream] for stream in ("ses_a", "ses_1")}))
+        elif number and number % (length // 4) == 0:
             found.append(Move(other if at < 0.4 or at > 0.7 else start))
         elif number and number % (length // 8) == 0:
             found.append(Simple("tear" if at < 0.5 else "discard" if at > 0.8 else "reopen"))
         elif number % 9 == 8:
             found.append(Hint())
         else:
-            found.append(Append(_batch(number, random)))
+            batch = _batch(number, random)
+            counts.update(each.stream_id for each in batch)
+            found.append(Append(batch))
     return tuple(found)
 
 
@@ -95,8 +119,13 @@ async def open_log(store: Path, start: Backend = "jsonl") -> Log:
     return await Log.open(store, seeded_identity(5), backend=start, segment_bytes=SEGMENT_BYTES)
 
 
-async def play(store: Path, start: Backend, told: Told, length: int = 200) -> None:
-    """Play the script to its end; where parts of it are in the log already, they are known."""
+async def play(
+    store: Path, start: Backend, told: Told, length: int = 200, *, removed: Callable[[], None] = lambda: None
+) -> None:
+    """Play the script to its end; where parts of it are in the log already, they are known.
+
+    ``removed`` is called after each removal.
+    """
     log = await open_log(store, start)
     try:
         for step in steps(start, length):
@@ -108,9 +137,11 @@ async def play(store: Path, start: Backend, told: Told, length: int = 200) -> No
             elif isinstance(step, Move):
                 if log.backend != step.to:
                     await Migration(log, step.to).run()
+            elif isinstance(step, Remove):
+                await _remove(log, step)
+                removed()
             elif step.do == "discard":
-                await asyncio.to_thread(discard_kept, store)
-                log.reread_manifest()
+                await _discard(log)
             else:
                 await log.close()
                 if step.do == "tear":
@@ -120,6 +151,22 @@ async def play(store: Path, start: Backend, told: Told, length: int = 200) -> No
         await log.close()
 
 
+async def _remove(log: Log, step: Remove) -> None:
+    """Of jsonl all closed segments are compressed before: then it is those that are rewritten."""
+    while await log.compress() is not None:
+        pass
+    if step.how == "prune":
+        await log.prune(step.upto, at_ms=1)
+    else:
+        await _discard(log)  # which would still hold them
+        await log.forget(list(step.upto), at_ms=1)
+
+
+async def _discard(log: Log) -> None:
+    await asyncio.to_thread(discard_kept, log.store)
+    log.reread_manifest()
+
+
 def tear(store: Path) -> None:
     """Append half a line to a jsonl log's last segment."""
     segments = list_segments(store / "log")
@@ -127,6 +174,17 @@ def tear(store: Path) -> None:
         fd = os.open(segments[-1].path, os.O_WRONLY | os.O_APPEND)
         os.write(fd, b'{"crc":"00000000","event":{"half')
         os.close(fd)
+
+
+def removals(start: Backend, length: int = 200) -> list[tuple[int, Remove]]:
+    """The script's removals in their order, each with how many records are appended before it."""
+    found, appended = [], 0
+    for step in steps(start, length):
+        if isinstance(step, Append):
+            appended += len(step.events)
+        elif isinstance(step, Remove):
+            found.append((appended, step))
+    return found
 
 
 def batches(start: Backend, length: int = 200) -> list[tuple[StreamEvent, ...]]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
+from streams.hashing import is_digest
 from streams.log import LogReader
 from streams.store import NOTHING, Record
 from streams.stores.directory import Backend
 from streams.verify import Verification
 from tests.streams.opened import collect
-from tests.streams.script import CURSOR, SNAPSHOT, VERSION, batches, open_log, play, state_at
+from tests.streams.script import CURSOR, SNAPSHOT, VERSION, batches, open_log, play, removals, state_at
 
 
 @cache
@@ -25,20 +28,81 @@ def whole(start: Backend, length: int) -> tuple[list[Record], frozenset[int]]:
     return records, frozenset(accumulate(map(len, batches(start, length)), initial=0))
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Positions that are pruned, and such whose payloads are forgotten, after so many removals of the script."""
+
+    appended: int
+    pruned: frozenset[int] = frozenset()
+    forgotten: frozenset[int] = frozenset()
+
+
+@cache
+def lost_after(start: Backend, length: int) -> list[Lost]:
+    """What is lost on purpose after no removal of the script, after the first, …"""
+    records, _ = whole(start, length)
+    found = [Lost(0)]
+    for appended, step in removals(start, length):
+        these = {
+            record.position for record in records[:appended] if record.offset < step.upto.get(record.event.stream_id, 0)
+        }
+        pruned, forgotten = found[-1].pruned, found[-1].forgotten
+        if step.how == "prune":
+            found.append(Lost(appended, pruned | these, forgotten))
+        else:
+            found.append(Lost(appended, pruned, forgotten | these))
+    return found
+
+
+def is_of(found: Sequence[Record], records: Sequence[Record]) -> bool:
+    """Whether all that was found is what was written, payloads that are forgotten apart, in its order."""
+    in_order = all(one.position < two.position for one, two in pairwise(found))
+    return in_order and all(_is_same(record, records[record.position]) for record in found)
+
+
+def _is_same(found: Record, written: Record) -> bool:
+    """The hash stands for the rest of the event: ``verify`` computes it anew."""
+    places = (found.position, found.offset, found.hash) == (written.position, written.offset, written.hash)
+    return places and (found.event == written.event or is_digest(found.event.payload))
+
+
+def fits(left: Sequence[Record], count: int, lost: Lost, *, again: bool = False) -> bool:
+    """Whether exactly what is lost is missing or forgotten of the first ``count`` records.
+
+    ``again``: the script was played to its end once more. Forgetting a stream takes all of it that is there, so it may
+    have taken more than the first time.
+    """
+    positions = [position for position in range(count) if position not in lost.pruned]
+    digests = {record.position for record in left if is_digest(record.event.payload)}
+    forgotten = lost.forgotten - lost.pruned
+    return (
+        lost.appended <= count
+        and [record.position for record in left] == positions
+        and (digests >= forgotten if again else digests == forgotten)
+    )
+
+
 async def check(
-    store: Path, start: Backend, length: int, acked: int, *, power_lost: bool, again: bool
+    store: Path, start: Backend, length: int, acked: int, removed: int, *, power_lost: bool, again: bool
 ) -> tuple[int, bool]:
     """Open what is left and compare it; how many records survived, and whether a tail was torn.
 
-    ``acked`` records were acknowledged. After a power loss the head file may be an older one, so that a reader sees
-    less than that until the log was opened for writing. ``again``: the script is played to its end then.
+    ``acked`` records were acknowledged, and ``removed`` removals; the next one may have begun. After a power loss
+    the head file may be an older one, so that a reader sees less than that until the log was opened for writing.
+    ``again``: the script is played to its end then.
     """
     records, ends = await asyncio.to_thread(whole, start, length)
+    possible = lost_after(start, length)[removed : removed + 2]
     reader = LogReader(store)
     seen = await collect(reader.read_all())
     await reader.close()
-    assert seen == records[: len(seen)], "a reader sees what was written"
-    assert power_lost or len(seen) >= acked, "a reader sees what was acknowledged"
+    assert is_of(seen, records), "a reader sees what was written"
+    there = {record.position for record in seen}
+    reached = max(there, default=NOTHING) + 1 if power_lost else acked
+    assert there >= set(range(reached)) - possible[-1].pruned, "a reader sees what was acknowledged"
+    assert not there & possible[0].pruned, "what was pruned does not come back"
+    hidden = {record.position for record in seen if is_digest(record.event.payload)}
+    assert possible[0].forgotten & there <= hidden <= possible[-1].forgotten, "nor what was forgotten"
     found = [finding async for finding in Verification(store).run()] if (store / "store.json").exists() else []
     # A store that is cut off while it is made may have a name and no file yet; the next opening makes it.
     wrong = [str(finding) for finding in found if finding.kind != "torn"] if acked or seen else []
@@ -46,11 +110,13 @@ async def check(
     log = await open_log(store, start)
     try:
         left = await collect(log.read_all())
-        assert len(left) >= acked, f"{acked} were acknowledged, {len(left)} are there"
-        assert left == records[: len(left)] and len(left) in ends, "nothing invented, batches whole"
-        assert len(left) >= len(seen), "what a reader saw stays"
+        count = log.head + 1
+        assert count >= acked, f"{acked} were acknowledged, {count} are there"
+        assert is_of(left, records) and count in ends, "nothing invented, batches whole"
+        assert any(fits(left, count, lost) for lost in possible), "a removal is wholly done or not begun"
+        assert count > max(there, default=NOTHING), "what a reader saw stays"
         for position in {NOTHING, await log.cursor(CURSOR)} - {NOTHING}:
-            assert position < len(left) and position + 1 in ends
+            assert position < count and position + 1 in ends
         snapshot = await log.snapshot(SNAPSHOT, VERSION)
         assert snapshot is None or snapshot.state == state_at(snapshot.position)
         was_torn = log.torn is not None
@@ -62,6 +128,8 @@ async def check(
         await play(store, start, told.extend, length)
         assert [record.hash for record in told] == [record.hash for record in records]
         reader = LogReader(store)
-        assert await collect(reader.read_all()) == records, "played to its end, nothing is missing and nothing twice"
+        left = await collect(reader.read_all())
         await reader.close()
-    return len(left), was_torn
+        assert is_of(left, records), "played to its end, nothing is changed and nothing twice"
+        assert fits(left, len(records), lost_after(start, length)[-1], again=True), "nor is anything missing"
+    return count, was_torn

@@ -1,7 +1,8 @@
 """Power loss (RELIABILITY 3): what was acknowledged is there, whatever the disk kept of what was not synced.
 
 Every change of a store's files is recorded while a script is played (appends over several segments, the head file,
-cursors, snapshots, a torn tail, moves between the backends with their change of the pointer). For a moment of it
+cursors, snapshots, a torn tail, moves between the backends with their change of the pointer, compressing, pruning,
+forgetting). For a moment of it
 ``images.py`` makes what the disk may hold, and that is opened. What was acknowledged must be there, nothing
 invented, and all verify, but for a torn tail.
 
@@ -36,25 +37,27 @@ LENGTH = 200 if is_set("IMAGES") else 48
 
 
 @cache
-def traced(home: Path, start: Backend) -> tuple[list[Call], list[int]]:
-    """Every change of the disk, and how many changes were made when each record was acknowledged."""
+def traced(home: Path, start: Backend) -> tuple[list[Call], list[int], list[int]]:
+    """Every change of the disk, and how many were made when each record, and each removal, was acknowledged."""
     calls: list[Call] = []
     acked: list[int] = []
+    removed: list[int] = []
 
     def told(records: list[Record]) -> None:
         acked.extend([len(calls)] * len(records))
 
     home.mkdir()
     with watching(home, calls.append):
-        asyncio.run(play(home / "home" / "store", start, told, LENGTH))
-    return calls, acked
+        store = home / "home" / "store"
+        asyncio.run(play(store, start, told, LENGTH, removed=lambda: removed.append(len(calls))))
+    return calls, acked, removed
 
 
 @pytest.mark.parametrize("start", ["jsonl", "sqlite"])
 async def test_after_a_power_loss_what_was_acknowledged_is_there(
     tmp_path: Path, start: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, acked = await asyncio.to_thread(traced, tmp_path / "traced", start)
+    calls, acked, removed = await asyncio.to_thread(traced, tmp_path / "traced", start)
     random = seeded(f"images {start}")
     # Half of them where most is at stake: SQLite makes ten times as many changes as everything else.
     busy = [n for n, call in enumerate(calls) if call.by == "python" and call.kind in ("sync", "sync directory")]
@@ -76,10 +79,16 @@ async def test_after_a_power_loss_what_was_acknowledged_is_there(
             loss: Loss = random.choice(get_args(Loss))
             sector = random.choice([512, 4096])
             lost += disk.image(image, Random(random.random()), loss, sector)
-            count = sum(at <= moment for at in acked)
+            count, removals = (sum(at <= moment for at in each) for each in (acked, removed))
             try:
                 _, was_torn = await check(
-                    image / "home" / "store", start, LENGTH, count, power_lost=True, again=made % 25 == 0
+                    image / "home" / "store",
+                    start,
+                    LENGTH,
+                    count,
+                    removals,
+                    power_lost=True,
+                    again=made % 25 == 0,
                 )
                 torn += was_torn
             except (StreamError, AssertionError, OSError) as error:

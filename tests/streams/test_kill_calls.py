@@ -1,7 +1,8 @@
 """``kill -9`` at every change of the disk (RELIABILITY 2): each write, sync, rename, unlink, truncation, new file.
 
 A script of 200 operations (appends over several segments, cursors, snapshots, a torn tail, moves between the backends,
-discarding the old one) is played in a process that dies just before its N-th change, or between two pages of it.
+discarding the old one, compressing, pruning and forgetting on both) is played in a process that dies just before its
+N-th change, or between two pages of it.
 For a killed process a sync changes nothing, but the moments before and after it are looked at like any other.
 
 ``TORTURE_KILL_CHUNKS`` = n looks at every change, in n parts; otherwise at one of each kind, and some between.
@@ -12,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,9 +36,10 @@ LENGTH = 200 if is_set("KILL_CHUNKS") else 48
 """Operations of the script; the short one has all kinds of them too."""
 BETWEEN = 4
 HANG_S = 120
+REMOVED = "removed"
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.streams.script", "tests.streams.calls"])
+CONTEXT.set_forkserver_preload([__name__])
 
 
 def _play_until_killed(home: Path, start: Backend, number: int, torn: bool, journal: Connection) -> None:
@@ -44,12 +48,15 @@ def _play_until_killed(home: Path, start: Backend, number: int, torn: bool, jour
     def told(records: list[Record]) -> None:
         journal.send_bytes(json.dumps([record.hash for record in records]).encode())
 
+    def removed() -> None:
+        journal.send_bytes(json.dumps([REMOVED]).encode())
+
     with watching(home, kill_at(number, torn=torn)):
-        asyncio.run(play(home / "store", start, told, LENGTH))
+        asyncio.run(play(home / "store", start, told, LENGTH, removed=removed))
 
 
 def _killed_at(home: Path, start: Backend, number: int, torn: bool) -> list[str]:
-    """The hashes of the records that were acknowledged before the process died."""
+    """What was acknowledged before the process died: the hashes of records, and ``REMOVED`` for each removal."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_play_until_killed, args=(home, start, number, torn, theirs))
     process.start()
@@ -85,16 +92,30 @@ def _wanted(calls: Sequence[Call], chunk: int) -> list[int]:
     return sorted({*kinds.values(), *evenly})
 
 
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is such a place: what a killed process wrote is there, wherever it wrote it."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("start", ["jsonl", "sqlite"])
-async def test_killed_at_any_change_nothing_acknowledged_is_lost(tmp_path: Path, start: Backend, chunk: int) -> None:
-    calls = await asyncio.to_thread(_changes, tmp_path / "counted", start)
+async def test_killed_at_any_change_nothing_acknowledged_is_lost(place: Path, start: Backend, chunk: int) -> None:
+    calls = await asyncio.to_thread(_changes, place / "counted", start)
     wanted = _wanted(calls, chunk)
     torn = 0
-    for place, number in enumerate(wanted):
-        home = tmp_path / str(number)
+    for count, number in enumerate(wanted):
+        home = place / str(number)
         home.mkdir()
         acked = await asyncio.to_thread(_killed_at, home, start, number, number % 2 == 0)
-        _, was_torn = await check(home / "store", start, LENGTH, len(acked), power_lost=False, again=place % 4 == 0)
+        removed = acked.count(REMOVED)
+        _, was_torn = await check(
+            home / "store", start, LENGTH, len(acked) - removed, removed, power_lost=False, again=count % 4 == 0
+        )
         torn += was_torn
+        shutil.rmtree(home)
     note(f"call-kills {start}", kills=len(wanted), of=len(calls), torn=torn, lost=0)

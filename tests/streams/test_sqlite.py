@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -12,10 +16,14 @@ import pytest
 from streams.errors import CorruptLog, ForeignStore
 from streams.findings import Finding
 from streams.identity import seeded_identity
-from streams.log import Log
+from streams.log import Log, LogReader
+from streams.migrate import Migration, discard_kept
 from streams.query import Filter
-from streams.store import StreamStore
+from streams.store import Record, StreamStore
+from streams.stores.segments import read_head
 from streams.stores.sqlite import SqliteStore
+from streams.stores.sqlite_files import STEPS
+from streams.stores.sqlite_head import HEAD_FILE
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_rows import SELECT, conditions
 from streams.stores.sqlite_search import SearchIndex, remove_search
@@ -176,6 +184,8 @@ async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stop
         source, target = copy, copy / "log.db-wal"
     sound = [r.as_json() for r in await collect(SqliteReader(source).read_all())]
     assert sound
+    if not stopped:
+        (source / "log.db-shm").unlink()
     whole = {path: path.read_bytes() for path in source.iterdir()}
     random = Random(size("SEED", 5))
     silent = 0
@@ -193,30 +203,198 @@ async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stop
         reader = SqliteReader(source)
         read = [r.as_json() for r in await collect(reader.read_all())]
         await reader.close()
-        # A damaged frame of the WAL ends it, as a power loss would: what follows was never seen. See docs.
-        silent += read != sound[: len(read)]
+        silent += read != sound
+        log = await Log.open(source, seeded_identity(2))
+        silent += [r.as_json() for r in await collect(log.read_all())] != sound
+        await log.close()
     assert silent == 0
 
 
-@pytest.mark.parametrize("deleted", [["log.db-shm"], ["log.db-wal"], ["log.db-wal", "log.db-shm"]])
-async def test_what_sqlite_keeps_beside_a_log_may_be_lost_as_far_as_it_can_be(
-    tmp_path: Path, deleted: list[str]
+Damage = Callable[[Path], None]
+
+
+def cut_at(part: float) -> Damage:
+    """A WAL that lost its end."""
+    return lambda wal: os.truncate(wal, int(wal.stat().st_size * part))
+
+
+def zeros_from(part: float) -> Damage:
+    """A WAL whose end the disk never wrote."""
+
+    def damage(wal: Path) -> None:
+        size = wal.stat().st_size
+        os.truncate(wal, int(size * part))
+        os.truncate(wal, size)
+
+    return damage
+
+
+def flipped_at(part: float) -> Damage:
+    """A WAL with one bit changed."""
+
+    def damage(wal: Path) -> None:
+        data = bytearray(wal.read_bytes())
+        data[int((len(data) - 1) * part)] ^= 4
+        wal.write_bytes(data)
+
+    return damage
+
+
+PARTS = [0.0, 0.0001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
+
+
+@pytest.fixture(scope="module", params=["nothing", "half of it", "all"])
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
+    """What a killed writer leaves, with so much of the WAL moved into the database; and what it acknowledged."""
+    place = tmp_path_factory.mktemp("killed")
+    moved_at = {"nothing": -1, "half of it": 19, "all": 39}[request.param]
+
+    async def write() -> list[Record]:
+        log = await Log.open(place / "store", seeded_identity(1), backend="sqlite")
+        source = log.source
+        assert isinstance(source, SqliteStore)
+        records: list[Record] = []
+        for number in range(40):
+            payload = {"text": "x" * (number * 37 % 900)}
+            stream = f"ses_{number % 3}"
+            records += await log.append([event(f"{number}-{n}", stream=stream, payload=payload) for n in range(2)])
+            if number == moved_at:
+                source._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        shutil.copytree(place / "store", place / "copy", ignore=shutil.ignore_patterns("*-shm", "lock"))
+        await log.close()
+        return records
+
+    return place / "copy", asyncio.run(write())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [*map(cut_at, PARTS), *map(zeros_from, PARTS), *map(flipped_at, PARTS), flipped_at(1.0), Path.unlink],
+    ids=[*(f"{name} {part}" for name in ("cut", "zeros", "flip") for part in PARTS), "flip 1.0", "gone"],
+)
+async def test_a_wal_that_lost_records_is_refused_and_told(
+    tmp_path: Path, killed: tuple[Path, list[Record]], damage: Damage
 ) -> None:
-    """The index of the WAL is derived. The WAL itself is not: without it the log is an earlier one, and whole."""
+    """RELIABILITY 5: no acknowledged record is lost in silence, whatever becomes of the WAL."""
+    store, (source, written) = tmp_path / "store", killed
+    shutil.copytree(source, store)
+    damage(store / "log.db-wal")
+    before = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
+    found = await findings(store)
+    quick = [finding async for finding in Verification(store, quick=True).run()]
+    try:
+        log = await Log.open(store, seeded_identity(2))
+    except ForeignStore:
+        # Older pages of the WAL over newer ones of the database: not even SQLite reads that.
+        assert found and quick
+        return
+    except CorruptLog as refusal:
+        assert re.search(r"records? \d+ (was|to 79 were) written and (is|are) missing: log\.db-wal", str(refusal))
+        for told in (found, quick):
+            assert any(one.kind == "missing" and one.position == refusal.position for one in told), told
+        with pytest.raises(CorruptLog):
+            await collect(LogReader(store).read_all())
+        after = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
+        assert {name: after[name] for name in before} == before
+        assert set(after) - set(before) <= {"log.db-shm", "log.db-wal", "lock"}
+        assert "log.db-wal" in before or not after.get("log.db-wal"), "SQLite's own, and empty"
+        return
+    assert found == [] and await collect(log.read_all()) == written
+    for record in written:
+        assert (await log.find(record.event.idempotency_key)) == record
+    assert (await log.append([event("next")]))[0].position == len(written)
+    await log.close()
+    assert await findings(store) == []
+
+
+async def test_without_a_backup_the_loss_can_be_accepted_and_is_told(
+    tmp_path: Path, killed: tuple[Path, list[Record]]
+) -> None:
+    store, (source, written) = tmp_path / "store", killed
+    shutil.copytree(source, store)
+    (store / "log.db-wal").unlink()
+    (store / HEAD_FILE).rename(tmp_path / "kept")
+    assert [(f.kind, Path(f.file).name) for f in await findings(store)] == [("missing", HEAD_FILE)]
+    log = await Log.open(store, seeded_identity(2))
+    assert log.head_lost
+    left = await collect(log.read_all())
+    assert left == written[: len(left)]
+    await log.append([event("next")])
+    await log.close()
+    assert await findings(store) == []
+    again = await Log.open(store, seeded_identity(2))
+    assert not again.head_lost
+    await again.close()
+
+
+async def test_an_older_database_in_the_place_of_the_log_is_refused(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
+    await log.append([event("a")])
+    await log.close()
+    older = (tmp_path / "log.db").read_bytes()
+    for name in ("b", "c"):
+        log = await Log.open(tmp_path, seeded_identity(1))
+        await log.append([event(name)])
+        await log.close()
+    newer = (tmp_path / "log.db").read_bytes()
+    (tmp_path / "log.db").write_bytes(older)
+    with pytest.raises(CorruptLog, match="records 1 to 2 were written"):
+        await Log.open(tmp_path, seeded_identity(1))
+    (tmp_path / "log.db").write_bytes(newer)
+    change(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 2")
+    with pytest.raises(CorruptLog, match="not the record that sqlite-head names"):
+        await Log.open(tmp_path, seeded_identity(1))
+
+
+async def test_a_log_of_an_older_version_has_no_head_file_and_gets_one(tmp_path: Path) -> None:
+    await written(tmp_path)
+    (tmp_path / HEAD_FILE).unlink()
+    change(tmp_path, "DROP TABLE head_beside")
+    change(tmp_path, f"PRAGMA user_version = {len(STEPS) - 1}")
+    assert await findings(tmp_path) == []
+    log = await Log.open(tmp_path, seeded_identity(1))
+    assert not log.head_lost
+    await log.close()
+    head = read_head(tmp_path / HEAD_FILE)
+    assert head is not None and head.position == 59
+
+
+async def test_a_head_file_goes_with_its_log_and_comes_with_a_copy(tmp_path: Path) -> None:
+    """Moves and prunes: it says no more than what is there, and no less than before."""
+
+    def known() -> int | None:
+        head = read_head(tmp_path / HEAD_FILE)
+        return None if head is None else head.position
+
+    await written(tmp_path)
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.prune({"ses_0": 20, "ses_1": 20, "ses_2": 20}, at_ms=1)
+    assert (log.head, known()) == (59, 59)
+    await Migration(log, "jsonl").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    log.reread_manifest()
+    assert known() is None
+    await log.append([event("more")])
+    await Migration(log, "sqlite").run()
+    assert (log.head, known()) == (60, 60)
+    await log.close()
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.prune({"ses_a": 1}, at_ms=1)
+    await log.close()
+    log = await Log.open(tmp_path, seeded_identity(1))
+    assert (log.head, known(), await collect(log.read_all())) == (60, 60, [])
+    await log.close()
+    assert await findings(tmp_path) == []
+
+
+async def test_the_index_of_the_wal_may_be_lost(tmp_path: Path) -> None:
     log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
     written = [record for n in range(20) for record in await log.append([event(f"a{n}", stream=f"ses_{n % 3}")])]
-    source = log.source
-    assert isinstance(source, SqliteStore)
-    source._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    in_the_database = len(written)
-    written += [record for n in range(20) for record in await log.append([event(f"b{n}", stream=f"ses_{n % 3}")])]
     shutil.copytree(tmp_path / "store", tmp_path / "copy")
     await log.close()
-    for name in deleted:
-        (tmp_path / "copy" / name).unlink()
+    (tmp_path / "copy" / "log.db-shm").unlink()
     again = await Log.open(tmp_path / "copy", seeded_identity(2))
-    left = await collect(again.read_all())
-    assert left == (written if deleted == ["log.db-shm"] else written[: len(left)]) and len(left) >= in_the_database
+    assert await collect(again.read_all()) == written
     await again.append([event("next")])
     await again.close()
     assert [str(finding) async for finding in Verification(tmp_path / "copy").run()] == []
@@ -273,6 +451,38 @@ async def test_filters_use_an_index(tmp_path: Path) -> None:
         where, values = conditions(wanted)
         plan = connection.execute(f"EXPLAIN QUERY PLAN {SELECT} WHERE {where}", values).fetchall()
         assert any(index in row[-1] for row in plan), (wanted, plan)
+    connection.close()
+
+
+async def test_the_newest_of_what_fits_are_the_end_of_what_fits(tmp_path: Path) -> None:
+    await written(tmp_path)
+    log = await Log.open(tmp_path, seeded_identity(2))
+    await log.append([event(f"e{n}", type_="agent.error", stream=f"ses_{n % 2}") for n in range(9)])
+    await log.prune({"ses_1": 5}, at_ms=1)
+    await log.close()
+    reader = LogReader(tmp_path)
+    for wanted in [
+        Filter(),
+        Filter(types=["agent.error"]),
+        Filter(types=["agent.*", "execution.step"]),
+        Filter(types=["nothing"]),
+        Filter(actors=["build"], since_ms=0),
+        Filter(actors=["\ud800"]),
+    ]:
+        every = await collect(reader.query(wanted))
+        for count in (1, 4, 200):
+            assert await reader.newest(wanted, count) == every[-count:], (wanted, count)
+    assert (
+        await reader.newest(Filter(text="k"), 1) is None and await reader.newest(Filter(streams=["ses_1"]), 1) is None
+    )
+    change(tmp_path, "UPDATE records SET event = zeroblob(100) WHERE position = 68")
+    assert await reader.newest(Filter(), 1) is None, "which reading tells in its place"
+    await reader.close()
+    connection = sqlite3.connect(tmp_path / "log.db")
+    where, values = conditions(Filter(types=["agent.error"]))
+    query = f"EXPLAIN QUERY PLAN SELECT position FROM records WHERE {where} ORDER BY position DESC LIMIT 1"
+    plan = connection.execute(query, values).fetchall()
+    assert len(plan) == 1 and "records_by_type" in plan[0][-1], plan
     connection.close()
 
 

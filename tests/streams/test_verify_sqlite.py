@@ -146,8 +146,15 @@ async def test_records_lost_with_a_deleted_wal_are_told_by_what_had_read_them(tm
         path.unlink()
     findings, summary = await verify(copy)
     assert summary.head == RECORDS - 1
-    assert [(f.kind, f.position, Path(f.file).name) for f in findings] == [("missing", RECORDS, "snapshot-capture")]
-    assert f"records {RECORDS} to {RECORDS + 1} were written and lost" in findings[0].reason
+    assert [(f.kind, f.position, Path(f.file).name) for f in findings] == [
+        ("missing", RECORDS, "log.db"),
+        ("missing", RECORDS, "snapshot-capture"),
+    ]
+    assert f"records {RECORDS} to {RECORDS + 1} were written and are missing" in findings[0].reason
+    assert f"records {RECORDS} to {RECORDS + 1} were written and lost" in findings[1].reason
+    items = decide(await examine(copy), log_id="new")
+    assert [item.action for item in items] == [None, "set aside"]
+    assert f"move sqlite-head away, and the log goes on after {RECORDS - 1}" in items[0].text
     assert Hints(copy).known()[0].position == RECORDS + 1
 
 
