@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from streams.migrate import Migration, discard_kept
 from streams.store import Record, Snapshot
+from streams.stores import sqlite_keys
 from streams.stores.directory import Backend
 from streams.stores.segments import list_segments
 from tests.streams.builders import event
@@ -126,6 +128,20 @@ async def play(
 
     ``removed`` is called after each removal.
     """
+    with _keys_written_often():
+        await _play(store, start, told, length, removed)
+
+
+@contextmanager
+def _keys_written_often() -> Iterator[None]:
+    before, sqlite_keys.FOLDED = sqlite_keys.FOLDED, 25
+    try:
+        yield
+    finally:
+        sqlite_keys.FOLDED = before
+
+
+async def _play(store: Path, start: Backend, told: Told, length: int, removed: Callable[[], None]) -> None:
     log = await open_log(store, start)
     try:
         for step in steps(start, length):

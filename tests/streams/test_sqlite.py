@@ -22,7 +22,6 @@ from streams.query import Filter
 from streams.store import Record, StreamStore
 from streams.stores.segments import read_head
 from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_files import STEPS
 from streams.stores.sqlite_head import HEAD_FILE
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_rows import SELECT, conditions
@@ -65,13 +64,7 @@ async def test_keys_are_known_wherever_they_are(tmp_path: Path, monkeypatch: pyt
         assert (again.position, again.duplicate) == (record.position, True)
     assert await store.find("k25") is None
     await store.close()
-    for statement in (
-        "DROP TABLE keys",
-        "DROP TABLE keys_through",
-        "CREATE UNIQUE INDEX records_by_key ON records (key)",
-        "PRAGMA user_version = 2",
-    ):
-        change(tmp_path, statement)
+    make_older(tmp_path)
     reader = SqliteReader(tmp_path)
     assert [await reader.find(record.event.idempotency_key) for record in first] == first
     await reader.close()
@@ -115,6 +108,18 @@ def ask(store: Path, query: str) -> int:
         return found
     finally:
         connection.close()
+
+
+def make_older(store: Path) -> None:
+    """The database as a version wrote it that had neither a head file nor a table of keys."""
+    for statement in (
+        "DROP TABLE head_beside",
+        "DROP TABLE keys",
+        "DROP TABLE keys_through",
+        "CREATE UNIQUE INDEX records_by_key ON records (key)",
+        "PRAGMA user_version = 2",
+    ):
+        change(store, statement)
 
 
 def change(store: Path, statement: str) -> None:
@@ -349,8 +354,7 @@ async def test_an_older_database_in_the_place_of_the_log_is_refused(tmp_path: Pa
 async def test_a_log_of_an_older_version_has_no_head_file_and_gets_one(tmp_path: Path) -> None:
     await written(tmp_path)
     (tmp_path / HEAD_FILE).unlink()
-    change(tmp_path, "DROP TABLE head_beside")
-    change(tmp_path, f"PRAGMA user_version = {len(STEPS) - 1}")
+    make_older(tmp_path)
     assert await findings(tmp_path) == []
     log = await Log.open(tmp_path, seeded_identity(1))
     assert not log.head_lost
