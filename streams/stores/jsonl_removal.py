@@ -82,12 +82,12 @@ class JsonlRemover:
         with _told(self._store, "forgotten"):
             self.resume(lambda: commits.exclusively(self._roll))
             positions = commits.exclusively(lambda: self._mark(set(streams), at_ms))
-            if not any(positions.values()):
+            if not positions:
                 return Forgotten()
             remove_kept_aside(self._store, self._disk)
             size = self._apply(self._segments_of(sorted(p for found in positions.values() for p in found)))
             self._finish()
-            return Forgotten(sum(map(len, positions.values())), size, sum(map(bool, positions.values())))
+            return Forgotten(sum(map(len, positions.values())), size, len(positions))
 
     def finish(self, commits: GroupCommit) -> None:
         """Do what an operation that was cut off left, while others append."""
@@ -185,10 +185,11 @@ class JsonlRemover:
             tail, before = self._index.streams.get(name), self._files.removal.marks.get(name, Mark(0, 0))
             if tail is None or tail.next_offset() <= before.offset:
                 continue
-            marks[name] = Mark(tail.next_offset(), at_ms)
-            found[name] = tail.positions[max(before.offset - tail.first_offset, 0) :]
-        last = max((positions[-1] for positions in found.values() if positions), default=-1)
-        if last >= 0:
+            positions = tail.positions[max(before.offset - tail.first_offset, 0) :]
+            if positions:  # else all of it was pruned
+                marks[name], found[name] = Mark(tail.next_offset(), at_ms), positions
+        if found:
+            last = max(positions[-1] for positions in found.values())
             self._files.replace(self._files.removal.forgot(marks), before=self._rolling(last))
         return found
 

@@ -313,6 +313,17 @@ class RetentionContract(Opened):
             store = await self.reopened(store)
         await store.close()
 
+    async def test_of_a_wholly_pruned_stream_nothing_is_forgotten(self, store: StreamStore) -> None:
+        await fill(store)
+        ends = {size.stream_id: size.next_offset for size in await store.sizes()}
+        await store.prune({"ses_0": ends["ses_0"]}, at_ms=NOW)
+        forgotten = await store.forget(["ses_0", "ses_1"], at_ms=NOW)
+        assert (forgotten.records, forgotten.streams) == (ends["ses_1"], 1)
+        gone = await store.removed()
+        assert {name: each.forgotten_to for name, each in gone.items()} == {"ses_0": 0, "ses_1": ends["ses_1"]}
+        assert await store.forget(["ses_0"], at_ms=NOW) == Forgotten()
+        await store.close()
+
     async def test_what_was_forgotten_can_be_pruned_and_is_still_known(self, store: StreamStore) -> None:
         before = await fill(store)
         await store.forget(["ses_0", "ses_1"], at_ms=NOW)
