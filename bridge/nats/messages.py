@@ -13,6 +13,8 @@ hash (``DS-Hash``) and what the body is (``DS-Form``):
 * ``pointer``: the record is over the server's limit, so its payload is its digest here; the log has it.
 * ``stub``: even that is over the limit; id, stream, type and the digest of the whole event are left.
 
+What it means in the L0 protocol says whose it is as well (``DS-Log``, ``DS-Position``): its subject does not.
+
 The same record gives the same messages, byte for byte, whenever and wherever it is mirrored.
 """
 
@@ -94,7 +96,7 @@ def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
     notes: list[str] = []
     try:
         for each in told(event, place):
-            message = _l0_message(event, each, place, mirror)
+            message = _l0_message(record, each, place, mirror)
             if message is None:
                 notes.append(f"l0_skipped:{event.type}:too_large")
             else:
@@ -165,13 +167,15 @@ def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
     )
 
 
-def _l0_message(event: StreamEvent, told_: Told, place: Place, mirror: Mirror) -> Message | None:
+def _l0_message(record: Record, told_: Told, place: Place, mirror: Mirror) -> Message | None:
     """``None`` when the server takes not even what is required."""
     assert place.session is not None
+    event = record.event
     subject = _subject(place.session, told_.suffix, place.project, mirror)
     part = f"l0:{told_.part}" if told_.part else "l0"
     identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
-    filled = _filled(event, _depth(place), mirror, f"agent.{told_.suffix}", identity, None)
+    given = {**_depth(place), h.LOG: h.header_text(mirror.log), h.POSITION: str(record.position)}
+    filled = _filled(event, given, mirror, f"agent.{told_.suffix}", identity, None)
     room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
     for payload in (told_.payload, _required(told_.payload)):
         body = payload.encode()
