@@ -150,6 +150,26 @@ async def last_message(session: JetStream, stream: str, subject: str) -> Found |
         return None
 
 
+async def count_from(session: JetStream, stream: str, sequence: int) -> int:
+    """How many messages a stream keeps from a place on, whatever their subject.
+
+    Raises:
+        NotFound: there is no such stream.
+        NatsUnavailable: no answer.
+    """
+    config = {
+        "ack_policy": "none",
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": max(sequence, 1),
+        "inactive_threshold": 5 * _NS,
+        "mem_storage": True,
+        "num_replicas": 1,
+    }
+    made = await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+    await _forget_consumer(session, stream, str(made["name"]))
+    return int(made.get("num_pending") or 0)
+
+
 async def read_back(
     session: JetStream, stream: str, *, subject: str = "", from_sequence: int = 1, silence_seconds: float = 10.0
 ) -> AsyncIterator[Found]:
