@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from bridge.nats.errors import NatsUnavailable
 from bridge.opencode.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link import Refused
 from bridge.opencode.translate import Origin, Translator
@@ -163,7 +164,17 @@ class Sidecar:
                 if not isinstance(streams, list) or not all(isinstance(name, str) for name in streams):
                     raise RequestError("bad_arguments", "say which streams shall be forgotten")
                 return (await self.upkeep.forget(streams))._asdict()
+            case "nats":
+                return await self._nats_address()
         raise RequestError("unknown_method", f"this sidecar does not know {method[:40]!r}: upgrade it")
+
+    async def _nats_address(self) -> dict[str, Any]:
+        try:
+            if self.nats is None:
+                raise NatsUnavailable("NATS is not started yet", "try again in a moment")
+            return await self.nats.address()
+        except NatsUnavailable as error:
+            raise RequestError("unavailable", str(error)) from None
 
     async def _prune(self, args: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -91,6 +91,18 @@ class NatsService:
             "server": server,
         }
 
+    async def address(self) -> dict[str, Any]:
+        """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.
+
+        Raises:
+            NatsUnavailable: it does not run, or there is none; why.
+        """
+        if self._server is None:
+            raise NatsUnavailable(self._problem or "this sidecar has no NATS server of its own")
+        options = await self._server.options()
+        port = self._server.status()["port"]
+        return {"port": port, "token": options.token, "server_id": options.server_id}
+
     async def _options(self) -> ConnectOptions:
         if self._server is not None:
             return await self._server.options()
