@@ -31,7 +31,7 @@ class MirrorState:
     ``rebuild``: the number that goes into message ids; it grows each time that records are published again.
     ``sequence``: of that record's message in ``MESHFORGE_EVENTS``; 0 while unknown.
     ``created``: when that stream was made, in the server's words: where it is another time, it is another stream.
-    ``published_ms``: about when that was, in ms UTC; 0 while unknown.
+    ``forgotten``: of streams whose payloads were forgotten, up to which offset the server's copies were erased.
     ``places``: the fold over the records up to ``position``.
     ``notes``: how often something had to be done to a record's messages (``pointer``, ``trace_made``, …).
     """
@@ -40,7 +40,7 @@ class MirrorState:
     rebuild: int = 0
     sequence: int = 0
     created: str = ""
-    published_ms: int = 0
+    forgotten: dict[str, int] = field(default_factory=dict)
     places: Places = field(default_factory=Places)
     notes: Counter[str] = field(default_factory=Counter)
 
@@ -51,13 +51,12 @@ class MirrorState:
 
     def anew(self) -> MirrorState:
         """Before the first record, with the next rebuild number: for everything to be published again."""
-        return MirrorState(rebuild=self.rebuild + 1, notes=self.notes)
+        return MirrorState(rebuild=self.rebuild + 1, created=self.created, forgotten=self.forgotten, notes=self.notes)
 
-    def snapshot(self) -> Snapshot:
-        """As the log keeps it."""
-        dumped = _Dump(
-            self.rebuild, self.sequence, self.created, self.published_ms, dict(self.notes), self.places.dump().decode()
-        )
+    def snapshot(self, places: bytes | None = None) -> Snapshot:
+        """As the log keeps it. ``places``: the fold as dumped at ``position``, where ``self.places`` is ahead."""
+        text = (self.places.dump() if places is None else places).decode()
+        dumped = _Dump(self.rebuild, self.sequence, self.created, self.forgotten, dict(self.notes), text)
         return Snapshot(MIRROR_VERSION, self.position, _ADAPTER.dump_json(dumped))
 
     @classmethod
@@ -69,7 +68,7 @@ class MirrorState:
             found.rebuild,
             found.sequence,
             found.created,
-            found.published_ms,
+            found.forgotten,
             Places.load(found.places.encode()),
             Counter(found.notes),
         )
@@ -80,7 +79,7 @@ class _Dump:
     rebuild: int
     sequence: int
     created: str
-    published_ms: int
+    forgotten: dict[str, int]
     notes: dict[str, int]
     places: str
 
