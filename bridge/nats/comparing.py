@@ -21,9 +21,9 @@ What is no difference:
   the first one that the stream still keeps of this log; no message was removed
   from between the stream's first and that one (``front_is_whole``); and the limit
   reaches so far: the record is older than the greatest age, or the stream is full.
+  What means something in the L0 protocol is not even published at that age, so
+  there the age alone decides.
 * *Pruned*: messages of records that the log itself has pruned.
-* *Forgotten*: a forgotten record's message may be gone, or say the digest, and
-  then at any place: it could not be put back where it was.
 * A pointer or a stub where the record itself would fit, and the other way round:
   the server's limit was another one when it was published.
 
@@ -47,10 +47,8 @@ import orjson
 from bridge.nats import headers as h
 from bridge.nats.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored, wire_size
 from bridge.nats.places import Place
-from bridge.nats.subjects import RecordSubject
 from streams.retention import Gone
 from streams.store import NOTHING, Record
-from streams.subjects import SubjectError
 
 Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
 Family = Literal["records", "meanings"]
@@ -138,7 +136,6 @@ class Comparison:
     compared: int = 0
     pruned: int = 0
     expired: int = 0
-    forgotten: int = 0
     waiting: int = 0
     first_position: int | None = None
     first_sequence: int | None = None
@@ -146,7 +143,7 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """As commands print it."""
-        names = ("stream", "messages", "compared", "pruned", "expired", "forgotten", "waiting")
+        names = ("stream", "messages", "compared", "pruned", "expired", "waiting")
         return {**{name: getattr(self, name) for name in names}, "differences": dict(self.differences)}
 
 
@@ -181,7 +178,8 @@ class Comparer:
         self.result = Comparison(stream)
         self._family, self._mirror, self._head = family, mirror, head
         self._removed, self._limits = removed, limits
-        self._old_before = now_ms - limits.max_age_ms - SKEW_MS if limits.max_age_ms else None
+        skew = SKEW_MS if family == "records" else 0  # of the others it is the publisher's clock that decides
+        self._old_before = now_ms - limits.max_age_ms - skew if limits.max_age_ms else None
         self._wanted, self._seen = bytearray(head + 1), bytearray(head + 1)
         self._current: _Held | None = None
         self._held: OrderedDict[int, _Held] = OrderedDict()
@@ -238,7 +236,7 @@ class Comparer:
         self._seen[position] |= bit
         found = self._content(message, held, part, rebuild)
         place = position * len(_PARTS) + _PARTS.index(part)
-        if place < self._latest and not self._wanted[position] & _FORGOTTEN:
+        if place < self._latest:
             found.append(self._told("order", position, message, "it comes after a later record's"))
         self._latest = max(self._latest, place)
         if self.result.first_position is None:
@@ -379,13 +377,13 @@ class Comparer:
     def _lacking(self, position: int) -> int:
         return self._wanted[position] & ~self._seen[position] & 0x1F
 
-    def _reason(self, position: int) -> Literal["waiting", "forgotten", "expired", ""]:
+    def _reason(self, position: int) -> Literal["waiting", "expired", ""]:
         """Why a message may lack."""
         flags = self._wanted[position]
         if position > self._required:
             return "waiting"
-        if flags & _FORGOTTEN:
-            return "forgotten"
+        if flags & _OLD and self._family == "meanings":
+            return "expired"
         first = self.result.first_position
         is_before = first is None or position < first
         if is_before and self._front_is_whole and (self._limits.is_full or flags & _OLD):

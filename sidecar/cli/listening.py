@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     import asyncio
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bridge.nats.errors import NatsError
     from bridge.nats.jetstream import JetStream, Received
     from bridge.nats.sessions import Sessions
+    from sidecar.cli.heard import Heard
     from sidecar.cli.output import Output
 
 MOST_WAITING = 10_000
@@ -34,9 +35,9 @@ async def listen(
     shown, nor what is published while the server is away.
     """
     from sidecar.cli.heard import expanded
+    from sidecar.cli.nats import connection
     from sidecar.cli.output import Output
     from sidecar.config import load_config
-    from sidecar.nats.access import nats_library
     from streams.subjects import SubjectError
 
     try:
@@ -45,11 +46,7 @@ async def listen(
         raise typer.BadParameter(str(error), param_hint="SUBJECT") from None
     home = home_of(context)
     home.check_owner()
-    config = load_config(home.config_path).nats
-    nats_library()
-    from sidecar.nats.reaching import sessions_of
-
-    sessions = sessions_of(home, config)
+    sessions = connection(home, load_config(home.config_path).nats)
     try:
         await _until_interrupted(_Listening(Output(json), sessions, pattern))
     finally:
@@ -94,7 +91,7 @@ class _Listening:
         """
         import asyncio
 
-        from bridge.nats.errors import NatsError, NatsUnavailable
+        from bridge.nats.errors import NatsUnavailable
 
         self._news = asyncio.Event()
         session = await self._sessions.get()
@@ -107,7 +104,6 @@ class _Listening:
                 note(f"{error}. Waiting for the server; what is published meanwhile is not shown.")
             session = await self._again()
             note(f"Connected again, to NATS {session.server.version}.")
-        raise NatsError  # never reached; the loop has no end
 
     async def _again(self) -> JetStream:
         """The next connection. What keeps it from being made is told once."""
@@ -180,9 +176,36 @@ class _Listening:
             return
         told = heard(message.subject, message.headers, message.body, now)
         if self._out.terminal:
-            self._on_terminal(told.ts, told.place, told.actor, told)
+            self._on_terminal(told)
         else:
             self._out.cells(iso_time(told.ts), message.subject, told.type, told.actor, str(told.line))
+
+    def _on_terminal(self, told: Heard) -> None:
+        from sidecar.cli.describe import short_type
+        from sidecar.cli.output import fitted, local_time, one_line, padded
+        from sidecar.cli.records import ROOMY, SHORT_ID, STYLES
+
+        day = local_time(told.ts, "%A, %d %B %Y")
+        if day != self._day:
+            self._day = day
+            self._out.text(day, "bold")
+        roomy = self._out.width >= ROOMY
+        gap = "  " if roomy else " "
+        style = STYLES[told.line.tone]
+        place = told.place if roomy else told.place[-SHORT_ID:]
+        actor = fitted(told.actor, 12 if roomy else 8)
+        type_ = fitted(short_type(told.type), 18 if roomy else 14)
+        label = one_line(told.line.label)
+        parts = [
+            (f"{local_time(told.ts, '%H:%M:%S')}{gap}", "dim"),
+            (padded(place, 10 if roomy else SHORT_ID) + gap, "dim"),
+            (actor + gap, "cyan" if told.actor == "user" else ""),
+            (type_ + gap, "dim"),
+        ]
+        if label != short_type(told.type):
+            parts.append((f"{label}: " if told.line.text else label, f"bold {style}" if style != "dim" else style))
+        parts.append((told.line.text, style))
+        self._out.line(parts)
 
 
 def _ended(why: str) -> NatsError:

@@ -18,18 +18,14 @@ from sidecar.nats.settings import embedded_options, external_options
 from sidecar.version import VERSION
 from streams.identity import system_identity
 
-START_IT = "start it: `durable-stream serve`"
-
 
 def sessions_of(home: Home, config: NatsConfig) -> Sessions:
-    """A connection to be made to the server that ``config`` names; the caller closes it.
+    """A connection to be made to the server that ``config`` names, which is not off; the caller closes it.
 
-    Connecting raises ``NatsRefused`` where the settings cannot work, ``NatsUnavailable`` where no server can be reached.
+    Connecting raises ``NatsRefused`` where the settings cannot work, ``NatsUnavailable`` where no server is reached.
     """
 
     async def options() -> ConnectOptions:
-        if config.mode == "off":
-            raise NatsRefused("NATS is off in this home", 'set mode = "embedded" or "external" in [nats] of config.toml')
         if config.mode == "external":
             return external_options(config)
         return await _embedded(home, config)
@@ -39,11 +35,13 @@ def sessions_of(home: Home, config: NatsConfig) -> Sessions:
 
 async def _embedded(home: Home, config: NatsConfig) -> ConnectOptions:
     if home.running() is None:
-        raise NatsUnavailable("the embedded NATS server runs with the sidecar, and no sidecar runs", START_IT)
+        raise NatsUnavailable("no sidecar runs, and with it no NATS server", "start it: `durable-stream serve`")
     try:
         async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
             told: dict[str, Any] = await client.request("nats")
-    except (ClientError, RequestError) as error:
+    except RequestError as error:
+        raise NatsUnavailable(error.message) from None
+    except ClientError as error:
         raise NatsUnavailable(str(error)) from None
     except HomeError as error:
         raise NatsRefused(f"{error.path}: {error.problem}", error.hint) from None

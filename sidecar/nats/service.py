@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sidecar.nats")
 
+LIBRARY = frozenset({"nats", "nkeys", "nacl"})
+"""What the client library's packages are called."""
+
 MISSING = "the library nats-py is missing; pip install 'opencode-durable-stream[nats]'"
 
 
@@ -46,7 +49,7 @@ class NatsService:
             from bridge.nats.sessions import Sessions
             from sidecar.nats.server import EmbeddedServer
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] not in ("nats", "nkeys", "nacl"):
+            if error.name is None or error.name.split(".")[0] not in LIBRARY:
                 raise
             self._fail(MISSING)
             return

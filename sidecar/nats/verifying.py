@@ -14,19 +14,19 @@ from typing import Any, Final
 from bridge.nats.comparing import Comparer, Comparison, Difference, Family, Limits
 from bridge.nats.errors import NatsUnavailable, NotFound
 from bridge.nats.jetstream import JetStream
-from bridge.nats.keeping import Found, StreamFacts, count_from, facts, read_back
+from bridge.nats.keeping import Found, StreamFacts, facts, read_back
 from bridge.nats.messages import Mirror, mirrored
 from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION
 from bridge.nats.places import Places
+from bridge.nats.pulling import remove_consumer
 from bridge.nats.sessions import Sessions
-from bridge.nats.stream_plan import EVENTS
-from bridge.nats.subjects import PROTOCOL_VERSION, escape, l0_pattern, log_pattern
+from bridge.nats.stream_plan import EVENTS, L0_EVENTS
+from bridge.nats.subjects import l0_pattern, log_pattern
 from streams.log import LogReader
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 from streams.stores.hints import Hints
 
-MEANINGS: Final = f"cg_evt_{escape(PROTOCOL_VERSION)}"
 TRIES: Final = 3
 """How often reading goes on after an interruption that brought nothing new."""
 
@@ -35,6 +35,7 @@ NAMED: Final = 500
 
 SILENCE_SECONDS: Final = 5.0
 _YIELD_RECORDS: Final = 256
+_NS: Final = 1_000_000_000
 
 
 class Disturbed(Exception):
@@ -112,7 +113,7 @@ class MirrorCheck:
         sides = [
             await _Side.open(self._sessions, session, EVENTS, "records", log_pattern(self._log_id)),
             await _Side.open(
-                self._sessions, session, MEANINGS, "meanings", l0_pattern(category="evt", component="agent")
+                self._sessions, session, L0_EVENTS, "meanings", l0_pattern(category="evt", component="agent")
             ),
         ]
         removed = await self._reader.removed()
@@ -180,10 +181,13 @@ class MirrorCheck:
         return found._replace(position=first, last=last.position, events=tuple(ids))
 
     def _mirrored_to(self) -> int:
-        """How far the mirror says it was; a hint, but never ahead of what was stored."""
+        """How far the mirror says it was: its cursor, or where that was lost its last snapshot."""
         hints = Hints(self._reader.store)
+        cursor = hints.cursor(MIRROR)
+        if cursor != NOTHING:
+            return cursor
         snapshot = hints.snapshot(MIRROR, MIRROR_VERSION)
-        return max(hints.cursor(MIRROR), snapshot.position if snapshot is not None else NOTHING)
+        return snapshot.position if snapshot is not None else NOTHING
 
 
 class _Side:
@@ -198,9 +202,7 @@ class _Side:
         self.comparer: Comparer
 
     @classmethod
-    async def open(
-        cls, sessions: Sessions, session: JetStream, name: str, family: Family, pattern: str
-    ) -> _Side:
+    async def open(cls, sessions: Sessions, session: JetStream, name: str, family: Family, pattern: str) -> _Side:
         """Note how the stream is now; one that is not there has no message."""
         try:
             there = await facts(session, name)
@@ -274,3 +276,22 @@ class _Side:
                 if not tries:
                     raise
                 await asyncio.sleep(0.5)
+
+
+async def count_from(session: JetStream, stream: str, sequence: int) -> int:
+    """How many messages a stream keeps from a place on, whatever their subject.
+
+    Raises:
+        NatsError: no answer, or there is no such stream.
+    """
+    config = {
+        "ack_policy": "none",
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": max(sequence, 1),
+        "inactive_threshold": 5 * _NS,
+        "mem_storage": True,
+        "num_replicas": 1,
+    }
+    made = await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+    await remove_consumer(session, stream, str(made["name"]))
+    return int(made.get("num_pending") or 0)
