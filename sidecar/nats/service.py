@@ -8,29 +8,58 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.nats.errors import NatsUnavailable
 from bridge.nats.options import ConnectOptions
+from bridge.opencode.frames import HookItem
 from sidecar.config import NatsConfig
 from sidecar.home import Home, HomeError
-from sidecar.nats.settings import external_options
+from sidecar.nats.settings import external_options, mirror_bytes
+from streams.store import StreamStore
 
 if TYPE_CHECKING:
     from bridge.nats.sessions import Sessions
+    from sidecar.nats.deltas import DeltaStream
+    from sidecar.nats.mirroring import MirrorTask
     from sidecar.nats.server import EmbeddedServer
 
 log = logging.getLogger("sidecar.nats")
 
+DRAIN_SECONDS: Final = 2.0
+"""How long a sidecar that ends waits for the mirror to catch up; the next one goes on anyway."""
+
 MISSING = "the library nats-py is missing; pip install 'opencode-durable-stream[nats]'"
 
 
-class NatsService:
-    """What runs for ``[nats]``: ``start`` returns at once, ``close`` leaves nothing. Belongs to its event loop."""
+class Mirrored(NamedTuple):
+    """What is mirrored: the log with its id, the clock, and what capture knows for token deltas.
 
-    def __init__(self, home: Home, config: NatsConfig, new_token: Callable[[], str]) -> None:
+    ``turn_of`` gives the user message that a session answers now; ``clean`` redacts.
+    """
+
+    store: StreamStore
+    log_id: str
+    now_ms: Callable[[], int]
+    turn_of: Callable[[str], str | None]
+    clean: Callable[[Any], Any]
+
+
+class NatsService:
+    """What runs for ``[nats]``: ``start`` returns at once, ``close`` leaves nothing. Belongs to its event loop.
+
+    Without ``mirrored`` there is a connection, and nothing is published.
+    """
+
+    def __init__(
+        self, home: Home, config: NatsConfig, new_token: Callable[[], str], mirrored: Mirrored | None = None
+    ) -> None:
         self._home, self._config, self._new_token = home, config, new_token
+        self._mirrored = mirrored
+        self.mirror: MirrorTask | None = None
+        """The mirror of the log; None while ``[nats]`` is off or cannot work at all."""
+        self._deltas: DeltaStream | None = None
         self._problem = ""
         self._server: EmbeddedServer | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -44,6 +73,8 @@ class NatsService:
         try:
             # The library is in an extra, and loading it costs a tenth of a second: only who wants NATS pays.
             from bridge.nats.sessions import Sessions
+            from sidecar.nats.deltas import DeltaStream
+            from sidecar.nats.mirroring import MirrorTask
             from sidecar.nats.server import EmbeddedServer
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] not in ("nats", "nkeys", "nacl"):
@@ -60,9 +91,39 @@ class NatsService:
             self._server.start()
         self.sessions = Sessions(self._options)
         self._keeping = asyncio.create_task(self._keep(self.sessions))
+        if self._mirrored is None:
+            return
+        log_id, max_bytes = self._mirrored.log_id, mirror_bytes(self._config)
+        self.mirror = MirrorTask(
+            self._mirrored.store, log_id, self.sessions, self._mirrored.now_ms, max_bytes=max_bytes
+        )
+        self.mirror.start()
+        if self._config.deltas:
+            self._deltas = DeltaStream(
+                self.sessions, log_id, self._mirrored.turn_of, self.mirror.project_of, self._mirrored.clean
+            )
+
+    @property
+    def wants_deltas(self) -> bool:
+        """Whether shims shall send token deltas."""
+        return self._deltas is not None
+
+    def deltas(self, items: Iterable[HookItem]) -> None:
+        """Token deltas came from a shim; returns at once."""
+        if self._deltas is not None:
+            self._deltas.take(items)
+
+    def forgotten(self, streams: Collection[str]) -> None:
+        """Payloads of these streams were forgotten in the log: the mirror follows, in the background."""
+        if self.mirror is not None:
+            self.mirror.forgotten(streams)
 
     async def close(self) -> None:
-        """End the connection, then the server. Idempotent."""
+        """Mirror what is left, if that is quick; end the connection, then the server. Idempotent."""
+        if self._deltas is not None:
+            await self._deltas.close()
+        if self.mirror is not None:
+            await self.mirror.close(drain_seconds=DRAIN_SECONDS)
         if self._keeping is not None:
             self._keeping.cancel()
         if self.sessions is not None:
@@ -74,8 +135,8 @@ class NatsService:
             await self._server.stop()
 
     def status(self) -> dict[str, Any]:
-        """For ``status``: ``mode``, ``connected``, ``servers`` (shown without secrets), ``version``, ``problem``, and
-        ``server``, the embedded server's own account or null.
+        """For ``status``: ``mode``, ``connected``, ``servers`` (shown without secrets), ``version``, ``problem``;
+        ``server`` and ``mirror``, the embedded server's and the mirror's own accounts, or null; ``deltas``, counts.
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -89,6 +150,8 @@ class NatsService:
             "version": session.server.version if session is not None else None,
             "problem": problem,
             "server": server,
+            "mirror": self.mirror.status() if self.mirror is not None else None,
+            "deltas": self._deltas.counts if self._deltas is not None else None,
         }
 
     async def _options(self) -> ConnectOptions:
