@@ -83,6 +83,11 @@ class Places:
             return Place(project or NO_PROJECT, session_id)
         return Place(project or NO_PROJECT, session_id, self._depth(session), session.turns)
 
+    def project_of(self, session_id: str) -> str:
+        """A session's project, as its records have it."""
+        session = self._sessions.get(session_id)
+        return (session.project if session is not None else None) or NO_PROJECT
+
     def _appeared(self, event: StreamEvent, session_id: str) -> None:
         payload = event.payload
         parent, project = payload.get("parent"), payload.get("project")

@@ -317,6 +317,7 @@ async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, An
     from sidecar.nats.mirroring import MirrorTask
     from sidecar.nats.reaching import sessions_of
     from sidecar.nats.rebuilding import Rebuild, RebuildStopped
+    from sidecar.nats.settings import mirror_bytes
     from streams.identity import system_identity
     from streams.log import Log
 
@@ -324,7 +325,8 @@ async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, An
     with home.lock():
         log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)
         sessions = sessions_of(home, config.nats)
-        task = MirrorTask(log, log.manifest.log_id, sessions, identity.now_ms)
+        most = mirror_bytes(config.nats)
+        task = MirrorTask(log, log.manifest.log_id, sessions, identity.now_ms, max_bytes=most)
         try:
             return await Rebuild(task, sessions, log.manifest.log_id).run(tell)
         except RebuildStopped as error:

@@ -25,10 +25,9 @@ from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION, MirrorState
 from bridge.nats.mirroring import DAY_MS, L0_DAYS, MAX_RUN, KnownL0, Run, Vanished, begin_anew, publish_run
 from bridge.nats.resuming import LogSurvey, Resume, resume_plan
 from bridge.nats.sessions import Sessions
-from bridge.nats.stream_plan import EVENTS, UNLIMITED, wanted
+from bridge.nats.stream_plan import UNLIMITED, wanted
 from bridge.nats.surveying import cut, erase_l0, erase_records, survey
 from streams.errors import StreamError
-from streams.projection import resume
 from streams.store import NOTHING, StreamStore
 
 log = logging.getLogger("sidecar.nats")
@@ -38,6 +37,7 @@ LONGEST_PAUSE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 60.0
 """How often the stream is looked at though nothing failed: somebody may have emptied it."""
 
+DRAIN_LOOK_SECONDS: Final = 0.01
 SNAPSHOT_RECORDS: Final = 2000
 CURSOR_SECONDS: Final = 0.5
 YIELD_RECORDS: Final = 16
@@ -89,8 +89,15 @@ class MirrorTask:
             self._ending = False
             self._task = asyncio.create_task(self._run())
 
-    async def close(self) -> None:
-        """Stop, and keep how far it is. Idempotent. What is under way is found out by the next one."""
+    async def close(self, *, drain_seconds: float = 0) -> None:
+        """Stop, and keep how far it is. Idempotent. What is under way is found out by the next one.
+
+        While something is being published, it may go on for ``drain_seconds``.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + drain_seconds
+        while self._task is not None and self.status()["state"] == "publishing" and loop.time() < until:
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
         await self._stop(patient=False)
         await self._keep_cursor()
 
@@ -117,6 +124,10 @@ class MirrorTask:
         """
         self._erase.update(streams)
         self._wake.set()
+
+    def project_of(self, session: str) -> str:
+        """A session's project, as far as the log was read."""
+        return self._state.places.project_of(session)
 
     def status(self) -> dict[str, Any]:
         """For ``status``.
@@ -277,7 +288,7 @@ class MirrorTask:
             known.notes[f"resumed:{plan.note}"] += 1
         state = replace(known, rebuild=plan.rebuild)
         if plan.anew:
-            state = await begin_anew(session, self._log_id, replace(known, rebuild=plan.rebuild - 1))
+            state = await begin_anew(session, self._log_id, known)
             self._anew = False
             self.counts["republished"] += 1
             self._kept = NOTHING
@@ -292,10 +303,9 @@ class MirrorTask:
 
     async def _known(self) -> tuple[MirrorState, MirrorState]:
         """What is left of our own notes, at the greatest position of all; and the state that can be folded on."""
-        folded, _ = await resume(self._store, MIRROR, MIRROR_VERSION, lambda dumped: dumped, lambda: b"")
         snapshot = await self._store.snapshot(MIRROR, MIRROR_VERSION)
         state = MirrorState()
-        if snapshot is not None and folded:
+        if snapshot is not None:
             try:
                 state = MirrorState.of(snapshot)
             except ValueError:

@@ -150,6 +150,8 @@ async def test_off_nothing_is_there(tmp_path: Path) -> None:
         "version": None,
         "problem": "",
         "server": None,
+        "mirror": None,
+        "deltas": None,
     }
     await service.close()
 

@@ -1,0 +1,99 @@
+"""The mirror on real servers: each record once and in order, whatever happens to the server, the mirror or the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.nats.mirroring import MirrorTask
+from streams.store import StreamStore
+from tests.mirrors import BACKENDS, check_equal, drained, fill, mirroring, open_store, session_events
+from tests.nats_servers import VERSIONS, RealServer, real_server, until
+from tests.streams.sizes import size
+
+
+@pytest.fixture(params=VERSIONS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
+    with real_server(tmp_path / "nats", request.param) as running:
+        yield running
+
+
+@pytest.fixture(params=BACKENDS)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StreamStore]:
+    opened = await open_store(request.param, tmp_path / "store")
+    yield opened
+    await opened.close()
+
+
+async def test_what_is_there_and_what_comes_is_mirrored_once_and_in_order(
+    store: StreamStore, server: RealServer
+) -> None:
+    await fill(store, session_events(300))
+    async with mirroring(store, server) as task:
+        await drained(task)
+        await fill(store, session_events(300, first=300), batch=7)
+        status = await drained(task)
+        assert (status["problem"], status["duplicates"], status["rebuild"]) == ("", 0, 0)
+        await check_equal(store, server)
+
+
+class Growing:
+    """A log that grows under a mirror, a chunk at a time."""
+
+    def __init__(self, store: StreamStore) -> None:
+        self.store, self.count = store, 0
+
+    async def by(self, records: int) -> None:
+        await fill(self.store, session_events(records, first=self.count))
+        self.count += records
+
+
+def unsynced(directory: Path) -> dict[str, Any]:
+    """A server whose machine does not lose power, but its processes: it need not sync each message."""
+    return {"store_dir": str(directory / "store"), "max_file_store": 2**32}
+
+
+async def halfway(task: MirrorTask) -> None:
+    """Until something is under way, and more is to come."""
+    begun = task.status()["position"]
+    await until(lambda: begun < task.status()["position"] < task.status()["head"] or None, "some are mirrored")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log(tmp_path: Path, backend: str) -> None:
+    """RELIABILITY 8, each fault once; records come in all the time."""
+    each = size("MIRROR_RECORDS", 3000) // 5
+    store = await open_store(backend, tmp_path / "store")
+    log = Growing(store)
+    with real_server(tmp_path / "nats", "2.10", jetstream=unsynced(tmp_path / "nats")) as server:
+        async with mirroring(store, server) as task:
+            await log.by(each)
+            await halfway(task)
+            server.kill()
+            await log.by(each)
+            assert task.status()["lag"] > 0
+            server.start()
+            await halfway(task)
+            server.hold()
+            await log.by(each)
+            await asyncio.sleep(3)  # how long it is held, not what is waited for
+            server.resume()
+            await drained(task)
+            await check_equal(store, server)
+            server.kill()
+            server.wipe()
+            server.start()
+            await log.by(each)
+            await halfway(task)
+            server.kill()
+            server.version = "2.15"
+            server.start()
+            await log.by(each)
+            status = await drained(task)
+            assert status["problem"] == ""
+            await check_equal(store, server)
+    await store.close()
