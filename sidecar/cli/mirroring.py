@@ -328,7 +328,7 @@ async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, An
         most = mirror_bytes(config.nats)
         task = MirrorTask(log, log.manifest.log_id, sessions, identity.now_ms, max_bytes=most)
         try:
-            return await Rebuild(task, sessions, log.manifest.log_id).run(tell)
+            return await Rebuild(task, sessions, log, log.manifest.log_id).run(tell)
         except RebuildStopped as error:
             raise Failure(f"the copy is not whole yet: {error}; run it again when the server is back") from None
         finally:

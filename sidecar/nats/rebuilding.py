@@ -20,10 +20,14 @@ from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import L0_EVENTS
 from bridge.nats.subjects import l0_pattern
 from sidecar.nats.mirroring import MirrorTask
+from streams.store import NOTHING, StreamReader, StreamStore
 
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 30.0
 """How long a problem may last, with nothing published, before the rebuild is given up."""
+
+SILENT_SECONDS: Final = 300.0
+"""How long nothing may be published though nothing is wrong: removing millions of messages takes a while."""
 
 
 class RebuildStopped(Exception):
@@ -51,8 +55,8 @@ async def erase_meanings(session: JetStream, log_id: str) -> int:
 class Rebuild:
     """One rebuild. ``run`` returns when the mirror has caught up with the log; ``progress`` says how far it is."""
 
-    def __init__(self, task: MirrorTask, sessions: Sessions, log_id: str) -> None:
-        self._task, self._sessions, self._log_id = task, sessions, log_id
+    def __init__(self, task: MirrorTask, sessions: Sessions, store: StreamStore, log_id: str) -> None:
+        self._task, self._sessions, self._store, self._log_id = task, sessions, store, log_id
         self._phase = "erasing"
         self.erased = 0
         """L0 messages that were removed."""
@@ -91,15 +95,32 @@ class Rebuild:
 
     async def _until_done(self, before: int, report: Callable[[dict[str, Any]], None]) -> None:
         loop = asyncio.get_running_loop()
-        last, deadline = None, loop.time() + PATIENCE_SECONDS
+        end = await last_kept(self._store)
+        last, moved = None, loop.time()
         while True:
             status = self._task.status()
-            if self._task.counts["republished"] > before and not status["lag"] and status["state"] == "idle":
+            begun = self._task.counts["republished"] > before
+            if begun and status["position"] >= end:
                 return
-            place = (self._task.counts["republished"], status["position"])
-            if place != last or not status["problem"]:
-                last, deadline = place, loop.time() + PATIENCE_SECONDS
-            elif loop.time() > deadline:
-                raise RebuildStopped(status["problem"])
+            place = (begun, status["position"])
+            if place != last:
+                last, moved = place, loop.time()
+            patience = PATIENCE_SECONDS if status["problem"] else SILENT_SECONDS
+            if loop.time() - moved > patience:
+                why = status["problem"] or "nothing was published any more"
+                raise RebuildStopped(f"{why}, at record {status['position']} of {end}")
             report(self.progress())
             await asyncio.sleep(LOOK_SECONDS)
+
+
+async def last_kept(store: StreamReader) -> int:
+    """The position of the last record that a log holds now: after a prune that may be before its head."""
+    back = 1
+    while True:
+        after = max(store.head - back, NOTHING)
+        last = NOTHING
+        async for record in store.read_all(after=after):
+            last = record.position
+        if last != NOTHING or after == NOTHING:
+            return last
+        back *= 4

@@ -165,7 +165,7 @@ class NatsService:
         }
 
     def mirror_status(self) -> dict[str, Any]:
-        """For ``mirror status``: what the mirror says of itself, with ``mode`` and ``servers``; ``problem`` of either."""
+        """For ``mirror status``: the mirror's account with ``mode`` and ``servers``; ``problem`` is either's."""
         whole = self.status()
         at_rest = {"state": "off" if self._config.mode == "off" else "waiting"}
         found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
@@ -183,7 +183,7 @@ class NatsService:
         if self._rebuilding is None or self._rebuilding.done():
             from sidecar.nats.rebuilding import Rebuild
 
-            self._rebuild = Rebuild(self.mirror, self.sessions, self._mirrored.log_id)
+            self._rebuild = Rebuild(self.mirror, self.sessions, self._mirrored.store, self._mirrored.log_id)
             self._failed = ""
             self._rebuilding = asyncio.create_task(self._run_rebuild(self._rebuild))
         return self.rebuilding()
