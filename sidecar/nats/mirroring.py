@@ -37,7 +37,6 @@ LONGEST_PAUSE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 60.0
 """How often the stream is looked at though nothing failed: somebody may have emptied it."""
 
-DRAIN_LOOK_SECONDS: Final = 0.01
 SNAPSHOT_RECORDS: Final = 2000
 CURSOR_SECONDS: Final = 0.5
 YIELD_RECORDS: Final = 16
@@ -69,7 +68,7 @@ class MirrorTask:
         self._look_seconds = look_seconds
         self._mirror = Mirror(log_id)
         self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
+        self._wake, self._caught_up = asyncio.Event(), asyncio.Event()
         self._ending = self._publishing = False
         self._anew = False
         self._erase: set[str] = set()
@@ -78,6 +77,8 @@ class MirrorTask:
         self._cursor_due = 0.0
         self._kept = NOTHING
         """Position of the last snapshot."""
+        self._is_level = False
+        """Whether the state's places are those at its position: nothing was made that is not stored."""
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
@@ -94,18 +95,19 @@ class MirrorTask:
 
         While something is being published, it may go on for ``drain_seconds``.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + drain_seconds
-        while self._task is not None and self.status()["state"] == "publishing" and loop.time() < until:
-            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        if self._task is not None and self.status()["state"] == "publishing":
+            self._caught_up.clear()
+            caught_up = asyncio.create_task(self._caught_up.wait())
+            await asyncio.wait((caught_up, self._task), timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+            caught_up.cancel()
         await self._stop(patient=False)
-        await self._keep_cursor()
+        await self._keep_last()
 
     async def pause(self) -> None:
         """Publish nothing from the return of this call until ``resume``; what is under way is finished or given up."""
         await self._stop(patient=True)
         self._doing = "paused"
-        await self._keep_cursor()
+        await self._keep_last()
 
     def resume(self) -> None:
         """Go on. How far the mirror is, is found out anew: from the snapshot ``MIRROR`` and from the stream."""
@@ -174,6 +176,10 @@ class MirrorTask:
                 return  # the log was closed
             except _Again:
                 continue
+            except Vanished as error:
+                # The server knows these ids and not their messages: only other ids are stored.
+                self._state.rebuild += 1
+                self._note(str(error))
             except (NatsError, StreamError, OSError) as error:
                 self._note(str(error))
             except asyncio.CancelledError:
@@ -188,7 +194,7 @@ class MirrorTask:
 
     async def _serve(self, session: JetStream) -> None:
         """Mirror as long as the connection lasts; returns when the log is closed."""
-        self._doing = "resuming"
+        self._doing, self._is_level = "resuming", False
         streams = await ensure_streams(session, self._definitions)
         unsure = await self._resume(session)
         self._doing = "rebuilding" if unsure > MAX_RUN else "publishing"
@@ -204,6 +210,7 @@ class MirrorTask:
             reading.cancel()
             ended.cancel()
             await asyncio.gather(reading, ended, return_exceptions=True)
+            self._is_level = not ahead.run.own and ahead.run.position == self._state.position
 
     async def _publish(
         self,
@@ -243,6 +250,8 @@ class MirrorTask:
             if stored.sequence <= state.sequence:
                 raise Vanished("the mirror's stream is another one than before", "it is looked at anew")
             state.position, state.sequence = run.position, stored.sequence
+            if state.position >= self._store.head:
+                self._caught_up.set()
             state.notes.update(run.notes)
             self.counts["published"] += stored.published
             self.counts["duplicates"] += stored.duplicates
@@ -279,12 +288,16 @@ class MirrorTask:
         How many records may have been told in the L0 protocol before.
         """
         known, folded = await self._known()
-        await self._forget(session, known)
+        erased = await self._forget(session, known)
         plan = await self._plan(session, known)
+        if erased and not plan.note:
+            why = "what was forgotten was erased, and what follows it"
+            plan = replace(plan, rebuild=plan.rebuild + 1, why=why, note="forgotten")
         if self._anew and not plan.anew:
             plan = Resume(NOTHING, plan.rebuild, anew=True, why="a rebuild was asked for", note="asked")
         if plan.note:
-            log.warning("the mirror: %s; %s", plan.why, "all is published anew" if plan.anew else "it goes on there")
+            follows = "all is published anew" if plan.anew else f"it goes on after position {plan.after}"
+            log.warning("the mirror: %s; %s", plan.why, follows)
             known.notes[f"resumed:{plan.note}"] += 1
         state = replace(known, rebuild=plan.rebuild)
         if plan.anew:
@@ -374,8 +387,11 @@ class MirrorTask:
 
     # --- forgetting ---
 
-    async def _forget(self, session: JetStream, known: MirrorState) -> None:
-        """Erase what the log has forgotten since, and all that follows it, so that it is published in its order."""
+    async def _forget(self, session: JetStream, known: MirrorState) -> bool:
+        """Erase what the log has forgotten since, and all that follows it, so that it is published in its order.
+
+        Whether there was something.
+        """
         wanted_now, self._erase = self._erase, set()
         try:
             removed = await self._store.removed()
@@ -389,20 +405,20 @@ class MirrorTask:
                 if offset > known.forgotten.get(stream, 0) or (offset and stream in wanted_now)
             }
             if not due:
-                return
+                return False
             self._doing = "forgetting"
             await erase_l0(session, await self._told_events(due), self._mirror.version, self._mirror.channel)
             erased = [await erase_records(session, self._log_id, stream, below=due[stream]) for stream in sorted(due)]
             positions = [position for position in erased if position is not None]
             if positions:
                 await cut(session, self._log_id, after=min(positions) - 1)
-                log.info("erased what was forgotten from the mirror; it goes on at position %d", min(positions))
-                known.notes["resumed:forgotten"] += 1
+                known.position = min(known.position, min(positions) - 1)
         except BaseException:
             self._erase |= wanted_now
             raise
         known.forgotten = {**known.forgotten, **due}
         self._state.forgotten = known.forgotten
+        return bool(positions)
 
     async def _told_events(self, due: dict[str, int]) -> set[str]:
         """The ids of events that may have been told in the L0 protocol."""
@@ -430,6 +446,17 @@ class MirrorTask:
             await self._store.advance(MIRROR, self._state.position)
         except (OSError, StreamError) as error:
             log.warning("the mirror's cursor was not kept: %s", error)
+
+    async def _keep_last(self) -> None:
+        """What makes the next start quick."""
+        await self._keep_cursor()
+        if not self._is_level or self._state.position == self._kept:
+            return
+        try:
+            await self._store.put_snapshot(MIRROR, self._state.snapshot())
+            self._kept = self._state.position
+        except (OSError, StreamError) as error:
+            log.warning("no snapshot of the mirror was kept, it reads more of the log at its next start: %s", error)
 
     def _l0_after_ms(self) -> int:
         return self._now_ms() - L0_DAYS * DAY_MS
