@@ -182,7 +182,14 @@ def depth_header(depth: int) -> dict[str, str]:
 
 def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
     """The payload's own keys that begin like a header of the protocol, in any case; nested ones are not looked at."""
-    return tuple(key for key in payload if isinstance(key, str) and key[: len(RESERVED)].upper() == RESERVED)
+    # Every record's payload is looked at: nearly all keys are told apart by their third character.
+    return tuple(
+        [
+            key
+            for key in payload
+            if key[2:3] == "-" and isinstance(key, str) and key[: len(RESERVED)].upper() == RESERVED
+        ]
+    )
 
 
 def message_id(event_id: str, *, rebuild: int = 0, part: str = "") -> str:

@@ -19,6 +19,7 @@ The same record gives the same messages, byte for byte, whenever and wherever it
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, Literal
 
@@ -27,6 +28,7 @@ from bridge.nats.l0.captured import NotTold, Told, told
 from bridge.nats.l0.payloads import Chunk, L0Payload
 from bridge.nats.places import Place
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
+from bridge.nats.trace import made_trace, parse_traceparent
 from streams.event import StreamEvent
 from streams.hashing import canonical, encode
 from streams.store import Record
@@ -107,7 +109,7 @@ def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
     """A piece of an answer on ``str.agent.{session}.chunk``: no headers, no id, may be lost."""
-    return Message(str(_subject(session, "chunk", project, mirror, lossy=True)), {}, chunk.encode())
+    return Message(_subject(session, "chunk", project, mirror.channel, mirror.version, "str"), {}, chunk.encode())
 
 
 def is_forgotten(event: StreamEvent) -> bool:
@@ -130,10 +132,10 @@ def wire_size(headers: dict[str, str], body: int) -> int:
 
 def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
     event = record.event
-    subject = RecordSubject(place.project, mirror.log, event.stream_id, event.type)
+    subject = _record_subject(place.project, mirror.log, event.stream_id, event.type)
     given = {
         **_depth(place),
-        h.LOG: h.header_text(mirror.log),
+        h.LOG: _header_text(mirror.log),
         h.POSITION: str(record.position),
         h.OFFSET: str(record.offset),
         h.HASH: record.hash,
@@ -143,7 +145,7 @@ def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message,
     form, body = _body(event, room)
     filled.headers[h.FORM] = form
     notes = (*filled.notes, form) if form in ("pointer", "stub") else filled.notes
-    return Message(str(subject), filled.headers, body), notes, filled.warnings
+    return Message(subject, filled.headers, body), notes, filled.warnings
 
 
 def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
@@ -168,16 +170,15 @@ def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
 def _l0_message(event: StreamEvent, told_: Told, place: Place, mirror: Mirror) -> Message | None:
     """``None`` when the server takes not even what is required."""
     assert place.session is not None
-    subject = _subject(place.session, told_.suffix, place.project, mirror)
+    subject = _subject(place.session, told_.suffix, place.project, mirror.channel, mirror.version, "evt")
     part = f"l0:{told_.part}" if told_.part else "l0"
     identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
     filled = _filled(event, _depth(place), mirror, f"agent.{told_.suffix}", identity, None)
     room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
-    for payload in (told_.payload, _required(told_.payload)):
-        body = payload.encode()
-        if len(body) <= room:
-            return Message(str(subject), filled.headers, body)
-    return None
+    body = told_.payload.encode()
+    if len(body) > room:
+        body = _required(told_.payload).encode()
+    return Message(subject, filled.headers, body) if len(body) <= room else None
 
 
 def _depth(place: Place) -> dict[str, str]:
@@ -198,11 +199,12 @@ def _filled(
     identity: str,
     payload: dict[str, Any] | None,
 ) -> h.Filled:
+    state = event.metadata.get(h.TRACESTATE)
+    if not isinstance(state, str):
+        return _filled_plainly(event, given, mirror, message_type, identity, payload)
+    given[h.TRACESTATE] = state
     if event.traceparent is not None:
         given[h.TRACEPARENT] = event.traceparent
-    state = event.metadata.get(h.TRACESTATE)
-    if isinstance(state, str):
-        given[h.TRACESTATE] = state
     return h.fill_headers(
         given,
         origin=event.stream_id,
@@ -215,6 +217,49 @@ def _filled(
     )
 
 
-def _subject(session: str, suffix: str, project: str, mirror: Mirror, lossy: bool = False) -> L0Subject:
-    category: Literal["str", "evt"] = "str" if lossy else "evt"
-    return L0Subject(project, category, "agent", session, suffix, mirror.channel, mirror.version)
+def _filled_plainly(
+    event: StreamEvent,
+    headers: dict[str, str],
+    mirror: Mirror,
+    message_type: str,
+    identity: str,
+    payload: dict[str, Any] | None,
+) -> h.Filled:
+    """What ``fill_headers`` does, where all that is given is our own and no vendor's state is passed on.
+
+    Nearly every message comes here, and what most of them share is looked up. A test holds both to each other.
+    """
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    trace = parse_traceparent(event.traceparent) if event.traceparent is not None else None
+    if trace is None:
+        notes = ("trace_made" if event.traceparent is None else "trace_invalid",)
+        trace = _made_trace(event.stream_id)
+        headers[h.TRACE_MADE] = "true"
+    headers[h.TRACEPARENT] = f"00-{trace.trace_id}-{trace.span_id}-{trace.flags}"
+    headers[h.TIMESTAMP] = str(event.ts)
+    headers[h.VERSION] = _header_text(mirror.version)
+    headers[h.MESSAGE_TYPE] = _header_text(message_type)
+    headers[h.SENDER] = _header_text(event.source.agent)
+    headers[h.MESSAGE_ID] = identity
+    found = h.reserved_keys(payload) if payload is not None else ()
+    if found:
+        notes += ("reserved_keys",)
+        warnings = (f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}",)
+    return h.Filled(headers, trace, notes, warnings)
+
+
+_made_trace = lru_cache(maxsize=1024)(made_trace)
+_header_text = lru_cache(maxsize=1024)(h.header_text)
+
+
+@lru_cache(maxsize=4096)
+def _record_subject(project: str, log: str, stream: str, type_: str) -> str:
+    return str(RecordSubject(project, log, stream, type_))
+
+
+@lru_cache(maxsize=4096)
+def _subject(
+    session: str, suffix: str, project: str, channel: str, version: str, category: Literal["str", "evt"]
+) -> str:
+    return str(L0Subject(project, category, "agent", session, suffix, channel, version))

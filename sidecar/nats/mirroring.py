@@ -39,6 +39,9 @@ LOOK_SECONDS: Final = 60.0
 
 SNAPSHOT_RECORDS: Final = 2000
 CURSOR_SECONDS: Final = 0.5
+LINGER_SECONDS: Final = 0.05
+"""How long records wait for more that are in the log already: a server takes a thousand nearly as fast as ten."""
+
 YIELD_RECORDS: Final = 16
 """Records that are made into messages before everybody else has a turn: about a millisecond."""
 
@@ -232,12 +235,13 @@ class MirrorTask:
             if loop.time() >= look:
                 await self._look(session)
                 look = loop.time() + self._look_seconds
-            if not ahead.run.own:
-                self._doing = "idle"
+            if not ahead.is_ready and not reading.done():
+                if not ahead.run.own:
+                    self._doing = "idle"
                 await self._wait_for_news(ahead, reading, ended, look - loop.time())
-                if reading.done() and not ahead.run.own:
-                    return reading.result()
                 continue
+            if not ahead.run.own:
+                return reading.result()
             run = ahead.take()
             due = run.position - self._kept >= SNAPSHOT_RECORDS
             places = state.places.dump() if due else None
@@ -265,11 +269,10 @@ class MirrorTask:
         self, ahead: _Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
     ) -> None:
         """Until there is a record, something else to do, or nothing for so long."""
-        ahead.news.clear()
         self._wake.clear()
-        if ahead.run.own or self._ending or self._anew or self._erase:
+        if self._ending or self._anew or self._erase:
             return
-        news, wake = asyncio.create_task(ahead.news.wait()), asyncio.create_task(self._wake.wait())
+        news, wake = asyncio.create_task(ahead.ready.wait()), asyncio.create_task(self._wake.wait())
         try:
             await asyncio.wait(
                 (news, wake, reading, ended), timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED
@@ -473,17 +476,28 @@ class _Ahead:
     def __init__(self, store: StreamStore, state: MirrorState, mirror: Mirror, l0_after_ms: int) -> None:
         self._store, self._state, self._mirror, self._l0_after_ms = store, state, mirror, l0_after_ms
         self.run = Run(state.position)
-        self.news, self._room = asyncio.Event(), asyncio.Event()
+        self.ready, self._room = asyncio.Event(), asyncio.Event()
+        """Set when the run is worth publishing: it is full, nothing more is in the log, or it began a while ago."""
+        self._began = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a run to be taken now."""
+        return self.ready.is_set()
 
     async def read(self) -> None:
         """Make runs until the log is closed."""
-        made = 0
+        made, loop = 0, asyncio.get_running_loop()
         async for record in self._store.subscribe(after=self._state.position):
             while self.run.is_full:
                 self._room.clear()
                 await self._room.wait()
+            if not self.run.own:
+                self._began = loop.time()
             self.run.add(record, self._state, self._mirror, l0_after_ms=self._l0_after_ms)
-            self.news.set()
+            at_head = record.position >= self._store.head
+            if at_head or self.run.is_full or loop.time() - self._began > LINGER_SECONDS:
+                self.ready.set()
             made += 1
             if made % YIELD_RECORDS == 0:
                 await asyncio.sleep(0)
@@ -491,5 +505,6 @@ class _Ahead:
     def take(self) -> Run:
         """The run as it is; the next record begins another one."""
         run, self.run = self.run, Run(self.run.position)
+        self.ready.clear()
         self._room.set()
         return run
