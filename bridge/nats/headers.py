@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bridge.nats.subjects import PROTOCOL_VERSION
 from bridge.nats.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
@@ -86,8 +85,7 @@ def header_text(text: str) -> str:
     return (head if cut < 0 else head[:cut]) + "%~" + sha256(raw).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(NamedTuple):
     """Headers ready to be sent, and what had to be done for that; each note is worth counting.
 
     Notes: ``trace_made`` (none came), ``trace_invalid`` (what came was none,

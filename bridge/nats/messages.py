@@ -21,9 +21,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from bridge.nats import headers as h
+from bridge.nats.headers import (
+    FORM,
+    HASH,
+    LOG,
+    MESSAGE_ID,
+    MESSAGE_TYPE,
+    OFFSET,
+    POSITION,
+    SENDER,
+    TIMESTAMP,
+    TRACE_MADE,
+    TRACEPARENT,
+    VERSION,
+)
 from bridge.nats.l0.captured import NotTold, Told, told
 from bridge.nats.l0.payloads import Chunk, L0Payload
 from bridge.nats.places import Place
@@ -44,8 +58,7 @@ BATCH_RESERVE: Final = 256
 _VERSION_LINE = len("NATS/1.0\r\n\r\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """What is published. A lossy one (``str``) has no headers and goes to core NATS."""
 
     subject: str
@@ -78,8 +91,7 @@ class Mirror:
     channel: str = CHANNEL
 
 
-@dataclass(frozen=True, slots=True)
-class Mirrored:
+class Mirrored(NamedTuple):
     """The messages of one record, in the order in which they are published; the record's own is the last.
 
     ``notes`` are for counting: ``trace_made``, ``pointer``, ``stub``, ``l0_skipped:{why}``, …
@@ -126,26 +138,25 @@ def wire_size(headers: dict[str, str], body: int) -> int:
     """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
     if not headers:
         return body
-    names, values = sum(map(len, headers)), sum(map(len, headers.values()))
-    return body + _VERSION_LINE + names + values + len(headers) * len(": \r\n")
+    return body + _VERSION_LINE + len("".join(headers)) + len("".join(headers.values())) + len(headers) * len(": \r\n")
 
 
 def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
     event = record.event
     subject = _record_subject(place.project, mirror.log, event.stream_id, event.type)
-    given = {
-        **_depth(place),
-        h.LOG: _header_text(mirror.log),
-        h.POSITION: str(record.position),
-        h.OFFSET: str(record.offset),
-        h.HASH: record.hash,
-    }
-    filled = _filled(event, given, mirror, event.type, h.message_id(event.id, rebuild=mirror.rebuild), event.payload)
-    room = mirror.max_payload - BATCH_RESERVE - wire_size({**filled.headers, h.FORM: "forgotten"}, 0)
-    form, body = _body(event, room)
-    filled.headers[h.FORM] = form
-    notes = (*filled.notes, form) if form in ("pointer", "stub") else filled.notes
-    return Message(subject, filled.headers, body), notes, filled.warnings
+    given = _depth(place)
+    given[LOG] = _header_text(mirror.log)
+    given[POSITION] = str(record.position)
+    given[OFFSET] = str(record.offset)
+    given[HASH] = record.hash
+    identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
+    headers, _, notes, warnings = _filled(event, given, mirror, event.type, identity, event.payload)
+    headers[FORM] = "forgotten"  # the longest that it may become
+    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0))
+    headers[FORM] = form
+    if form in ("pointer", "stub"):
+        notes = (*notes, form)
+    return Message(subject, headers, body), notes, warnings
 
 
 def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
@@ -183,7 +194,7 @@ def _l0_message(event: StreamEvent, told_: Told, place: Place, mirror: Mirror) -
 
 def _depth(place: Place) -> dict[str, str]:
     """What is captured tells its depth where it is known; a chain that is unknown is not given one."""
-    return h.depth_header(place.depth) if place.depth is not None else {}
+    return dict(_depth_header(place.depth)) if place.depth is not None else {}
 
 
 def _required(payload: L0Payload) -> L0Payload:
@@ -235,13 +246,13 @@ def _filled_plainly(
     if trace is None:
         notes = ("trace_made" if event.traceparent is None else "trace_invalid",)
         trace = _made_trace(event.stream_id)
-        headers[h.TRACE_MADE] = "true"
-    headers[h.TRACEPARENT] = f"00-{trace.trace_id}-{trace.span_id}-{trace.flags}"
-    headers[h.TIMESTAMP] = str(event.ts)
-    headers[h.VERSION] = _header_text(mirror.version)
-    headers[h.MESSAGE_TYPE] = _header_text(message_type)
-    headers[h.SENDER] = _header_text(event.source.agent)
-    headers[h.MESSAGE_ID] = identity
+        headers[TRACE_MADE] = "true"
+    headers[TRACEPARENT] = f"00-{trace.trace_id}-{trace.span_id}-{trace.flags}"
+    headers[TIMESTAMP] = str(event.ts)
+    headers[VERSION] = _header_text(mirror.version)
+    headers[MESSAGE_TYPE] = _header_text(message_type)
+    headers[SENDER] = _header_text(event.source.agent)
+    headers[MESSAGE_ID] = identity
     found = h.reserved_keys(payload) if payload is not None else ()
     if found:
         notes += ("reserved_keys",)
@@ -249,6 +260,7 @@ def _filled_plainly(
     return h.Filled(headers, trace, notes, warnings)
 
 
+_depth_header = lru_cache(maxsize=64)(h.depth_header)
 _made_trace = lru_cache(maxsize=1024)(made_trace)
 _header_text = lru_cache(maxsize=1024)(h.header_text)
 
