@@ -74,6 +74,11 @@ async def open_store(backend: str, path: Path) -> StreamStore:
     return await Log.open(path, seeded_identity(3), backend=backend)  # type: ignore[arg-type]
 
 
+def unsynced(directory: Path) -> dict[str, Any]:
+    """A server whose machine does not lose power, but its processes: it need not sync each message."""
+    return {"store_dir": str(directory / "store"), "max_file_store": 2**32}
+
+
 @asynccontextmanager
 async def mirroring(store: StreamStore, server: RealServer, **more: Any) -> AsyncIterator[MirrorTask]:
     """A mirror of the store on the server, while the block lasts."""
@@ -112,10 +117,10 @@ async def read_independently(
     client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
     try:
         context = client.jetstream()
-        left = (await context.stream_info(stream)).state.messages
         pull = await context.pull_subscribe(
             subject, stream=stream, config=ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=60)
         )
+        left = (await pull.consumer_info()).num_pending or 0
         seen: list[Seen] = []
         while len(seen) < left:
             for message in await pull.fetch(min(500, left - len(seen)), timeout=10):
@@ -141,7 +146,7 @@ def chain_hashes(seen: Iterable[Seen]) -> dict[str, str]:
     return {stream: head.hex() for stream, head in heads.items()}
 
 
-async def check_equal(store: StreamStore, server: RealServer) -> list[Seen]:
+async def check_equal(store: StreamStore, server: RealServer, *, l0: bool = True) -> list[Seen]:
     """The mirror is the log: each record once, in order, with its bytes; its L0 messages once, in their order."""
     records = [record async for record in store.read_all()]
     seen = await read_independently(server)
@@ -153,7 +158,8 @@ async def check_equal(store: StreamStore, server: RealServer) -> list[Seen]:
         assert message.headers["DS-Hash"] == record.hash
         assert (message.headers["DS-Form"] == "forgotten") == is_forgotten(record.event)
     chain_hashes(seen)
-    await check_l0(records, server)
+    if l0:
+        await check_l0(records, server)
     return seen
 
 

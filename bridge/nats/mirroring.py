@@ -28,7 +28,7 @@ from streams.store import NOTHING, Record
 ATOMIC_FROM: Final = 8
 """Pending messages from which an atomic batch is worth it."""
 
-MAX_RUN: Final = 500
+MAX_RUN: Final = MAX_BATCH
 """Most records of a run: so many may be published again after a crash, to be found out as duplicates."""
 
 MAX_RUN_BYTES: Final = 4 * 1024 * 1024

@@ -156,17 +156,22 @@ async def publish_batch(
     last = len(messages)
     what = f"a batch to {messages[0].subject}"
     answers: list[asyncio.Future[Received]] = []
-    for number, message in enumerate(messages, 1):
+    for number, message in ((1, messages[0]), (last, messages[-1])):
         headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
         if number == 1 and expect is not None:
             headers |= expect.headers()
         if number == last:
             headers[BATCH_COMMIT] = "1"
-        if number in (1, last):
-            # Those between are answered by nobody. The first is answered with nothing, or with why there is no batch.
-            answers.append(await session.begin(message.subject, message.body, headers))
-        else:
-            await session.send(message.subject, message.body, headers)
+        # Those between are answered by nobody. The first is answered with nothing, or with why there is no batch.
+        answers.append(await session.begin(message.subject, message.body, headers))
+        if number == last:
+            break
+        await session.send_all(
+            [
+                (each.subject, each.headers, f"{BATCH_ID}: {batch_id}\r\n{BATCH_SEQUENCE}: {place}\r\n", each.body)
+                for place, each in enumerate(messages[1:-1], 2)
+            ]
+        )
     for answer in answers[:-1]:
         first = await waited(answer, PUBLISH_SECONDS)
         if first.body or first.status:

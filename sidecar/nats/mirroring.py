@@ -37,9 +37,11 @@ LONGEST_PAUSE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 60.0
 """How often the stream is looked at though nothing failed: somebody may have emptied it."""
 
-DRAIN_LOOK_SECONDS: Final = 0.01
 SNAPSHOT_RECORDS: Final = 2000
 CURSOR_SECONDS: Final = 0.5
+LINGER_SECONDS: Final = 0.05
+"""How long records wait for more that are in the log already: a server takes a thousand nearly as fast as ten."""
+
 YIELD_RECORDS: Final = 16
 """Records that are made into messages before everybody else has a turn: about a millisecond."""
 
@@ -69,7 +71,7 @@ class MirrorTask:
         self._look_seconds = look_seconds
         self._mirror = Mirror(log_id)
         self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
+        self._wake, self._caught_up = asyncio.Event(), asyncio.Event()
         self._ending = self._publishing = False
         self._anew = False
         self._erase: set[str] = set()
@@ -78,6 +80,8 @@ class MirrorTask:
         self._cursor_due = 0.0
         self._kept = NOTHING
         """Position of the last snapshot."""
+        self._is_level = False
+        """Whether the state's places are those at its position: nothing was made that is not stored."""
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
@@ -94,18 +98,19 @@ class MirrorTask:
 
         While something is being published, it may go on for ``drain_seconds``.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + drain_seconds
-        while self._task is not None and self.status()["state"] == "publishing" and loop.time() < until:
-            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        if self._task is not None and self.status()["state"] == "publishing":
+            self._caught_up.clear()
+            caught_up = asyncio.create_task(self._caught_up.wait())
+            await asyncio.wait((caught_up, self._task), timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+            caught_up.cancel()
         await self._stop(patient=False)
-        await self._keep_cursor()
+        await self._keep_last()
 
     async def pause(self) -> None:
         """Publish nothing from the return of this call until ``resume``; what is under way is finished or given up."""
         await self._stop(patient=True)
         self._doing = "paused"
-        await self._keep_cursor()
+        await self._keep_last()
 
     def resume(self) -> None:
         """Go on. How far the mirror is, is found out anew: from the snapshot ``MIRROR`` and from the stream."""
@@ -174,6 +179,10 @@ class MirrorTask:
                 return  # the log was closed
             except _Again:
                 continue
+            except Vanished as error:
+                # The server knows these ids and not their messages: only other ids are stored.
+                self._state.rebuild += 1
+                self._note(str(error))
             except (NatsError, StreamError, OSError) as error:
                 self._note(str(error))
             except asyncio.CancelledError:
@@ -188,7 +197,7 @@ class MirrorTask:
 
     async def _serve(self, session: JetStream) -> None:
         """Mirror as long as the connection lasts; returns when the log is closed."""
-        self._doing = "resuming"
+        self._doing, self._is_level = "resuming", False
         streams = await ensure_streams(session, self._definitions)
         unsure = await self._resume(session)
         self._doing = "rebuilding" if unsure > MAX_RUN else "publishing"
@@ -204,6 +213,7 @@ class MirrorTask:
             reading.cancel()
             ended.cancel()
             await asyncio.gather(reading, ended, return_exceptions=True)
+            self._is_level = not ahead.run.own and ahead.run.position == self._state.position
 
     async def _publish(
         self,
@@ -225,12 +235,13 @@ class MirrorTask:
             if loop.time() >= look:
                 await self._look(session)
                 look = loop.time() + self._look_seconds
-            if not ahead.run.own:
-                self._doing = "idle"
+            if not ahead.is_ready and not reading.done():
+                if not ahead.run.own:
+                    self._doing = "idle"
                 await self._wait_for_news(ahead, reading, ended, look - loop.time())
-                if reading.done() and not ahead.run.own:
-                    return reading.result()
                 continue
+            if not ahead.run.own:
+                return reading.result()
             run = ahead.take()
             due = run.position - self._kept >= SNAPSHOT_RECORDS
             places = state.places.dump() if due else None
@@ -243,6 +254,8 @@ class MirrorTask:
             if stored.sequence <= state.sequence:
                 raise Vanished("the mirror's stream is another one than before", "it is looked at anew")
             state.position, state.sequence = run.position, stored.sequence
+            if state.position >= self._store.head:
+                self._caught_up.set()
             state.notes.update(run.notes)
             self.counts["published"] += stored.published
             self.counts["duplicates"] += stored.duplicates
@@ -256,11 +269,10 @@ class MirrorTask:
         self, ahead: _Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
     ) -> None:
         """Until there is a record, something else to do, or nothing for so long."""
-        ahead.news.clear()
         self._wake.clear()
-        if ahead.run.own or self._ending or self._anew or self._erase:
+        if self._ending or self._anew or self._erase:
             return
-        news, wake = asyncio.create_task(ahead.news.wait()), asyncio.create_task(self._wake.wait())
+        news, wake = asyncio.create_task(ahead.ready.wait()), asyncio.create_task(self._wake.wait())
         try:
             await asyncio.wait(
                 (news, wake, reading, ended), timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED
@@ -279,12 +291,16 @@ class MirrorTask:
         How many records may have been told in the L0 protocol before.
         """
         known, folded = await self._known()
-        await self._forget(session, known)
+        erased = await self._forget(session, known)
         plan = await self._plan(session, known)
+        if erased and not plan.note:
+            why = "what was forgotten was erased, and what follows it"
+            plan = replace(plan, rebuild=plan.rebuild + 1, why=why, note="forgotten")
         if self._anew and not plan.anew:
             plan = Resume(NOTHING, plan.rebuild, anew=True, why="a rebuild was asked for", note="asked")
         if plan.note:
-            log.warning("the mirror: %s; %s", plan.why, "all is published anew" if plan.anew else "it goes on there")
+            follows = "all is published anew" if plan.anew else f"it goes on after position {plan.after}"
+            log.warning("the mirror: %s; %s", plan.why, follows)
             known.notes[f"resumed:{plan.note}"] += 1
         state = replace(known, rebuild=plan.rebuild)
         if plan.anew:
@@ -374,8 +390,11 @@ class MirrorTask:
 
     # --- forgetting ---
 
-    async def _forget(self, session: JetStream, known: MirrorState) -> None:
-        """Erase what the log has forgotten since, and all that follows it, so that it is published in its order."""
+    async def _forget(self, session: JetStream, known: MirrorState) -> bool:
+        """Erase what the log has forgotten since, and all that follows it, so that it is published in its order.
+
+        Whether there was something.
+        """
         wanted_now, self._erase = self._erase, set()
         try:
             removed = await self._store.removed()
@@ -389,20 +408,20 @@ class MirrorTask:
                 if offset > known.forgotten.get(stream, 0) or (offset and stream in wanted_now)
             }
             if not due:
-                return
+                return False
             self._doing = "forgetting"
             await erase_l0(session, await self._told_events(due), self._mirror.version, self._mirror.channel)
             erased = [await erase_records(session, self._log_id, stream, below=due[stream]) for stream in sorted(due)]
             positions = [position for position in erased if position is not None]
             if positions:
                 await cut(session, self._log_id, after=min(positions) - 1)
-                log.info("erased what was forgotten from the mirror; it goes on at position %d", min(positions))
-                known.notes["resumed:forgotten"] += 1
+                known.position = min(known.position, min(positions) - 1)
         except BaseException:
             self._erase |= wanted_now
             raise
         known.forgotten = {**known.forgotten, **due}
         self._state.forgotten = known.forgotten
+        return bool(positions)
 
     async def _told_events(self, due: dict[str, int]) -> set[str]:
         """The ids of events that may have been told in the L0 protocol."""
@@ -431,6 +450,17 @@ class MirrorTask:
         except (OSError, StreamError) as error:
             log.warning("the mirror's cursor was not kept: %s", error)
 
+    async def _keep_last(self) -> None:
+        """What makes the next start quick."""
+        await self._keep_cursor()
+        if not self._is_level or self._state.position == self._kept:
+            return
+        try:
+            await self._store.put_snapshot(MIRROR, self._state.snapshot())
+            self._kept = self._state.position
+        except (OSError, StreamError) as error:
+            log.warning("no snapshot of the mirror was kept, it reads more of the log at its next start: %s", error)
+
     def _l0_after_ms(self) -> int:
         return self._now_ms() - L0_DAYS * DAY_MS
 
@@ -446,17 +476,28 @@ class _Ahead:
     def __init__(self, store: StreamStore, state: MirrorState, mirror: Mirror, l0_after_ms: int) -> None:
         self._store, self._state, self._mirror, self._l0_after_ms = store, state, mirror, l0_after_ms
         self.run = Run(state.position)
-        self.news, self._room = asyncio.Event(), asyncio.Event()
+        self.ready, self._room = asyncio.Event(), asyncio.Event()
+        """Set when the run is worth publishing: it is full, nothing more is in the log, or it began a while ago."""
+        self._began = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a run to be taken now."""
+        return self.ready.is_set()
 
     async def read(self) -> None:
         """Make runs until the log is closed."""
-        made = 0
+        made, loop = 0, asyncio.get_running_loop()
         async for record in self._store.subscribe(after=self._state.position):
             while self.run.is_full:
                 self._room.clear()
                 await self._room.wait()
+            if not self.run.own:
+                self._began = loop.time()
             self.run.add(record, self._state, self._mirror, l0_after_ms=self._l0_after_ms)
-            self.news.set()
+            at_head = record.position >= self._store.head
+            if at_head or self.run.is_full or loop.time() - self._began > LINGER_SECONDS:
+                self.ready.set()
             made += 1
             if made % YIELD_RECORDS == 0:
                 await asyncio.sleep(0)
@@ -464,5 +505,6 @@ class _Ahead:
     def take(self) -> Run:
         """The run as it is; the next record begins another one."""
         run, self.run = self.run, Run(self.run.position)
+        self.ready.clear()
         self._room.set()
         return run

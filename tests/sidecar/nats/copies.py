@@ -13,7 +13,7 @@ from bridge.nats.errors import NotFound
 from bridge.nats.jetstream import JetStream
 from bridge.nats.keeping import Found, read_back
 from bridge.nats.sessions import Sessions
-from bridge.nats.stream_plan import EVENTS
+from bridge.nats.stream_plan import EVENTS, UNLIMITED
 from bridge.opencode.translate import Translator
 from sidecar.home import Home
 from sidecar.nats.mirroring import MirrorTask
@@ -32,8 +32,8 @@ RECORDINGS = ("chat", "task_nested", "two_queued")
 class Copy:
     """One home and its copy on ``server``."""
 
-    def __init__(self, path: Path, server: RealServer) -> None:
-        self.home, self.server = Home(path), server
+    def __init__(self, path: Path, server: RealServer, *, max_bytes: int = UNLIMITED) -> None:
+        self.home, self.server, self.max_bytes = Home(path), server, max_bytes
 
     def make(self, *recordings: str, backend: Backend = "jsonl") -> Copy:
         """A log of these recordings, with ids of its own; the home is set to the server."""
@@ -76,7 +76,7 @@ class Copy:
 
         async def work(log: Log) -> None:
             sessions = Sessions(self.server.ask_options)
-            task = MirrorTask(log, log.manifest.log_id, sessions, system_identity().now_ms)
+            task = MirrorTask(log, log.manifest.log_id, sessions, system_identity().now_ms, max_bytes=self.max_bytes)
             task.start()
             try:
                 await until(lambda: task.status()["state"] == "idle" and not task.status()["lag"], "all is mirrored")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sidecar.nats.mirroring import MirrorTask
 from streams.store import StreamStore
-from tests.mirrors import BACKENDS, check_equal, drained, fill, mirroring, open_store, session_events
+from tests.mirrors import BACKENDS, check_equal, drained, fill, mirroring, open_store, session_events, unsynced
 from tests.nats_servers import VERSIONS, RealServer, real_server, until
 from tests.streams.sizes import size
 
@@ -50,11 +49,6 @@ class Growing:
     async def by(self, records: int) -> None:
         await fill(self.store, session_events(records, first=self.count))
         self.count += records
-
-
-def unsynced(directory: Path) -> dict[str, Any]:
-    """A server whose machine does not lose power, but its processes: it need not sync each message."""
-    return {"store_dir": str(directory / "store"), "max_file_store": 2**32}
 
 
 async def halfway(task: MirrorTask) -> None:
