@@ -494,6 +494,8 @@ class _Ahead:
                 await self._room.wait()
             if not self.run.own:
                 self._began = loop.time()
+                # The head itself may have been pruned; then no record says that nothing more comes.
+                loop.call_later(LINGER_SECONDS, self._lingered, self.run)
             self.run.add(record, self._state, self._mirror, l0_after_ms=self._l0_after_ms)
             at_head = record.position >= self._store.head
             if at_head or self.run.is_full or loop.time() - self._began > LINGER_SECONDS:
@@ -501,6 +503,10 @@ class _Ahead:
             made += 1
             if made % YIELD_RECORDS == 0:
                 await asyncio.sleep(0)
+
+    def _lingered(self, run: Run) -> None:
+        if self.run is run and run.own:
+            self.ready.set()
 
     def take(self) -> Run:
         """The run as it is; the next record begins another one."""
