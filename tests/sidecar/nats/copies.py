@@ -35,13 +35,17 @@ class Copy:
     def __init__(self, path: Path, server: RealServer, *, max_bytes: int = UNLIMITED) -> None:
         self.home, self.server, self.max_bytes = Home(path), server, max_bytes
 
-    def make(self, *recordings: str, backend: Backend = "jsonl") -> Copy:
-        """A log of these recordings, with ids of its own; the home is set to the server."""
-        seed = 2 * next(_SEEDS)
+    def configure(self) -> None:
+        """Make the home, and set it to the server."""
         self.home.create()
         self.home.config_path.write_text(
             f'[nats]\nmode = "external"\nservers = ["nats://{TOKEN}@127.0.0.1:{self.server.port}"]\n'
         )
+
+    def make(self, *recordings: str, backend: Backend = "jsonl") -> Copy:
+        """A log of these recordings, with ids of its own; the home is set to the server."""
+        seed = 2 * next(_SEEDS)
+        self.configure()
 
         async def write() -> None:
             log = await Log.open(self.home.store_path, seeded_identity(seed), backend=backend)
