@@ -30,7 +30,7 @@ _LONGEST_STAMP: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What is shown of a message: ``place`` is the end of the stream, session or subject that it is about."""
+    """What is shown of a message: ``place`` is the end of the id of the stream or session that it is about."""
 
     ts: int
     place: str
@@ -68,7 +68,7 @@ def heard(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) ->
         line = describe(event)
         if headers.get(h.FORM) == "pointer":
             line = Line(line.label, "(too large for the server; the log has it)", "quiet")
-        return Heard(ts, _end_of(subject, event.stream_id), event.type, event.actor, line)
+        return Heard(ts, _end_of(event.stream_id), event.type, event.actor, line)
     place, told = _place(subject)
     type_ = type_ or told
     return Heard(ts, place, type_, actor, Line(short_type(type_) if type_ else "message", _said(body), _tone(subject)))
@@ -101,8 +101,8 @@ def _text(value: str | None) -> str:
     return "" if value in (None, "%_") else one_line(unquote(value or "")[:LONGEST])
 
 
-def _end_of(subject: str, name: str) -> str:
-    return one_line(name)[-PLACE_CHARACTERS:] or subject[-PLACE_CHARACTERS:]
+def _end_of(name: str) -> str:
+    return one_line(name)[-PLACE_CHARACTERS:]
 
 
 def _place(subject: str) -> tuple[str, str]:
@@ -110,11 +110,11 @@ def _place(subject: str) -> tuple[str, str]:
     try:
         if subject.startswith("cg."):
             l0 = L0Subject.parse(subject)
-            return _end_of(subject, l0.target), f"{l0.category}.{l0.component}.{l0.suffix}"
+            return _end_of(l0.target), f"{l0.category}.{l0.component}.{l0.suffix}"
         record = RecordSubject.parse(subject)
-        return _end_of(subject, record.stream), record.type
+        return _end_of(record.stream), record.type
     except SubjectError:
-        return subject[-PLACE_CHARACTERS:], one_line(subject)
+        return "", one_line(subject)
 
 
 def _said(body: bytes) -> str:
