@@ -24,6 +24,7 @@ from tests.torture.figures import MAX_GROWTH_MIB, note, rss_mib, seeded
 
 CYCLES = size("MIRROR_CYCLES", 6)
 RECORDS = size("MIRROR_CYCLE_RECORDS", 80)
+SESSIONS = 60
 CHECKED = 10
 """Cycles after which mirror and log are compared."""
 
@@ -42,7 +43,7 @@ class Tormented:
 
     async def append(self) -> None:
         """Records, in small batches; how long the slowest took is noted."""
-        events = session_events(RECORDS, first=self.count, sessions=12)
+        events = session_events(RECORDS, first=self.count, sessions=SESSIONS)
         for first in range(0, RECORDS, 20):
             start = time.monotonic()
             await fill(self.store, events[first : first + 20])
@@ -105,7 +106,7 @@ class Tormented:
         await self.again()
 
     async def forgotten(self) -> None:
-        stream = f"ses_{self.draw.randrange(12)}"
+        stream = f"ses_{self.draw.randrange(SESSIONS)}"
         await self.store.forget([stream], at_ms=NOW_MS)
         self.task.forgotten([stream])
 
