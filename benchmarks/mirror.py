@@ -116,18 +116,22 @@ class _Mirroring:
         sessions = Sessions(self._server.options)
         task = MirrorTask(store, store.manifest.log_id, sessions, IDENTITY.now_ms)
         try:
-            done, spent = 0, 0.0
+            done, mirrored, spent = 0, 0, 0.0
             while spent < seconds:
                 for _ in range(0, CHUNK, APPEND):
                     await store.append([self._make(done + n) for n in range(APPEND)])
                     done += APPEND
-                start = time.perf_counter()
                 task.resume()
+                # What is asked of the server before is a connection's, not a record's.
+                while task.status()["state"] in ("waiting", "resuming"):
+                    await asyncio.sleep(0.001)
+                start, first = time.perf_counter(), task.status()["position"]
                 while task.status()["position"] < store.head:
-                    await asyncio.sleep(0.002)
+                    await asyncio.sleep(0.001)
                 spent += time.perf_counter() - start
+                mirrored += store.head - first
                 await task.pause()
-            return done / spent
+            return mirrored / spent
         finally:
             await task.close()
             await sessions.close()

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -27,7 +29,7 @@ from streams.log import Log
 from streams.store import Record, StreamStore
 from streams.stores.memory import MemoryStore
 from tests.bridge.nats.records import PROJECT, event, mirror_all
-from tests.nats_servers import TOKEN, RealServer, until
+from tests.nats_servers import HANG_SECONDS, TOKEN, RealServer
 
 NOW_MS = 1_700_000_100_000
 """A moment after all events that ``sessions_of`` makes."""
@@ -93,12 +95,14 @@ async def mirroring(store: StreamStore, server: RealServer, **more: Any) -> Asyn
 
 
 async def drained(task: MirrorTask) -> dict[str, Any]:
-    """Wait until all is mirrored; the status then."""
-    found: dict[str, Any] = await until(
-        lambda: status if (status := task.status())["state"] == "idle" and not status["lag"] else None,
-        f"it is mirrored: {task.status()}",
-    )
-    return found
+    """Wait until all is mirrored; the status then. It hangs when it publishes nothing for ``HANG_SECONDS``."""
+    moved, published = time.monotonic(), -1
+    while (status := task.status())["state"] != "idle" or status["lag"]:
+        if task.counts["published"] != published:
+            moved, published = time.monotonic(), task.counts["published"]
+        assert time.monotonic() < moved + HANG_SECONDS, f"it is not mirrored: {status}"
+        await asyncio.sleep(0.01)
+    return status
 
 
 class Seen(NamedTuple):

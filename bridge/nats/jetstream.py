@@ -453,7 +453,8 @@ def _published(subject: str, headers: Mapping[str, str], more: str, body: bytes,
     """
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     # Whoever made it has checked it; a line too many would be somebody else's header, or a command of its own.
-    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers) or not _is_subject(subject):
+    whole = lines.count("\n") == lines.count("\r") == len(headers) and lines.isascii()
+    if not whole or not _is_subject(subject):
         raise NatsRefused("a message has a header or a subject that cannot be sent", "escape what it is made of")
     head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")
     total = len(head) + len(body)
@@ -465,7 +466,7 @@ def _published(subject: str, headers: Mapping[str, str], more: str, body: bytes,
 @lru_cache(maxsize=4096)
 def _is_subject(subject: str) -> bool:
     try:
-        return check_subject(subject) == subject
+        return check_subject(subject).isascii()
     except SubjectError:
         return False
 

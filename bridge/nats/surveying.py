@@ -90,20 +90,24 @@ async def erase_l0(session: JetStream, event_ids: Collection[str], version: str,
 
 
 async def cut(session: JetStream, log_id: str, *, after: int) -> int:
-    """Remove all of a log's messages beyond the position ``after``; how many there were.
+    """Remove all of a log's messages beyond the position ``after``, or simply all; after which position to go on.
 
-    Nothing else can put a changed record into its place: a stream only grows at its end.
+    Nothing else can put a changed record into its place: a stream only grows at its end. Deleting one by one takes
+    about as long as publishing, so where most is to go, the rest goes as well, at once.
     """
     pattern = log_pattern(log_id)
-    if after <= NOTHING:
-        return await purge(session, EVENTS, subject=pattern)
-    first = await _first_beyond(session, pattern, after)
-    if first is None:
-        return 0
-    sequences = [
-        found.sequence async for found in read_back(session, EVENTS, subject=pattern, from_sequence=first.sequence)
-    ]
-    return await delete_messages(session, EVENTS, sequences, erase=False)
+    if after > NOTHING:
+        first = await _first_beyond(session, pattern, after)
+        if first is None:
+            return after
+        count = await count_messages(session, EVENTS, pattern)
+        there = read_back(session, EVENTS, subject=pattern, from_sequence=first.sequence)
+        sequences = [found.sequence async for found in there]
+        if 2 * len(sequences) <= count:
+            await delete_messages(session, EVENTS, sequences, erase=False)
+            return after
+    await purge(session, EVENTS, subject=pattern)
+    return NOTHING
 
 
 async def _first_beyond(session: JetStream, pattern: str, after: int) -> Found | None:

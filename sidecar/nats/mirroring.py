@@ -33,7 +33,7 @@ from streams.store import NOTHING, StreamStore
 log = logging.getLogger("sidecar.nats")
 
 FIRST_PAUSE_SECONDS: Final = 0.1
-LONGEST_PAUSE_SECONDS: Final = 10.0
+LONGEST_PAUSE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 60.0
 """How often the stream is looked at though nothing failed: somebody may have emptied it."""
 
@@ -414,8 +414,8 @@ class MirrorTask:
             erased = [await erase_records(session, self._log_id, stream, below=due[stream]) for stream in sorted(due)]
             positions = [position for position in erased if position is not None]
             if positions:
-                await cut(session, self._log_id, after=min(positions) - 1)
-                known.position = min(known.position, min(positions) - 1)
+                after = await cut(session, self._log_id, after=min(positions) - 1)
+                known.position = min(known.position, after)
         except BaseException:
             self._erase |= wanted_now
             raise
