@@ -135,6 +135,20 @@ def test_one_that_is_killed_at_any_step_is_run_again(copy: Copy) -> None:
     clean(copy)
 
 
+def test_another_home_on_the_same_server_is_left_alone(copy: Copy, tmp_path: Path) -> None:
+    copy.make().publish()
+    other = Copy(tmp_path / "other", copy.server).make().publish()
+    theirs = [(m.subject, m.sequence) for m in copy.messages(L0_EVENTS) if m.headers[h.LOG] == other.log_id]
+    copy.delete(EVENTS, *[m.sequence for m in copy.messages() if f".{copy.log_id}." in m.subject][:3])
+    records = [(m.subject, m.sequence) for m in copy.messages() if f".{other.log_id}." in m.subject]
+    assert copy.verify()[0] == 1 and other.verify()[0] == 0
+    assert copy.rebuild().code == 0
+    clean(copy)
+    assert other.verify()[0] == 0
+    assert theirs == [(m.subject, m.sequence) for m in copy.messages(L0_EVENTS) if m.headers[h.LOG] == other.log_id]
+    assert records == [(m.subject, m.sequence) for m in copy.messages() if f".{other.log_id}." in m.subject]
+
+
 def test_the_oldest_of_a_full_stream_are_no_fault_and_the_middle_is(tmp_path: Path) -> None:
     with real_server(tmp_path / "small", "2.15") as small:
         one = Copy(tmp_path / "one", small, max_bytes=48_000).make("task_nested", "tool_chain", "chat").publish()

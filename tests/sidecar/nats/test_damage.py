@@ -107,16 +107,6 @@ def test_extra_doubled_and_changed(copy: Copy) -> None:
     mended(copy)
 
 
-def test_another_home_on_the_same_server_is_left_alone(copy: Copy, tmp_path: Path) -> None:
-    other = Copy(tmp_path / "other", copy.server).make().publish()
-    told = [(m.subject, m.sequence) for m in copy.messages(L0_EVENTS) if m.headers[h.LOG] == other.log_id]
-    copy.delete(EVENTS, *[m.sequence for m in mine(copy)][:3])
-    assert copy.verify()[0] == 1 and other.verify()[0] == 0
-    mended(copy)
-    assert other.verify()[0] == 0
-    assert told == [(m.subject, m.sequence) for m in copy.messages(L0_EVENTS) if m.headers[h.LOG] == other.log_id]
-
-
 # What happens to the server's files
 
 
