@@ -126,9 +126,9 @@ class MirrorCheck:
             async for found in self._compare(sides, mirror, head):
                 yield found
             for side in sides:
-                whole = await side.front_is_whole()
+                whole, names = await side.front_is_whole(), _Names(self._reader)
                 for found in side.comparer.finish(min(mirrored_to, head), front_is_whole=whole):
-                    async for named in self._named(side.comparer, found):
+                    async for named in self._named(names, side.comparer, found):
                         yield named
         finally:
             for side in sides:
@@ -159,13 +159,11 @@ class MirrorCheck:
                 for found in side.comparer.take(message):
                     yield found
 
-    async def _named(self, comparer: Comparer, found: Difference) -> AsyncIterator[Difference]:
+    async def _named(self, names: _Names, comparer: Comparer, found: Difference) -> AsyncIterator[Difference]:
         """A run of missing records with their ids: the whole of it, or in parts that can be named."""
         ids: list[str] = []
         first = found.position
-        async for record in self._reader.read_all(after=found.position - 1):
-            if record.position > found.last:
-                break
+        async for record in names.between(found.position, found.last):
             if not comparer.is_missing(record.position):
                 continue
             ids.append(record.event.id)
@@ -188,6 +186,33 @@ class MirrorCheck:
             return cursor
         snapshot = hints.snapshot(MIRROR, MIRROR_VERSION)
         return snapshot.position if snapshot is not None else NOTHING
+
+
+class _Names:
+    """Records of runs that come in the order of the log: read on from one to the next, unless that is far away."""
+
+    FAR: Final = 2000
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._records: AsyncIterator[Record] | None = None
+        self._ahead: Record | None = None
+        self._at = NOTHING
+
+    async def between(self, first: int, last: int) -> AsyncIterator[Record]:
+        """The records from ``first`` to ``last``."""
+        if self._records is None or first - self._at > self.FAR:
+            self._records, self._ahead = self._reader.read_all(after=first - 1), None
+        while True:
+            record = self._ahead or await anext(self._records, None)
+            if record is None:
+                return
+            self._ahead, self._at = record, record.position
+            if record.position > last:
+                return
+            self._ahead = None
+            if record.position >= first:
+                yield record
 
 
 class _Side:
