@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from bridge.nats.stream_plan import EVENTS, UNLIMITED
 from bridge.opencode.translate import Translator
 from sidecar.home import Home
 from sidecar.nats.mirroring import MirrorTask
+from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log import Log
 from streams.stores.directory import Backend
@@ -56,6 +57,16 @@ class Copy:
             await log.close()
 
         asyncio.run(write())
+        return self
+
+    def add(self, events: Iterable[StreamEvent]) -> Copy:
+        """Append events to the log."""
+
+        async def work(log: Log) -> None:
+            for event in events:
+                await log.append([event])
+
+        self.with_log(work)
         return self
 
     @property

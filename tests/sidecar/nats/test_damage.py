@@ -8,15 +8,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream import JetStream
 from bridge.nats.keeping import Found, purge
-from bridge.nats.messages import Message
+from bridge.nats.messages import Message, is_forgotten
 from bridge.nats.publishing import publish
 from bridge.nats.stream_plan import EVENTS, L0_EVENTS
+from tests.bridge.nats import vectors
+from tests.bridge.nats.records import event
 from tests.nats_servers import VERSIONS, RealServer, real_server
 from tests.sidecar.nats.copies import Copy, shown, store_files
 
@@ -56,6 +59,24 @@ def mended(copy: Copy) -> None:
     assert summary["waiting"] == 0 and summary["streams"][0]["compared"] == summary["records"]
     left = [m for m in copy.messages() if f".{copy.log_id}." not in m.subject]
     assert [(m.subject, m.sequence) for m in left] == [(m.subject, m.sequence) for m in others]
+
+
+def test_records_of_every_kind_and_size_equal_themselves(tmp_path: Path, server: RealServer) -> None:
+    """Odd names, bad traces, payloads that become pointers; the 8 MiB limit of this server leaves nothing else out."""
+    odd = "x \r\n\x1b[2J\ud800 修 %_ 👩\u200d💻 .*>"
+    step = {"session": odd, "part": odd, "turn": odd, "kind": odd, "tool": odd, "status": "error", "tokens": {odd: 1}}
+    more: list[dict[str, Any]] = [
+        {"actor": odd, "source": {"agent": odd, "adapter": odd}, "traceparent": odd, "metadata": {"tracestate": odd}},
+        {"traceparent": None, "metadata": {"tracestate": "a=b", odd: odd}, "correlation_id": None},
+    ]
+    made = [event(500 + n, "execution.step", step, **each) for n, each in enumerate(more)]
+    made += [event(600 + n, "note", {"session": "ses_a", "CG-Sender": odd, "text": "y" * n}) for n in (1, 9_000_000)]
+    pinned = [each for each in vectors.events().values() if not is_forgotten(each)]  # no log takes that
+    copy = Copy(tmp_path / "home", server).make("chat").add([*pinned, *made]).publish()
+    code, found, summary = copy.verify()
+    assert (code, found) == (0, []), shown(found)
+    assert "pointer" in {m.headers[h.FORM] for m in mine(copy)} and summary["records"] == len(mine(copy))
+    mended(copy)
 
 
 def test_emptied(copy: Copy) -> None:
