@@ -253,23 +253,23 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
     from streams.errors import CorruptLog
     from streams.log import LogReader
 
-    records = 0
+    check = await _check(home, sessions, with_ids=False)
+    await sessions.get()  # away is away; unreadable is another thing
+    unreadable = ""
     try:
-        async for _ in LogReader(home.store_path).read_all():
-            records += 1
+        try:
+            async for _ in check.run():
+                pass
+            records = check.summary.records
+        except (NatsUnavailable, Disturbed) as error:
+            unreadable, records = str(error), 0
+            async for _ in LogReader(home.store_path).read_all():
+                records += 1
     except CorruptLog as error:
         raise Failure(
             f"{error}; records after that cannot be reached, and the copy on NATS may be the only one of them, so "
             "nothing is rebuilt; see `durable-stream verify` and `repair`"
         ) from None
-    check = await _check(home, sessions, with_ids=False)
-    await sessions.get()  # away is away; unreadable is another thing
-    unreadable = ""
-    try:
-        async for _ in check.run():
-            pass
-    except (NatsUnavailable, Disturbed) as error:
-        unreadable = str(error)
     streams = check.summary.streams
     return {
         "records": records,
