@@ -85,7 +85,7 @@ class MirrorTask:
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
-        """``published``, ``duplicates`` (messages), and ``republished`` (how often everything was)."""
+        """``published``, ``duplicates`` (messages), ``republished`` (how often everything was), ``erased`` (streams)."""
 
     def start(self) -> None:
         """Begin, in the background. Nothing if it runs."""
@@ -171,7 +171,7 @@ class MirrorTask:
     async def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         await self._load_cursor()
-        while not self._ending:
+        while not self._is_ending():
             self._doing = "waiting"
             before = self._state.position
             try:
@@ -194,6 +194,11 @@ class MirrorTask:
             pause = FIRST_PAUSE_SECONDS if self._state.position > before else min(pause * 2, LONGEST_PAUSE_SECONDS)
             self._doing = "waiting"
             await asyncio.sleep(pause)
+
+    def _is_ending(self) -> bool:
+        """Whether this task shall end; a cancellation that the client library swallowed counts as well."""
+        task = asyncio.current_task()
+        return self._ending or (task is not None and task.cancelling() > 0)
 
     async def _serve(self, session: JetStream) -> None:
         """Mirror as long as the connection lasts; returns when the log is closed."""
@@ -230,7 +235,7 @@ class MirrorTask:
         look = loop.time() + self._look_seconds
         state = self._state
         while True:
-            if self._ending or self._anew or self._erase:
+            if self._is_ending() or self._anew or self._erase:
                 raise _Again
             if loop.time() >= look:
                 await self._look(session)
@@ -411,8 +416,11 @@ class MirrorTask:
                 return False
             self._doing = "forgetting"
             await erase_l0(session, await self._told_events(due), self._mirror.version, self._mirror.channel)
-            erased = [await erase_records(session, self._log_id, stream, below=due[stream]) for stream in sorted(due)]
-            positions = [position for position in erased if position is not None]
+            positions = []
+            for stream in sorted(due):
+                lowest = await erase_records(session, self._log_id, stream, below=due[stream])
+                positions += [] if lowest is None else [lowest]
+                self.counts["erased"] += 1
             if positions:
                 after = await cut(session, self._log_id, after=min(positions) - 1)
                 known.position = min(known.position, after)
