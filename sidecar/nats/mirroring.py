@@ -22,7 +22,19 @@ from bridge.nats.keeping import StreamFacts, ensure_streams
 from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.messages import Mirror
 from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION, MirrorState
-from bridge.nats.mirroring import DAY_MS, L0_DAYS, MAX_RUN, KnownL0, Run, Vanished, begin_anew, publish_run
+from bridge.nats.mirroring import (
+    DAY_MS,
+    L0_DAYS,
+    MAX_RUN,
+    BegunRun,
+    KnownL0,
+    Run,
+    RunStored,
+    Vanished,
+    begin_anew,
+    begin_run,
+    finish_run,
+)
 from bridge.nats.resuming import LogSurvey, Resume, resume_plan
 from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import UNLIMITED, wanted
@@ -85,7 +97,7 @@ class MirrorTask:
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
-        """``published``, ``duplicates`` (messages), ``republished`` (how often everything was), ``erased`` (streams)."""
+        """``published`` and ``duplicates`` (messages), ``republished`` (how often all was), ``erased`` (streams)."""
 
     def start(self) -> None:
         """Begin, in the background. Nothing if it runs."""
@@ -234,28 +246,48 @@ class MirrorTask:
         loop = asyncio.get_running_loop()
         look = loop.time() + self._look_seconds
         state = self._state
+        begun: BegunRun | None = None
+        folds: dict[int, bytes] = {}
+        """Places as they were at the end of a run that a snapshot is due after."""
+
+        async def begin() -> BegunRun:
+            nonlocal unsure
+            run = ahead.take()
+            if run.position - self._kept >= SNAPSHOT_RECORDS:
+                # Now: the next record changes them.
+                folds[run.position] = state.places.dump()
+                self._kept = run.position
+            maybe_told = known if unsure > 0 else None
+            unsure -= len(run.own)
+            return await begin_run(session, streams, run, known=maybe_told)
+
         while True:
             if self._is_ending() or self._anew or self._erase:
                 raise _Again
             if loop.time() >= look:
                 await self._look(session)
                 look = loop.time() + self._look_seconds
-            if not ahead.is_ready and not reading.done():
+            if begun is None:
+                if not ahead.is_ready and not reading.done():
+                    if not ahead.run.own:
+                        self._doing = "idle"
+                    await self._wait_for_news(ahead, reading, ended, look - loop.time())
+                    continue
                 if not ahead.run.own:
-                    self._doing = "idle"
-                await self._wait_for_news(ahead, reading, ended, look - loop.time())
-                continue
-            if not ahead.run.own:
-                return reading.result()
-            run = ahead.take()
-            due = run.position - self._kept >= SNAPSHOT_RECORDS
-            places = state.places.dump() if due else None
+                    return reading.result()
+                begun = await begin()
+            run, places = begun.run, folds.pop(begun.run.position, None)
             self._publishing = True
+            finishing = asyncio.create_task(finish_run(begun, self._log_id))
             try:
-                stored = await publish_run(session, streams, run, self._log_id, known=known if unsure > 0 else None)
+                begun = None
+                if await self._is_ready_before(ahead, finishing):
+                    begun = await begin()
+                stored = await finishing
             finally:
                 self._publishing = False
-            unsure -= len(run.own)
+                finishing.cancel()
+                await asyncio.gather(finishing, return_exceptions=True)
             if stored.sequence <= state.sequence:
                 raise Vanished("the mirror's stream is another one than before", "it is looked at anew")
             state.position, state.sequence = run.position, stored.sequence
@@ -266,9 +298,17 @@ class MirrorTask:
             self.counts["duplicates"] += stored.duplicates
             if places is not None:
                 await self._store.put_snapshot(MIRROR, state.snapshot(places))
-                self._kept = run.position
             if loop.time() >= self._cursor_due:
                 await self._keep_cursor()
+
+    async def _is_ready_before(self, ahead: _Ahead, finishing: asyncio.Task[RunStored]) -> bool:
+        """Whether another run can be begun while one is being finished."""
+        ready = asyncio.create_task(ahead.ready.wait())
+        try:
+            await asyncio.wait((ready, finishing), return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and not finishing.done()
+        finally:
+            ready.cancel()
 
     async def _wait_for_news(
         self, ahead: _Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
