@@ -95,11 +95,11 @@ async def mirroring(store: StreamStore, server: RealServer, **more: Any) -> Asyn
 
 
 async def drained(task: MirrorTask) -> dict[str, Any]:
-    """Wait until all is mirrored; the status then. It hangs when it publishes nothing for ``HANG_SECONDS``."""
-    moved, published = time.monotonic(), -1
+    """Wait until all is mirrored; the status then. It hangs when nothing is done for ``HANG_SECONDS``."""
+    moved, done = time.monotonic(), -1
     while (status := task.status())["state"] != "idle" or status["lag"]:
-        if task.counts["published"] != published:
-            moved, published = time.monotonic(), task.counts["published"]
+        if task.counts.total() != done:
+            moved, done = time.monotonic(), task.counts.total()
         assert time.monotonic() < moved + HANG_SECONDS, f"it is not mirrored: {status}"
         await asyncio.sleep(0.01)
     return status

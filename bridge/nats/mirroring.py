@@ -8,7 +8,6 @@ batches where the stream takes them and enough is there, else in a window.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -19,7 +18,7 @@ from bridge.nats.jetstream import JetStream
 from bridge.nats.keeping import Found, StreamFacts, last_message, purge, read_back
 from bridge.nats.messages import Message, Mirror, mirrored
 from bridge.nats.mirror_state import MirrorState
-from bridge.nats.publishing import MAX_BATCH, PublishStopped, Stored, publish_all, publish_batch
+from bridge.nats.publishing import MAX_BATCH, PublishStopped, StagedBatch, Stored, publish_all, stage_batch
 from bridge.nats.resuming import Mirrored
 from bridge.nats.stream_plan import EVENTS, keeps, wanted
 from bridge.nats.subjects import log_pattern
@@ -171,9 +170,47 @@ async def publish_run(
         Vanished: the server takes messages for stored that are not.
         NatsError: not all is known to be stored.
     """
+    return await finish_run(await begin_run(session, streams, run, known=known), log_id)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunRun:
+    """A run of which much was sent already, and nothing is stored before ``finish_run``; it may be dropped.
+
+    So the server takes in one run while it still stores the one before.
+    """
+
+    session: JetStream
+    run: Run
+    l0: list[_Part]
+    own: list[_Part]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Messages that leave together, ``staged`` where the server has nearly all of them."""
+
+    messages: Sequence[Message]
+    staged: StagedBatch | None
+
+
+async def begin_run(
+    session: JetStream, streams: Mapping[str, StreamFacts], run: Run, *, known: KnownL0 | None = None
+) -> BegunRun:
+    """Send what can be sent of a run without anything of it being stored.
+
+    Raises:
+        NatsError: it could not be sent.
+    """
     l0 = run.l0 if known is None else await known.missing(session, run.l0)
-    told = await _publish(session, streams, l0) if l0 else []
-    own = await _publish(session, streams, run.own) if run.own else []
+    return BegunRun(session, run, await _staged(session, streams, l0), await _staged(session, streams, run.own))
+
+
+async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
+    """Have a begun run stored. Nothing else of the log may be on its way. Raises as ``publish_run``."""
+    session, run = begun.session, begun.run
+    told = await _publish(session, begun.l0)
+    own = await _publish(session, begun.own)
     duplicates = sum(stored.duplicate for stored in own)
     sequence = own[-1].sequence if own else 0
     if duplicates:
@@ -181,27 +218,38 @@ async def publish_run(
         if last is None or position_of(last.headers) != run.position:
             raise Vanished("messages that were stored are gone from the mirror's stream", "they are published again")
         sequence = last.sequence
-    duplicates += sum(stored.duplicate for stored in told) + len(run.l0) - len(l0)
-    return RunStored(len(run.l0) + len(run.own) - duplicates, duplicates, sequence)
+    sent = sum(len(part.messages) for part in (*begun.l0, *begun.own))
+    known = len(run.l0) + len(run.own) - sent
+    duplicates += sum(stored.duplicate for stored in told)
+    return RunStored(sent - duplicates, duplicates + known, sequence)
 
 
-async def _publish(session: JetStream, streams: Mapping[str, StreamFacts], messages: Sequence[Message]) -> list[Stored]:
-    """Publish messages of one stream. Of an atomic batch only the last one's place is told."""
-    name = stream_of(messages[0].subject)
-    stored: list[Stored] = []
+async def _staged(session: JetStream, streams: Mapping[str, StreamFacts], messages: Sequence[Message]) -> list[_Part]:
+    """Messages of one stream, as parts that a server takes."""
+    parts = []
     for first in range(0, len(messages), MAX_BATCH):
         part = messages[first : first + MAX_BATCH]
-        if len(part) >= ATOMIC_FROM and streams[name].atomic:
+        staged = None
+        if len(part) >= ATOMIC_FROM and streams[stream_of(part[0].subject)].atomic:
+            staged = await stage_batch(session, part, batch_id=_batch_id(session))
+        parts.append(_Part(part, staged))
+    return parts
+
+
+async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
+    """Of an atomic batch only the last one's place is told."""
+    stored: list[Stored] = []
+    for part in parts:
+        if part.staged is not None:
             try:
-                stored.append(await publish_batch(session, part, batch_id=_batch_id(session)))
+                stored.append(await part.staged.commit())
                 continue
             except BatchRefused:
                 pass  # nothing of it is stored: one by one it is found out which ones are there already
         try:
-            stored += await publish_all(session, part)
+            stored += await publish_all(session, part.messages)
         except PublishStopped as stopped:
             raise stopped.error from None
-        await asyncio.sleep(0)
     return stored
 
 

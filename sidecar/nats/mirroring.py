@@ -22,7 +22,19 @@ from bridge.nats.keeping import StreamFacts, ensure_streams
 from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.messages import Mirror
 from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION, MirrorState
-from bridge.nats.mirroring import DAY_MS, L0_DAYS, MAX_RUN, KnownL0, Run, Vanished, begin_anew, publish_run
+from bridge.nats.mirroring import (
+    DAY_MS,
+    L0_DAYS,
+    MAX_RUN,
+    BegunRun,
+    KnownL0,
+    Run,
+    RunStored,
+    Vanished,
+    begin_anew,
+    begin_run,
+    finish_run,
+)
 from bridge.nats.resuming import LogSurvey, Resume, resume_plan
 from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import UNLIMITED, wanted
@@ -85,7 +97,7 @@ class MirrorTask:
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
-        """``published``, ``duplicates`` (messages), and ``republished`` (how often everything was)."""
+        """``published`` and ``duplicates`` (messages), ``republished`` (how often all was), ``erased`` (streams)."""
 
     def start(self) -> None:
         """Begin, in the background. Nothing if it runs."""
@@ -171,7 +183,7 @@ class MirrorTask:
     async def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         await self._load_cursor()
-        while not self._ending:
+        while not self._is_ending():
             self._doing = "waiting"
             before = self._state.position
             try:
@@ -194,6 +206,11 @@ class MirrorTask:
             pause = FIRST_PAUSE_SECONDS if self._state.position > before else min(pause * 2, LONGEST_PAUSE_SECONDS)
             self._doing = "waiting"
             await asyncio.sleep(pause)
+
+    def _is_ending(self) -> bool:
+        """Whether this task shall end; a cancellation that the client library swallowed counts as well."""
+        task = asyncio.current_task()
+        return self._ending or (task is not None and task.cancelling() > 0)
 
     async def _serve(self, session: JetStream) -> None:
         """Mirror as long as the connection lasts; returns when the log is closed."""
@@ -229,28 +246,48 @@ class MirrorTask:
         loop = asyncio.get_running_loop()
         look = loop.time() + self._look_seconds
         state = self._state
+        begun: BegunRun | None = None
+        folds: dict[int, bytes] = {}
+        """Places as they were at the end of a run that a snapshot is due after."""
+
+        async def begin() -> BegunRun:
+            nonlocal unsure
+            run = ahead.take()
+            if run.position - self._kept >= SNAPSHOT_RECORDS:
+                # Now: the next record changes them.
+                folds[run.position] = state.places.dump()
+                self._kept = run.position
+            maybe_told = known if unsure > 0 else None
+            unsure -= len(run.own)
+            return await begin_run(session, streams, run, known=maybe_told)
+
         while True:
-            if self._ending or self._anew or self._erase:
+            if self._is_ending() or self._anew or self._erase:
                 raise _Again
             if loop.time() >= look:
                 await self._look(session)
                 look = loop.time() + self._look_seconds
-            if not ahead.is_ready and not reading.done():
+            if begun is None:
+                if not ahead.is_ready and not reading.done():
+                    if not ahead.run.own:
+                        self._doing = "idle"
+                    await self._wait_for_news(ahead, reading, ended, look - loop.time())
+                    continue
                 if not ahead.run.own:
-                    self._doing = "idle"
-                await self._wait_for_news(ahead, reading, ended, look - loop.time())
-                continue
-            if not ahead.run.own:
-                return reading.result()
-            run = ahead.take()
-            due = run.position - self._kept >= SNAPSHOT_RECORDS
-            places = state.places.dump() if due else None
+                    return reading.result()
+                begun = await begin()
+            run, places = begun.run, folds.pop(begun.run.position, None)
             self._publishing = True
+            finishing = asyncio.create_task(finish_run(begun, self._log_id))
             try:
-                stored = await publish_run(session, streams, run, self._log_id, known=known if unsure > 0 else None)
+                begun = None
+                if await self._is_ready_before(ahead, finishing):
+                    begun = await begin()
+                stored = await finishing
             finally:
                 self._publishing = False
-            unsure -= len(run.own)
+                finishing.cancel()
+                await asyncio.gather(finishing, return_exceptions=True)
             if stored.sequence <= state.sequence:
                 raise Vanished("the mirror's stream is another one than before", "it is looked at anew")
             state.position, state.sequence = run.position, stored.sequence
@@ -261,9 +298,17 @@ class MirrorTask:
             self.counts["duplicates"] += stored.duplicates
             if places is not None:
                 await self._store.put_snapshot(MIRROR, state.snapshot(places))
-                self._kept = run.position
             if loop.time() >= self._cursor_due:
                 await self._keep_cursor()
+
+    async def _is_ready_before(self, ahead: _Ahead, finishing: asyncio.Task[RunStored]) -> bool:
+        """Whether another run can be begun while one is being finished."""
+        ready = asyncio.create_task(ahead.ready.wait())
+        try:
+            await asyncio.wait((ready, finishing), return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and not finishing.done()
+        finally:
+            ready.cancel()
 
     async def _wait_for_news(
         self, ahead: _Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
@@ -411,8 +456,11 @@ class MirrorTask:
                 return False
             self._doing = "forgetting"
             await erase_l0(session, await self._told_events(due), self._mirror.version, self._mirror.channel)
-            erased = [await erase_records(session, self._log_id, stream, below=due[stream]) for stream in sorted(due)]
-            positions = [position for position in erased if position is not None]
+            positions = []
+            for stream in sorted(due):
+                lowest = await erase_records(session, self._log_id, stream, below=due[stream])
+                positions += [] if lowest is None else [lowest]
+                self.counts["erased"] += 1
             if positions:
                 after = await cut(session, self._log_id, after=min(positions) - 1)
                 known.position = min(known.position, after)

@@ -322,6 +322,16 @@ class StoreContract(RetentionContract):
         assert await collect(store.read_all(after=4)) == []
         assert await collect(store.read_all(after=99)) == []
 
+    async def test_read_all_from_any_position_gives_the_rest_also_of_a_pruned_log(self, store: StreamStore) -> None:
+        """However a backend finds where to begin: near the end it may look for places, else it may scan."""
+        for first in range(0, 40, 4):
+            await store.append([event(f"k{n}", stream=f"ses_{n % 3}") for n in range(first, first + 4)])
+        await store.prune({"ses_1": 12}, at_ms=1)
+        whole = await collect(store.read_all())
+        assert len(whole) == 28
+        for after in range(-1, 41):
+            assert await collect(store.read_all(after=after)) == [r for r in whole if r.position > after], after
+
     async def test_find_returns_the_record_of_a_key(self, store: StreamStore) -> None:
         records = await store.append(events(3))
         found = await store.find("test:k1")
