@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks import commands, link, million, opencode, peers, shim, store
+from benchmarks import commands, link, million, mirror, opencode, peers, shim, store
 from benchmarks.report import Row, table
 
 GROUPS = {
@@ -23,6 +23,7 @@ GROUPS = {
     "peers": peers.measure,
     "million": million.measure,
     "link": link.measure,
+    "mirror": mirror.measure,
     "shim": shim.measure,
     "commands": commands.measure,
     "opencode": opencode.measure,

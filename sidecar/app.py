@@ -98,7 +98,7 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
             "records %d to %d were written before and are lost: hints/%s", lost.after + 1, lost.until, lost.name
         )
     sidecar, ingest = await _assemble(home, config, store, identity)
-    sidecar.nats = NatsService(home, config.nats, identity.nonce)
+    sidecar.nats = NatsService(home, config.nats, identity.nonce, sidecar.mirrored(identity.now_ms))
     stack.push_async_callback(sidecar.nats.close)
     sidecar.nats.start()
     # Taken down in the opposite order: moves stop, what is under way is written, then it is worth a snapshot.

@@ -234,6 +234,14 @@ class NatsConfig(_Section):
     max_store_bytes: Annotated[int, Field(ge=16 * MIB)] = 8192 * MIB
     """Embedded: most that the server keeps on disk."""
 
+    max_mirror_bytes: Annotated[int, Field(ge=0)] = 0
+    """Most bytes of the log's copy on the server, of which the oldest go first.
+
+    0: no limit, or three quarters of ``max_store_bytes`` on an embedded server."""
+
+    deltas: bool = True
+    """Whether token deltas are published on core NATS, for who listens at that moment."""
+
     pull: NatsPullConfig = NatsPullConfig()
 
     @field_validator("credentials", "cert_dir", "executable")

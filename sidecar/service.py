@@ -6,18 +6,20 @@ import asyncio
 import logging
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from bridge.nats.errors import NatsUnavailable
 from bridge.opencode.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link import Refused
 from bridge.opencode.translate import Origin, Translator
 from sidecar.config import Config
 from sidecar.home import Home, is_alive
 from sidecar.ingest import Ingest
-from sidecar.nats.service import NatsService
+from sidecar.nats.service import Mirrored, NatsService
 from sidecar.server import LinkServer, RequestError, ShimConnection
 from sidecar.spools import backlog, take_left
 from sidecar.upkeep import Upkeep
@@ -63,7 +65,7 @@ class Sidecar:
     async def opened(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.opened(link)
-        link.push_context({"lossy": False})
+        link.push_context({"lossy": self.nats is not None and self.nats.wants_deltas})
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)
         log.info("link opened: pid %d, instance %s, OpenCode %s", link.pid, link.instance, version)
@@ -75,8 +77,10 @@ class Sidecar:
         self._ingest.take(Origin(link.boot_id, link.instance), first_seq, items, link)
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
-        """See ``links.Handler``. Nobody listens to deltas yet."""
+        """See ``links.Handler``. Token deltas: never stored, published while there is a connection to NATS."""
         self._translator.counts["lossy"] += len(items)
+        if self.nats is not None:
+            self.nats.deltas(items)
 
     async def closed(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
@@ -162,8 +166,28 @@ class Sidecar:
                 streams = args.get("streams")
                 if not isinstance(streams, list) or not all(isinstance(name, str) for name in streams):
                     raise RequestError("bad_arguments", "say which streams shall be forgotten")
-                return (await self.upkeep.forget(streams))._asdict()
+                forgotten = await self.upkeep.forget(streams)
+                if self.nats is not None:
+                    self.nats.forgotten(streams)
+                return forgotten._asdict()
+            case "nats" | "mirror" | "mirror_rebuild" | "mirror_rebuilding":
+                return await self._ask_nats(method)
         raise RequestError("unknown_method", f"this sidecar does not know {method[:40]!r}: upgrade it")
+
+    async def _ask_nats(self, method: str) -> dict[str, Any]:
+        try:
+            if self.nats is None:
+                raise NatsUnavailable("NATS is not started yet", "try again in a moment")
+            match method:
+                case "nats":
+                    return await self.nats.address()
+                case "mirror":
+                    return self.nats.mirror_status()
+                case "mirror_rebuild":
+                    return self.nats.rebuild()
+            return self.nats.rebuilding()
+        except NatsUnavailable as error:
+            raise RequestError("unavailable", str(error)) from None
 
     async def _prune(self, args: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -224,6 +248,14 @@ class Sidecar:
             "shim_version": link.shim_version,
             "delivers": self._ingest.delivers(link),
         }
+
+    # What the mirror needs
+
+    def mirrored(self, now_ms: Callable[[], int]) -> Mirrored:
+        """What is mirrored on NATS."""
+        return Mirrored(
+            self._store, self._store.manifest.log_id, now_ms, self._translator.state.turn_of, self._translator.clean
+        )
 
     # What runs beside the links
 

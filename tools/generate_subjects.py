@@ -134,7 +134,8 @@ HEADERS = (
         "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for what it means in the L0 protocol; "
         "a rebuild adds its number: `{event}:2`",
     ),
-    (f"{h.LOG}`, `{h.POSITION}`, `{h.OFFSET}", "of a record: which home's log, and where in it"),
+    (f"{h.LOG}`, `{h.POSITION}", "which home's log, and where in it the record is; also of what it means in L0"),
+    (h.OFFSET, "of a record: where in its stream it is"),
     (h.HASH, "of a record: the chain hash of its stream at this offset"),
     (h.FORM, "of a record: what the body is; see above"),
     (

@@ -103,6 +103,20 @@ PLAN = (
         10,
         {"SQLITE_FLIPS": 2_000},
     ),
+    Part(
+        "mirror",
+        "servers, mirrors and logs tormented; 5,000 records a chunk",
+        (f"{TORTURE}/test_mirror.py",),
+        20,
+        {"MIRROR_CYCLES": 50, "MIRROR_CYCLE_RECORDS": 100},
+    ),
+    Part(
+        "mirror-long",
+        "100,000 records, each fault of the server once",
+        ("tests/sidecar/nats/test_mirroring.py", "-k", "killed_held_wiped and jsonl"),
+        1,
+        {"MIRROR_RECORDS": 100_000},
+    ),
     Part("marked", "tests that run here only", ("tests", "-m", "torture")),
 )
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bridge.nats.subjects import PROTOCOL_VERSION
 from bridge.nats.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
@@ -86,8 +85,7 @@ def header_text(text: str) -> str:
     return (head if cut < 0 else head[:cut]) + "%~" + sha256(raw).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(NamedTuple):
     """Headers ready to be sent, and what had to be done for that; each note is worth counting.
 
     Notes: ``trace_made`` (none came), ``trace_invalid`` (what came was none,
@@ -182,7 +180,14 @@ def depth_header(depth: int) -> dict[str, str]:
 
 def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
     """The payload's own keys that begin like a header of the protocol, in any case; nested ones are not looked at."""
-    return tuple(key for key in payload if isinstance(key, str) and key[: len(RESERVED)].upper() == RESERVED)
+    # Every record's payload is looked at: nearly all keys are told apart by their third character.
+    return tuple(
+        [
+            key
+            for key in payload
+            if key[2:3] == "-" and isinstance(key, str) and key[: len(RESERVED)].upper() == RESERVED
+        ]
+    )
 
 
 def message_id(event_id: str, *, rebuild: int = 0, part: str = "") -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.nats.errors import NatsUnavailable, NotFound, ServerRefused, StreamRefused
-from bridge.nats.jetstream import API, JetStream, Received
+from bridge.nats.jetstream import API, JetStream, Received, decoded, waited
 from bridge.nats.stream_plan import StreamDefinition, StreamPlan, plan, server_version
 
 READ_BATCH: Final = 500
@@ -17,6 +17,10 @@ _PAGE: Final = 256
 """Streams in one answer of the server."""
 
 _NS: Final = 1_000_000_000
+_DELETIONS: Final = 128
+"""Deletions that are on their way at a time."""
+
+DELETE_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class StreamFacts:
     name: str
     config: Mapping[str, Any] = field(repr=False)
     state: Mapping[str, Any]
+    created: str = ""
+    """When it was made, in the server's words: where it is another time, it is another stream."""
 
     @property
     def atomic(self) -> bool:
@@ -150,6 +156,64 @@ async def last_message(session: JetStream, stream: str, subject: str) -> Found |
         return None
 
 
+async def next_message(session: JetStream, stream: str, subject: str, *, from_sequence: int = 1) -> Found | None:
+    """The oldest message on a subject or pattern from ``from_sequence`` on; None when there is none.
+
+    Raises:
+        NatsUnavailable: no answer.
+    """
+    request = {"seq": max(from_sequence, 1), "next_by_subj": subject}
+    try:
+        return _found(await session.api(f"STREAM.MSG.GET.{stream}", request))
+    except NotFound:
+        return None
+
+
+async def count_messages(session: JetStream, stream: str, subject: str) -> int:
+    """How many messages on a subject or pattern the stream holds.
+
+    Raises:
+        NotFound: there is no such stream.
+        NatsUnavailable: no answer.
+    """
+    config = {
+        "ack_policy": "none",
+        "deliver_policy": "all",
+        "filter_subject": subject,
+        "inactive_threshold": 5 * _NS,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "max_deliver": 1,
+    }
+    made = await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+    await _forget_consumer(session, stream, str(made["name"]))
+    return int(made.get("num_pending") or 0)
+
+
+async def delete_messages(session: JetStream, stream: str, sequences: Sequence[int], *, erase: bool) -> int:
+    """Delete messages by their places; how many were there. ``erase`` overwrites their bytes on the server's disk.
+
+    Raises:
+        NatsError: not all are known to be deleted; safe to repeat.
+    """
+    deleted = 0
+    for first in range(0, len(sequences), _DELETIONS):
+        asked = [
+            await session.begin(
+                f"{API}STREAM.MSG.DELETE.{stream}",
+                b'{"seq":%d,"no_erase":%s}' % (sequence, b"false" if erase else b"true"),
+            )
+            for sequence in sequences[first : first + _DELETIONS]
+        ]
+        for each in asked:
+            try:
+                decoded("deleting a message", await waited(each, DELETE_SECONDS))
+            except NotFound:
+                continue
+            deleted += 1
+    return deleted
+
+
 async def read_back(
     session: JetStream, stream: str, *, subject: str = "", from_sequence: int = 1, silence_seconds: float = 10.0
 ) -> AsyncIterator[Found]:
@@ -250,7 +314,9 @@ class Delivered:
 
 
 def _facts(answer: Mapping[str, Any]) -> StreamFacts:
-    return StreamFacts(str(answer["config"]["name"]), answer["config"], answer["state"])
+    return StreamFacts(
+        str(answer["config"]["name"]), answer["config"], answer["state"], str(answer.get("created") or "")
+    )
 
 
 def _found(answer: Mapping[str, Any]) -> Found:

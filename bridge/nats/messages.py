@@ -13,20 +13,38 @@ hash (``DS-Hash``) and what the body is (``DS-Form``):
 * ``pointer``: the record is over the server's limit, so its payload is its digest here; the log has it.
 * ``stub``: even that is over the limit; id, stream, type and the digest of the whole event are left.
 
+What it means in the L0 protocol says whose it is as well (``DS-Log``, ``DS-Position``): its subject does not.
+
 The same record gives the same messages, byte for byte, whenever and wherever it is mirrored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from bridge.nats import headers as h
+from bridge.nats.headers import (
+    FORM,
+    HASH,
+    LOG,
+    MESSAGE_ID,
+    MESSAGE_TYPE,
+    OFFSET,
+    POSITION,
+    SENDER,
+    TIMESTAMP,
+    TRACE_MADE,
+    TRACEPARENT,
+    VERSION,
+)
 from bridge.nats.l0.captured import NotTold, Told, told
 from bridge.nats.l0.payloads import Chunk, L0Payload
 from bridge.nats.places import Place
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
+from bridge.nats.trace import made_trace, parse_traceparent
 from streams.event import StreamEvent
 from streams.hashing import canonical, encode
 from streams.store import Record
@@ -42,8 +60,7 @@ BATCH_RESERVE: Final = 256
 _VERSION_LINE = len("NATS/1.0\r\n\r\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """What is published. A lossy one (``str``) has no headers and goes to core NATS."""
 
     subject: str
@@ -76,8 +93,7 @@ class Mirror:
     channel: str = CHANNEL
 
 
-@dataclass(frozen=True, slots=True)
-class Mirrored:
+class Mirrored(NamedTuple):
     """The messages of one record, in the order in which they are published; the record's own is the last.
 
     ``notes`` are for counting: ``trace_made``, ``pointer``, ``stub``, ``l0_skipped:{why}``, …
@@ -94,7 +110,7 @@ def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
     notes: list[str] = []
     try:
         for each in told(event, place):
-            message = _l0_message(event, each, place, mirror)
+            message = _l0_message(record, each, place, mirror)
             if message is None:
                 notes.append(f"l0_skipped:{event.type}:too_large")
             else:
@@ -107,7 +123,7 @@ def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
     """A piece of an answer on ``str.agent.{session}.chunk``: no headers, no id, may be lost."""
-    return Message(str(_subject(session, "chunk", project, mirror, lossy=True)), {}, chunk.encode())
+    return Message(_subject(session, "chunk", project, mirror.channel, mirror.version, "str"), {}, chunk.encode())
 
 
 def is_forgotten(event: StreamEvent) -> bool:
@@ -124,26 +140,25 @@ def wire_size(headers: dict[str, str], body: int) -> int:
     """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
     if not headers:
         return body
-    names, values = sum(map(len, headers)), sum(map(len, headers.values()))
-    return body + _VERSION_LINE + names + values + len(headers) * len(": \r\n")
+    return body + _VERSION_LINE + len("".join(headers)) + len("".join(headers.values())) + len(headers) * len(": \r\n")
 
 
 def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
     event = record.event
-    subject = RecordSubject(place.project, mirror.log, event.stream_id, event.type)
-    given = {
-        **_depth(place),
-        h.LOG: h.header_text(mirror.log),
-        h.POSITION: str(record.position),
-        h.OFFSET: str(record.offset),
-        h.HASH: record.hash,
-    }
-    filled = _filled(event, given, mirror, event.type, h.message_id(event.id, rebuild=mirror.rebuild), event.payload)
-    room = mirror.max_payload - BATCH_RESERVE - wire_size({**filled.headers, h.FORM: "forgotten"}, 0)
-    form, body = _body(event, room)
-    filled.headers[h.FORM] = form
-    notes = (*filled.notes, form) if form in ("pointer", "stub") else filled.notes
-    return Message(str(subject), filled.headers, body), notes, filled.warnings
+    subject = _record_subject(place.project, mirror.log, event.stream_id, event.type)
+    given = _depth(place)
+    given[LOG] = _header_text(mirror.log)
+    given[POSITION] = str(record.position)
+    given[OFFSET] = str(record.offset)
+    given[HASH] = record.hash
+    identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
+    headers, _, notes, warnings = _filled(event, given, mirror, event.type, identity, event.payload)
+    headers[FORM] = "forgotten"  # the longest that it may become
+    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0))
+    headers[FORM] = form
+    if form in ("pointer", "stub"):
+        notes = (*notes, form)
+    return Message(subject, headers, body), notes, warnings
 
 
 def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
@@ -165,24 +180,25 @@ def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
     )
 
 
-def _l0_message(event: StreamEvent, told_: Told, place: Place, mirror: Mirror) -> Message | None:
+def _l0_message(record: Record, told_: Told, place: Place, mirror: Mirror) -> Message | None:
     """``None`` when the server takes not even what is required."""
     assert place.session is not None
-    subject = _subject(place.session, told_.suffix, place.project, mirror)
+    event = record.event
+    subject = _subject(place.session, told_.suffix, place.project, mirror.channel, mirror.version, "evt")
     part = f"l0:{told_.part}" if told_.part else "l0"
     identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
-    filled = _filled(event, _depth(place), mirror, f"agent.{told_.suffix}", identity, None)
+    given = {**_depth(place), h.LOG: h.header_text(mirror.log), h.POSITION: str(record.position)}
+    filled = _filled(event, given, mirror, f"agent.{told_.suffix}", identity, None)
     room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
-    for payload in (told_.payload, _required(told_.payload)):
-        body = payload.encode()
-        if len(body) <= room:
-            return Message(str(subject), filled.headers, body)
-    return None
+    body = told_.payload.encode()
+    if len(body) > room:
+        body = _required(told_.payload).encode()
+    return Message(subject, filled.headers, body) if len(body) <= room else None
 
 
 def _depth(place: Place) -> dict[str, str]:
     """What is captured tells its depth where it is known; a chain that is unknown is not given one."""
-    return h.depth_header(place.depth) if place.depth is not None else {}
+    return dict(_depth_header(place.depth)) if place.depth is not None else {}
 
 
 def _required(payload: L0Payload) -> L0Payload:
@@ -198,11 +214,12 @@ def _filled(
     identity: str,
     payload: dict[str, Any] | None,
 ) -> h.Filled:
+    state = event.metadata.get(h.TRACESTATE)
+    if not isinstance(state, str):
+        return _filled_plainly(event, given, mirror, message_type, identity, payload)
+    given[h.TRACESTATE] = state
     if event.traceparent is not None:
         given[h.TRACEPARENT] = event.traceparent
-    state = event.metadata.get(h.TRACESTATE)
-    if isinstance(state, str):
-        given[h.TRACESTATE] = state
     return h.fill_headers(
         given,
         origin=event.stream_id,
@@ -215,6 +232,50 @@ def _filled(
     )
 
 
-def _subject(session: str, suffix: str, project: str, mirror: Mirror, lossy: bool = False) -> L0Subject:
-    category: Literal["str", "evt"] = "str" if lossy else "evt"
-    return L0Subject(project, category, "agent", session, suffix, mirror.channel, mirror.version)
+def _filled_plainly(
+    event: StreamEvent,
+    headers: dict[str, str],
+    mirror: Mirror,
+    message_type: str,
+    identity: str,
+    payload: dict[str, Any] | None,
+) -> h.Filled:
+    """What ``fill_headers`` does, where all that is given is our own and no vendor's state is passed on.
+
+    Nearly every message comes here, and what most of them share is looked up. A test holds both to each other.
+    """
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    trace = parse_traceparent(event.traceparent) if event.traceparent is not None else None
+    if trace is None:
+        notes = ("trace_made" if event.traceparent is None else "trace_invalid",)
+        trace = _made_trace(event.stream_id)
+        headers[TRACE_MADE] = "true"
+    headers[TRACEPARENT] = f"00-{trace.trace_id}-{trace.span_id}-{trace.flags}"
+    headers[TIMESTAMP] = str(event.ts)
+    headers[VERSION] = _header_text(mirror.version)
+    headers[MESSAGE_TYPE] = _header_text(message_type)
+    headers[SENDER] = _header_text(event.source.agent)
+    headers[MESSAGE_ID] = identity
+    found = h.reserved_keys(payload) if payload is not None else ()
+    if found:
+        notes += ("reserved_keys",)
+        warnings = (f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}",)
+    return h.Filled(headers, trace, notes, warnings)
+
+
+_depth_header = lru_cache(maxsize=64)(h.depth_header)
+_made_trace = lru_cache(maxsize=1024)(made_trace)
+_header_text = lru_cache(maxsize=1024)(h.header_text)
+
+
+@lru_cache(maxsize=4096)
+def _record_subject(project: str, log: str, stream: str, type_: str) -> str:
+    return str(RecordSubject(project, log, stream, type_))
+
+
+@lru_cache(maxsize=4096)
+def _subject(
+    session: str, suffix: str, project: str, channel: str, version: str, category: Literal["str", "evt"]
+) -> str:
+    return str(L0Subject(project, category, "agent", session, suffix, channel, version))

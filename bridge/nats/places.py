@@ -10,7 +10,7 @@ Apply a record first, then ask for its place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -25,8 +25,7 @@ PLACES_VERSION: Final = 1
 TURN_STARTED: Final = "turn.started"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a record belongs.
 
     ``session`` is ``None`` for the sidecar's own records. ``depth`` is 0 for a
@@ -83,6 +82,11 @@ class Places:
             return Place(project or NO_PROJECT, session_id)
         return Place(project or NO_PROJECT, session_id, self._depth(session), session.turns)
 
+    def project_of(self, session_id: str) -> str:
+        """A session's project, as its records have it."""
+        session = self._sessions.get(session_id)
+        return (session.project if session is not None else None) or NO_PROJECT
+
     def _appeared(self, event: StreamEvent, session_id: str) -> None:
         payload = event.payload
         parent, project = payload.get("parent"), payload.get("project")
@@ -97,6 +101,8 @@ class Places:
             self._projects.setdefault(event.stream_id, project)
 
     def _depth(self, session: _Session) -> int | None:
+        if session.parent is None:
+            return 0 if session.known else None
         depth, seen = 0, {id(session)}
         while session.known and session.parent is not None:
             above = self._sessions.get(session.parent)

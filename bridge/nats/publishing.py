@@ -151,31 +151,69 @@ async def publish_batch(
         BatchRefused: the server took none; as above.
         NatsUnavailable: no answer; all or none are stored.
     """
+    return await (await stage_batch(session, messages, batch_id=batch_id, expect=expect)).commit()
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """An atomic batch of which all but the last message was sent. Nothing of it is stored before ``commit``.
+
+    One that is never committed is forgotten by the server after some seconds.
+    """
+
+    session: JetStream
+    messages: Sequence[Publishable]
+    batch_id: str
+    begun: asyncio.Future[Received] | None
+    """The answer to the first message, where that is not the last."""
+    expect: Expect | None
+
+    async def commit(self) -> Stored:
+        """Send the last message; where it is. Raises as ``publish_batch``."""
+        last = len(self.messages)
+        what = f"a batch to {self.messages[0].subject}"
+        headers = _in_batch(self.messages[-1], self.batch_id, last, self.expect)
+        headers[BATCH_COMMIT] = "1"
+        committed = await self.session.begin(self.messages[-1].subject, self.messages[-1].body, headers)
+        if self.begun is not None:
+            first = await waited(self.begun, PUBLISH_SECONDS)
+            if first.body or first.status:
+                _stored(self.messages[0], first)
+                raise BatchRefused(what, 0, "its messages were taken one by one")
+        found = decoded(what, await waited(committed, PUBLISH_SECONDS))
+        if found.get("count") != last:
+            raise BatchRefused(what, 0, "its messages were taken one by one")
+        return Stored(str(found["stream"]), int(found["seq"]))
+
+
+async def stage_batch(
+    session: JetStream, messages: Sequence[Publishable], *, batch_id: str, expect: Expect | None = None
+) -> StagedBatch:
+    """Send all of an atomic batch but its last message; see ``publish_batch``.
+
+    Raises:
+        ValueError: there are none, or over ``MAX_BATCH``.
+        NatsError: it could not be sent.
+    """
     if not 0 < len(messages) <= MAX_BATCH:
         raise ValueError(f"a batch has 1 to {MAX_BATCH} messages, not {len(messages)}")
-    last = len(messages)
-    what = f"a batch to {messages[0].subject}"
-    answers: list[asyncio.Future[Received]] = []
-    for number, message in enumerate(messages, 1):
-        headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
-        if number == 1 and expect is not None:
-            headers |= expect.headers()
-        if number == last:
-            headers[BATCH_COMMIT] = "1"
-        if number in (1, last):
-            # Those between are answered by nobody. The first is answered with nothing, or with why there is no batch.
-            answers.append(await session.begin(message.subject, message.body, headers))
-        else:
-            await session.send(message.subject, message.body, headers)
-    for answer in answers[:-1]:
-        first = await waited(answer, PUBLISH_SECONDS)
-        if first.body or first.status:
-            _stored(messages[0], first)
-            raise BatchRefused(what, 0, "its messages were taken one by one")
-    found = decoded(what, await waited(answers[-1], PUBLISH_SECONDS))
-    if found.get("count") != last:
-        raise BatchRefused(what, 0, "its messages were taken one by one")
-    return Stored(str(found["stream"]), int(found["seq"]))
+    begun = None
+    if len(messages) > 1:
+        # Those between are answered by nobody. The first is answered with nothing, or with why there is no batch.
+        first = messages[0]
+        begun = await session.begin(first.subject, first.body, _in_batch(first, batch_id, 1, expect))
+        await session.send_all(
+            [
+                (each.subject, each.headers, f"{BATCH_ID}: {batch_id}\r\n{BATCH_SEQUENCE}: {place}\r\n", each.body)
+                for place, each in enumerate(messages[1:-1], 2)
+            ]
+        )
+    return StagedBatch(session, messages, batch_id, begun, expect)
+
+
+def _in_batch(message: Publishable, batch_id: str, number: int, expect: Expect | None) -> dict[str, str]:
+    headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
+    return headers | expect.headers() if number == 1 and expect is not None else headers
 
 
 def _stored(message: Publishable, answer: Received) -> Stored:

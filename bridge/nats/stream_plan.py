@@ -21,6 +21,7 @@ from streams.subjects import DEAD_LETTERS, REST, covers, overlap
 EVENTS: Final = "MESHFORGE_EVENTS"
 COMMANDS: Final = "MESHFORGE_COMMANDS"
 DEAD: Final = "MESHFORGE_DLQ"
+L0_EVENTS: Final = f"cg_evt_{escape(PROTOCOL_VERSION)}"
 
 HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S

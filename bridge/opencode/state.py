@@ -145,6 +145,11 @@ class CaptureState:
         """Streams in which a turn is under way, as far as the log tells: its OpenCode may have died."""
         return {session.stream for session in self.sessions.values() if session.turn is not None}
 
+    def turn_of(self, session_id: str) -> str | None:
+        """The user message that a session answers now, as far as that is known."""
+        session = self.sessions.get(session_id)
+        return session.turn.user_message if session is not None and session.turn is not None else None
+
     def drop(self, streams: Collection[str]) -> None:
         """Know nothing more of the sessions in these streams, as a fold over a log without their payloads would.
 

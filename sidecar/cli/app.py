@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sidecar.cli import checking, exporting, installing, listing, migrating, process, reading, repairing, retaining
+from sidecar.cli import (
+    checking,
+    exporting,
+    installing,
+    listening,
+    listing,
+    migrating,
+    mirroring,
+    process,
+    reading,
+    repairing,
+    retaining,
+)
 from sidecar.cli.command import add_command
 from sidecar.version import VERSION
 
@@ -97,9 +109,23 @@ add_command(
     examples=["prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes"],
 )
 add_command(app, retaining.forget, panel=RUN, examples=["forget ses_1a2b", "forget ses_1a2b --yes"])
+add_command(
+    app, listening.listen, panel=LOOK, examples=["listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json"]
+)
 add_command(app, process.serve, panel=RUN, examples=["serve"])
 add_command(app, process.stop, panel=RUN, examples=["stop"])
 add_command(app, process.play, panel=RUN, examples=["play recording.jsonl --speed max"])
 add_command(app, process.demo, panel=RUN, examples=["demo"])
 add_command(app, installing.install, panel=SETUP, examples=["install", "install --project ."])
 add_command(app, installing.uninstall, panel=SETUP, examples=["uninstall", "uninstall --project ."])
+
+mirror = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(mirror, name="mirror", help="The copy of the log on NATS.", rich_help_panel=CHECK)
+add_command(mirror, mirroring.status, panel=CHECK, examples=["mirror status"])
+add_command(mirror, mirroring.verify, panel=CHECK, examples=["mirror verify", "mirror verify --json"])
+add_command(mirror, mirroring.rebuild, panel=CHECK, examples=["mirror rebuild", "mirror rebuild --yes"])

@@ -33,6 +33,8 @@ _OUR_ERRORS = (
     ("sidecar.client", "ClientError"),
     ("sidecar.play", "RecordingError"),
     ("bridge.opencode.link", "RequestError"),
+    ("bridge.nats.errors", "NatsError"),
+    ("sidecar.nats.verifying", "Disturbed"),
 )
 
 

@@ -50,6 +50,9 @@ async def gather_status(home: Home) -> dict[str, Any]:
         problems.append("; ".join(refused))
     if found is not None and found.get("nats") and found["nats"]["problem"]:
         notes.append(f"NATS: {found['nats']['problem']}")
+    mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]
+    if mirror and mirror["problem"] and mirror["problem"] != found["nats"]["problem"]:  # type: ignore[index]
+        notes.append(f"the mirror waits: {mirror['problem']}")
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems)
@@ -151,6 +154,8 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     )
     if nats := _nats_line(found.get("nats") or {"mode": "off"}):
         rows.append(("nats", nats))
+    if mirror := (found.get("nats") or {}).get("mirror"):
+        rows.append(("mirror", _mirror_line(mirror)))
     rows.append(("waiting", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     for name, value in rows:
@@ -165,6 +170,14 @@ def _one_each(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if place not in chosen or (link.get("delivers") and not chosen[place].get("delivers")):
             chosen[place] = link
     return list(chosen.values())
+
+
+def _mirror_line(found: dict[str, Any]) -> str:
+    """How far the mirror is, in one line."""
+    doing = "" if found["state"] in ("idle", "publishing") else f", {found['state']}"
+    if found["lag"]:
+        return f"{counted(found['lag'], 'record')} behind the log{doing}"
+    return f"all {counted(found['head'] + 1, 'record')}{doing}"
 
 
 def _nats_line(found: dict[str, Any]) -> str:

@@ -8,29 +8,65 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bridge.nats.errors import NatsUnavailable
+from bridge.nats.errors import NatsError, NatsUnavailable
 from bridge.nats.options import ConnectOptions
+from bridge.opencode.frames import HookItem
 from sidecar.config import NatsConfig
 from sidecar.home import Home, HomeError
-from sidecar.nats.settings import external_options
+from sidecar.nats.settings import external_options, mirror_bytes
+from streams.store import StreamStore
 
 if TYPE_CHECKING:
     from bridge.nats.sessions import Sessions
+    from sidecar.nats.deltas import DeltaStream
+    from sidecar.nats.mirroring import MirrorTask
+    from sidecar.nats.rebuilding import Rebuild
     from sidecar.nats.server import EmbeddedServer
 
 log = logging.getLogger("sidecar.nats")
 
+LIBRARY = frozenset({"nats", "nkeys", "nacl"})
+"""What the client library's packages are called."""
+
+DRAIN_SECONDS: Final = 2.0
+"""How long a sidecar that ends waits for the mirror to catch up; the next one goes on anyway."""
+
 MISSING = "the library nats-py is missing; pip install 'opencode-durable-stream[nats]'"
 
 
-class NatsService:
-    """What runs for ``[nats]``: ``start`` returns at once, ``close`` leaves nothing. Belongs to its event loop."""
+class Mirrored(NamedTuple):
+    """What is mirrored: the log with its id, the clock, and what capture knows for token deltas.
 
-    def __init__(self, home: Home, config: NatsConfig, new_token: Callable[[], str]) -> None:
+    ``turn_of`` gives the user message that a session answers now; ``clean`` redacts.
+    """
+
+    store: StreamStore
+    log_id: str
+    now_ms: Callable[[], int]
+    turn_of: Callable[[str], str | None]
+    clean: Callable[[Any], Any]
+
+
+class NatsService:
+    """What runs for ``[nats]``: ``start`` returns at once, ``close`` leaves nothing. Belongs to its event loop.
+
+    Without ``mirrored`` there is a connection, and nothing is published.
+    """
+
+    def __init__(
+        self, home: Home, config: NatsConfig, new_token: Callable[[], str], mirrored: Mirrored | None = None
+    ) -> None:
         self._home, self._config, self._new_token = home, config, new_token
+        self._mirrored = mirrored
+        self.mirror: MirrorTask | None = None
+        """The mirror of the log; None while ``[nats]`` is off or cannot work at all."""
+        self._deltas: DeltaStream | None = None
+        self._rebuild: Rebuild | None = None
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._failed = ""
         self._problem = ""
         self._server: EmbeddedServer | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -44,9 +80,11 @@ class NatsService:
         try:
             # The library is in an extra, and loading it costs a tenth of a second: only who wants NATS pays.
             from bridge.nats.sessions import Sessions
+            from sidecar.nats.deltas import DeltaStream
+            from sidecar.nats.mirroring import MirrorTask
             from sidecar.nats.server import EmbeddedServer
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] not in ("nats", "nkeys", "nacl"):
+            if error.name is None or error.name.split(".")[0] not in LIBRARY:
                 raise
             self._fail(MISSING)
             return
@@ -60,9 +98,42 @@ class NatsService:
             self._server.start()
         self.sessions = Sessions(self._options)
         self._keeping = asyncio.create_task(self._keep(self.sessions))
+        if self._mirrored is None:
+            return
+        log_id, max_bytes = self._mirrored.log_id, mirror_bytes(self._config)
+        self.mirror = MirrorTask(
+            self._mirrored.store, log_id, self.sessions, self._mirrored.now_ms, max_bytes=max_bytes
+        )
+        self.mirror.start()
+        if self._config.deltas:
+            self._deltas = DeltaStream(
+                self.sessions, log_id, self._mirrored.turn_of, self.mirror.project_of, self._mirrored.clean
+            )
+
+    @property
+    def wants_deltas(self) -> bool:
+        """Whether shims shall send token deltas."""
+        return self._deltas is not None
+
+    def deltas(self, items: Iterable[HookItem]) -> None:
+        """Token deltas came from a shim; returns at once."""
+        if self._deltas is not None:
+            self._deltas.take(items)
+
+    def forgotten(self, streams: Collection[str]) -> None:
+        """Payloads of these streams were forgotten in the log: the mirror follows, in the background."""
+        if self.mirror is not None:
+            self.mirror.forgotten(streams)
 
     async def close(self) -> None:
-        """End the connection, then the server. Idempotent."""
+        """Mirror what is left, if that is quick; end the connection, then the server. Idempotent."""
+        if self._deltas is not None:
+            await self._deltas.close()
+        if self._rebuilding is not None:
+            self._rebuilding.cancel()
+            await asyncio.gather(self._rebuilding, return_exceptions=True)
+        if self.mirror is not None:
+            await self.mirror.close(drain_seconds=DRAIN_SECONDS)
         if self._keeping is not None:
             self._keeping.cancel()
         if self.sessions is not None:
@@ -74,8 +145,8 @@ class NatsService:
             await self._server.stop()
 
     def status(self) -> dict[str, Any]:
-        """For ``status``: ``mode``, ``connected``, ``servers`` (shown without secrets), ``version``, ``problem``, and
-        ``server``, the embedded server's own account or null.
+        """For ``status``: ``mode``, ``connected``, ``servers`` (shown without secrets), ``version``, ``problem``;
+        ``server`` and ``mirror``, the embedded server's and the mirror's own accounts, or null; ``deltas``, counts.
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -89,7 +160,64 @@ class NatsService:
             "version": session.server.version if session is not None else None,
             "problem": problem,
             "server": server,
+            "mirror": self.mirror.status() if self.mirror is not None else None,
+            "deltas": self._deltas.counts if self._deltas is not None else None,
         }
+
+    def mirror_status(self) -> dict[str, Any]:
+        """For ``mirror status``: the mirror's account with ``mode`` and ``servers``; ``problem`` is either's."""
+        whole = self.status()
+        at_rest = {"state": "off" if self._config.mode == "off" else "waiting"}
+        found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
+        problem = found["problem"] or whole["problem"]
+        return {"mode": whole["mode"], "servers": whole["servers"], **found, "problem": problem}
+
+    def rebuild(self) -> dict[str, Any]:
+        """Begin to publish everything anew, unless that is under way; as ``rebuilding`` tells.
+
+        Raises:
+            NatsUnavailable: nothing is mirrored; why.
+        """
+        if self.mirror is None or self.sessions is None or self._mirrored is None:
+            raise NatsUnavailable(self._problem or "NATS was off when this sidecar started", "restart it")
+        if self._rebuilding is None or self._rebuilding.done():
+            from sidecar.nats.rebuilding import Rebuild
+
+            self._rebuild = Rebuild(self.mirror, self.sessions, self._mirrored.store, self._mirrored.log_id)
+            self._failed = ""
+            self._rebuilding = asyncio.create_task(self._run_rebuild(self._rebuild))
+        return self.rebuilding()
+
+    def rebuilding(self) -> dict[str, Any]:
+        """The last rebuild: ``{running, failed, progress}``; ``progress`` is null where none was begun."""
+        return {
+            "running": self._rebuilding is not None and not self._rebuilding.done(),
+            "failed": self._failed,
+            "progress": self._rebuild.progress() if self._rebuild is not None else None,
+        }
+
+    async def _run_rebuild(self, rebuild: Rebuild) -> None:
+        from sidecar.nats.rebuilding import RebuildStopped
+
+        try:
+            done = await rebuild.run()
+        except (NatsError, RebuildStopped) as error:
+            self._failed = str(error)
+            log.warning("the mirror was not rebuilt: %s", error)
+            return
+        log.info("the mirror was rebuilt, number %d, up to record %d", done["rebuild"], done["position"])
+
+    async def address(self) -> dict[str, Any]:
+        """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.
+
+        Raises:
+            NatsUnavailable: it does not run, or there is none; why.
+        """
+        if self._server is None:
+            raise NatsUnavailable(self._problem or "this sidecar has no NATS server of its own")
+        options = await self._server.options()
+        port = self._server.status()["port"]
+        return {"port": port, "token": options.token, "server_id": options.server_id}
 
     async def _options(self) -> ConnectOptions:
         if self._server is not None:

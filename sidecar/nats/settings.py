@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.nats.options import ConnectOptions, PullSettings
+from bridge.nats.stream_plan import UNLIMITED
 from sidecar.config import MIB, NatsConfig, NatsPullConfig
 
 SERVER_NAME: Final = "durable-stream"
@@ -46,6 +47,15 @@ def server_config(directory: Path, config: NatsConfig, *, token: str, port: int)
         "trace": False,
     }
     return json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
+
+
+def mirror_bytes(config: NatsConfig) -> int:
+    """Most bytes of the log's copy; -1: no limit of ours. An embedded server keeps a quarter of its room for the rest:
+    a stream that may grow until nothing fits any more would stop the mirror.
+    """
+    if config.max_mirror_bytes:
+        return config.max_mirror_bytes
+    return config.max_store_bytes // 4 * 3 if config.mode == "embedded" else UNLIMITED
 
 
 def external_options(config: NatsConfig) -> ConnectOptions:

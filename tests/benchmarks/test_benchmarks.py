@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import limits, million, peers, store
+from benchmarks import limits, million, mirror, peers, store
 from benchmarks.limits import beside
 from benchmarks.report import Row, table
 from tools import generate_performance
@@ -25,6 +25,14 @@ async def test_every_row_of_the_stores_runs(tmp_path: Path, monkeypatch: pytest.
         assert f"{backend} append, 64 in flight" in labels
         assert f"{backend}, disk 5 ms slower, 64 in flight" in labels
     assert all(row.value > 0 and row.limit for row in rows) and all(label in table(rows) for label in labels)
+
+
+async def test_every_row_of_the_mirror_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "CHUNK", 200)
+    monkeypatch.setattr(limits, "ROUNDS", 1)
+    rows = await mirror.measure(tmp_path, 0.02)
+    assert [row.floor for row in rows] == [0.7, None]
+    assert all(row.value > 0 and row.limit for row in rows)
 
 
 async def test_every_row_of_a_long_log_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

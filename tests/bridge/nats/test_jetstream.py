@@ -490,3 +490,39 @@ async def test_credentials_sign_the_servers_nonce(tmp_path: Path) -> None:
     told = json.loads(line.removeprefix(b"CONNECT "))
     assert told["jwt"] == "header.claims.signature" and told["sig"]
     assert seed not in sent
+
+
+async def test_many_messages_are_sent_as_they_would_be_one_by_one(session: JetStream) -> None:
+    streams = definition()
+    await keeping.ensure_streams(session, [streams])
+    sent = messages(streams.name, 400, size=3000)
+    await session.send_all([(m.subject, m.headers, "X-More: 1\r\n", m.body) for m in sent])
+    await session.flush()
+    while (await keeping.facts(session, streams.name)).messages < len(sent):
+        await asyncio.sleep(0.01)  # a stream takes in what the server has taken
+    found = await read(session, streams.name)
+    assert [(f.subject, f.body) for f in found] == [(m.subject, m.body) for m in sent]
+    assert [f.headers for f in found] == [{**m.headers, "X-More": "1"} for m in sent]
+
+
+@pytest.mark.parametrize(
+    ("subject", "headers"),
+    [
+        ("a b", {}),
+        ("a\r\nPUB x 0\r\n", {}),
+        ("", {}),
+        ("a.é", {}),
+        ("a", {"A": "1\r\nB: 2"}),
+        ("a", {"A": "1\n"}),
+        ("a", {"A\r\nB": "1"}),
+        ("a", {"A": "1\rB"}),
+    ],
+)
+async def test_nothing_that_a_record_holds_adds_a_header_or_a_command(
+    session: JetStream, subject: str, headers: dict[str, str]
+) -> None:
+    with pytest.raises(NatsRefused):
+        await session.send_all([("a", {}, "", b"before"), (subject, headers, "", b"")])
+    with pytest.raises(NatsRefused, match="larger than the server takes"):
+        await session.send_all([("a", {}, "", b"x" * (session.server.max_payload + 1))])
+    assert session.is_open

@@ -121,6 +121,8 @@ def test_l0_tells_a_session_as_it_was(name: str) -> None:
                 event_.payload["part"],
             )
             assert message.headers["traceparent"] == event_.traceparent
+            position = steps[fields["metadata"]["event"]].position
+            assert (message.headers[h.LOG], message.headers[h.POSITION]) == (LOG, str(position))
             assert not {"input", "output"} & set(fields["metadata"])
             seen_steps += 1
         elif isinstance(payload, Task):

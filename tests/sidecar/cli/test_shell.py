@@ -22,6 +22,12 @@ from streams.errors import StoreUnavailable
 from tests.sidecar.cli.helpers import ROOT, environment, run, run_process
 
 COMMANDS = sorted(info.name or "" for info in app.registered_commands)
+GROUPED = sorted(
+    f"{group.name} {info.name}"
+    for group in app.registered_groups
+    if group.typer_instance is not None
+    for info in group.typer_instance.registered_commands
+)
 
 HEAVY = ("asyncio", "pydantic", "rich", "websockets", "orjson", "msgspec", "watchfiles", "ulid", "streams", "bridge")
 
@@ -29,20 +35,21 @@ HEAVY = ("asyncio", "pydantic", "rich", "websockets", "orjson", "msgspec", "watc
 def test_all_commands_of_the_design_are_there() -> None:
     assert set(COMMANDS) >= {
         *("serve", "stop", "install", "uninstall", "doctor", "status", "demo", "play"),
-        *("streams", "log", "show", "query", "why", "tree", "verify", "export"),
+        *("streams", "log", "show", "query", "why", "tree", "verify", "export", "listen"),
     }
+    assert set(GROUPED) >= {"mirror status", "mirror verify", "mirror rebuild"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *GROUPED])
 def test_every_command_has_help_with_an_example(name: str) -> None:
-    done = CliRunner().invoke(app, [name, "--help"], prog_name="durable-stream")
+    done = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="durable-stream")
     assert done.exit_code == 0
     assert f"Example:\n    durable-stream {name}" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("name", ["", *COMMANDS, *GROUPED])
 def test_every_example_of_the_help_can_be_parsed(name: str) -> None:
-    out = CliRunner().invoke(app, [*filter(None, [name]), "--help"], prog_name="durable-stream").stdout
+    out = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="durable-stream").stdout
     examples = re.findall(r"^    durable-stream (.*?)(?:  .*)?$", out.partition("Example:")[2], re.M)
     assert examples
     group = get_command(app)
@@ -50,6 +57,10 @@ def test_every_example_of_the_help_can_be_parsed(name: str) -> None:
         root = group.make_context("durable-stream", shlex.split(example))
         assert isinstance(group, TyperGroup)
         verb, command, rest = group.resolve_command(root, [*root._protected_args, *root.args])
+        if isinstance(command, TyperGroup):
+            root = command.make_context(verb, rest, parent=root)
+            inner, command, rest = command.resolve_command(root, [*root._protected_args, *root.args])
+            verb = f"{verb} {inner}"
         assert command is not None and verb == (name or verb)
         command.make_context(verb, rest, parent=root)  # a wrong option or a missing argument raises
 

@@ -80,6 +80,20 @@ def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
     assert said.get("nats") is None
 
 
+def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None:
+    served.start('[nats]\nmode = "embedded"\n')
+    recording = Path(__file__).parents[2] / "recordings" / "chat.jsonl"
+    run(served.home, "play", str(recording), "--speed", "max")
+    mirror = wait_for(
+        lambda: (m := served.nats()["mirror"])["position"] >= 0 and m["state"] == "idle" and not m["lag"] and m,
+        "all is mirrored",
+    )
+    assert mirror["problem"] == "" and mirror["rebuild"] == 0 and mirror["published"] > mirror["head"]
+    line = next(line for line in run(served.home, "status").stdout.splitlines() if line.startswith("mirror "))
+    assert line.split(None, 1)[1] == f"all {mirror['head'] + 1} records"
+    assert served.end(signal.SIGTERM) == 0
+
+
 def test_a_killed_sidecar_leaves_no_server_and_the_next_one_starts_its_own(served: Served) -> None:
     served.start('[nats]\nmode = "embedded"\n')
     first = served.until(connected=True)["server"]
@@ -150,6 +164,8 @@ async def test_off_nothing_is_there(tmp_path: Path) -> None:
         "version": None,
         "problem": "",
         "server": None,
+        "mirror": None,
+        "deltas": None,
     }
     await service.close()
 

@@ -1,0 +1,151 @@
+"""The mirror on JetStream against a bare publisher of atomic batches: the client library, ready bodies, no log."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+
+from benchmarks.limits import beside
+from benchmarks.report import Row
+from benchmarks.store import an_event
+from bridge.nats.sessions import Sessions
+from bridge.nats.stream_plan import server_version
+from sidecar.config import NatsConfig
+from sidecar.nats.life import State
+from sidecar.nats.mirroring import MirrorTask
+from sidecar.nats.server import EmbeddedServer
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.identity import system_identity
+from streams.log import Log
+
+IDENTITY = system_identity()
+CHUNK = 4000
+BATCH = 1000
+"""Of the bare publisher: as many as a server takes."""
+
+APPEND = 200
+ATOMIC_SINCE = (2, 12)
+
+
+def a_step(number: int) -> StreamEvent:
+    """A step of about 1 KiB, which is told in the L0 protocol as well: two messages a record."""
+    payload = {
+        "session": f"ses_{number % 8}",
+        "turn": f"msg_{number // 50}",
+        "part": f"prt_{number}",
+        "kind": "tool",
+        "tool": "bash",
+        "status": "completed",
+        "output": "x" * 400,
+    }
+    return IDENTITY.stamp(an_event(number).fields() | {"type": "execution.step", "payload": payload})
+
+
+class Bare:
+    """Atomic batches of ready bodies; nothing but an id and the batch's own headers goes with a message."""
+
+    def __init__(self, client: Any, stream: str) -> None:
+        self._client, self._stream = client, stream
+        self._body = canonical(an_event(0).fields())
+        self._sent = 0
+
+    async def rate(self, seconds: float) -> float:
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            await self._batch()
+            count += BATCH
+        return count / (time.perf_counter() - start)
+
+    async def _batch(self) -> None:
+        batch, subject = IDENTITY.ulid(), f"{self._stream}.a"
+        for number in range(1, BATCH + 1):
+            self._sent += 1
+            headers = {"Nats-Msg-Id": str(self._sent), "Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
+            if number < BATCH:
+                await self._client.publish(subject, self._body, headers=headers)
+        answer = await self._client.request(
+            subject, self._body, timeout=30, headers={**headers, "Nats-Batch-Commit": "1"}
+        )
+        assert b'"count":1000' in answer.data.replace(b" ", b"") or BATCH != 1000, answer.data
+
+
+async def measure(directory: Path, seconds: float) -> list[Row]:
+    """The rows of the mirror; none, said by name, where the server takes no atomic batches."""
+    async with _server(directory / "nats") as server:
+        found = server.status()["version"]
+        if server_version(found) < ATOMIC_SINCE:
+            print(f"mirror: NATS server {found} takes no atomic batches; install a newer one", file=sys.stderr)
+            return []
+        options = await server.options()
+        client = await nats.connect(options.servers[0], token=options.token)
+        try:
+            api = client.jetstream()
+            await api._api_request(
+                "$JS.API.STREAM.CREATE.BARE",
+                b'{"name":"BARE","subjects":["BARE.>"],"storage":"file","allow_atomic":true}',
+            )
+            bare = Bare(client, "BARE")
+            rows = []
+            for label, make, floor in (
+                ("mirror, jsonl to atomic batches", an_event, (0.7, 0.95)),
+                ("mirror, steps: records and L0 messages", a_step, None),
+            ):
+                rate, limit = await beside(bare.rate, _Mirroring(directory / label[8:13], server, make).rate, seconds)
+                rows.append(Row(label, rate, limit, "bare atomic batches", *(floor or ())))
+            return rows
+        finally:
+            await client.close()
+
+
+class _Mirroring:
+    """A log that grows while its mirror is paused; then the mirror catches up, and that is measured."""
+
+    def __init__(self, path: Path, server: EmbeddedServer, make: Any) -> None:
+        self._path, self._server, self._make = path, server, make
+
+    async def rate(self, seconds: float) -> float:
+        store = await Log.open(self._path, IDENTITY)
+        sessions = Sessions(self._server.options)
+        task = MirrorTask(store, store.manifest.log_id, sessions, IDENTITY.now_ms)
+        try:
+            done, mirrored, spent = 0, 0, 0.0
+            while spent < seconds:
+                for _ in range(0, CHUNK, APPEND):
+                    await store.append([self._make(done + n) for n in range(APPEND)])
+                    done += APPEND
+                task.resume()
+                # What is asked of the server before is a connection's, not a record's.
+                while task.status()["state"] in ("waiting", "resuming"):
+                    await asyncio.sleep(0.001)
+                start, first = time.perf_counter(), task.status()["position"]
+                while task.status()["position"] < store.head:
+                    await asyncio.sleep(0.001)
+                spent += time.perf_counter() - start
+                mirrored += store.head - first
+                await task.pause()
+            return mirrored / spent
+        finally:
+            await task.close()
+            await sessions.close()
+            await store.close()
+
+
+@asynccontextmanager
+async def _server(directory: Path) -> AsyncIterator[EmbeddedServer]:
+    directory.mkdir(mode=0o700)
+    server = EmbeddedServer(directory, NatsConfig(mode="embedded"), IDENTITY.nonce)
+    server.start()
+    try:
+        async with asyncio.timeout(60):
+            await server.until(State.RUNNING)
+        yield server
+    finally:
+        await server.stop()

@@ -1,0 +1,214 @@
+"""``listen``: what is published on NATS, as it happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.command import JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from bridge.nats.errors import NatsError
+    from bridge.nats.jetstream import JetStream, Received
+    from bridge.nats.sessions import Sessions
+    from sidecar.cli.heard import Heard
+    from sidecar.cli.output import Output
+
+MOST_WAITING = 10_000
+"""Messages that wait for a terminal or a pipe that does not keep up; more are left out, and that is told."""
+
+
+async def listen(
+    context: typer.Context,
+    subject: Annotated[
+        str, typer.Argument(metavar="SUBJECT", help="What to hear; * is one token, > the rest. Records: evt.>")
+    ] = "evt.>",
+    json: JsonFlag = False,
+) -> int:
+    """Print what is published on NATS, as it happens, until Ctrl-C.
+
+    evt.> is every record, evt.*.*.ses_1a2b.> those of one stream; evt.agent.*.step,
+    str.> and the like are the L0 protocol's. What was published before is not
+    shown, nor what is published while the server is away.
+    """
+    from sidecar.cli.heard import expanded
+    from sidecar.cli.nats import connection
+    from sidecar.cli.output import Output
+    from sidecar.config import load_config
+    from streams.subjects import SubjectError
+
+    try:
+        pattern = expanded(subject)
+    except SubjectError as error:
+        raise typer.BadParameter(str(error), param_hint="SUBJECT") from None
+    home = home_of(context)
+    home.check_owner()
+    sessions = connection(home, load_config(home.config_path).nats)
+    try:
+        await _until_interrupted(_Listening(Output(json), sessions, pattern))
+    finally:
+        await sessions.close()
+    return 0
+
+
+async def _until_interrupted(listening: _Listening) -> None:
+    """Listen until SIGINT or SIGTERM: the ordinary end, so it is no failure."""
+    import asyncio
+    import signal
+
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(listening.run())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        task.cancel()
+
+
+class _Listening:
+    def __init__(self, out: Output, sessions: Sessions, pattern: str) -> None:
+        from collections import deque
+
+        self._out, self._sessions, self._pattern = out, sessions, pattern
+        self._waiting: deque[Received] = deque()
+        self._left_out = 0
+        self._day = ""
+        self._news: asyncio.Event
+
+    async def run(self) -> None:
+        """Hear and print, through every restart of the server; ends by being cancelled.
+
+        Raises:
+            NatsError: there is no server to begin with, or the settings cannot work.
+        """
+        import asyncio
+
+        from bridge.nats.errors import NatsUnavailable
+
+        self._news = asyncio.Event()
+        session = await self._sessions.get()
+        note(f"Listening to {self._pattern}. End with Ctrl-C.")
+        while True:
+            try:
+                await self._hear(session)
+            except NatsUnavailable as error:
+                self._print_waiting()
+                note(f"{error}. Waiting for the server; what is published meanwhile is not shown.")
+            session = await self._again()
+            note(f"Connected again, to NATS {session.server.version}.")
+
+    async def _again(self) -> JetStream:
+        """The next connection. What keeps it from being made is told once."""
+        import asyncio
+
+        from bridge.nats.errors import NatsError
+
+        told: NatsError | None = None
+        pause = 0.1
+        while True:
+            try:
+                return await self._sessions.get()
+            except NatsError as error:
+                if told is not None and str(told) != str(error):
+                    note(f"Still waiting: {error}.")
+                told = error
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    async def _hear(self, session: JetStream) -> None:
+        import asyncio
+
+        async with session.hearing(self._pattern, self._take):
+            printing = asyncio.create_task(self._print_on())
+            try:
+                ended = asyncio.ensure_future(session.ended())
+                await asyncio.wait((printing, ended), return_when=asyncio.FIRST_COMPLETED)
+                if printing.done():
+                    printing.result()  # a closed pipe, maybe
+                raise _ended(ended.result())
+            finally:
+                printing.cancel()
+
+    def _take(self, message: Received) -> None:
+        from sidecar.cli.heard import is_internal
+
+        if is_internal(message.subject, self._pattern):
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft()
+            self._left_out += 1
+        self._waiting.append(message)
+        self._news.set()
+
+    async def _print_on(self) -> None:
+        import asyncio
+
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._print_waiting()
+            await asyncio.sleep(0)
+
+    def _print_waiting(self) -> None:
+        while self._waiting:
+            if self._left_out:
+                note(f"{self._left_out} messages were left out: they come faster than they can be printed.")
+                self._left_out = 0
+            self._print(self._waiting.popleft())
+        self._out.flush()
+
+    def _print(self, message: Received) -> None:
+        from sidecar.cli.heard import as_json, heard
+        from sidecar.cli.output import iso_time
+        from streams.identity import system_identity
+
+        now = system_identity().now_ms()
+        if self._out.json:
+            self._out.object(as_json(message.subject, message.headers, message.body, now))
+            return
+        told = heard(message.subject, message.headers, message.body, now)
+        if self._out.terminal:
+            self._on_terminal(told)
+        else:
+            self._out.cells(iso_time(told.ts), message.subject, told.type, told.actor, str(told.line))
+
+    def _on_terminal(self, told: Heard) -> None:
+        from sidecar.cli.describe import short_type
+        from sidecar.cli.output import fitted, local_time, one_line, padded
+        from sidecar.cli.records import ROOMY, SHORT_ID, STYLES
+
+        day = local_time(told.ts, "%A, %d %B %Y")
+        if day != self._day:
+            self._day = day
+            self._out.text(day, "bold")
+        roomy = self._out.width >= ROOMY
+        gap = "  " if roomy else " "
+        style = STYLES[told.line.tone]
+        place = told.place if roomy else told.place[-SHORT_ID:]
+        actor = fitted(told.actor, 12 if roomy else 8)
+        type_ = fitted(short_type(told.type), 18 if roomy else 14)
+        label = one_line(told.line.label)
+        parts = [
+            (f"{local_time(told.ts, '%H:%M:%S')}{gap}", "dim"),
+            (padded(place, 10 if roomy else SHORT_ID) + gap, "dim"),
+            (actor + gap, "cyan" if told.actor == "user" else ""),
+            (type_ + gap, "dim"),
+        ]
+        if label != short_type(told.type):
+            parts.append((f"{label}: " if told.line.text else label, f"bold {style}" if style != "dim" else style))
+        parts.append((told.line.text, style))
+        self._out.line(parts)
+
+
+def _ended(why: str) -> NatsError:
+    from bridge.nats.errors import NatsUnavailable
+
+    return NatsUnavailable(f"The connection to NATS ended: {why}")

@@ -1,0 +1,392 @@
+"""``mirror status``, ``verify`` and ``rebuild``: the copy of the log on NATS."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from bridge.nats.sessions import Sessions
+    from sidecar.cli.output import Output
+    from sidecar.config import Config
+    from sidecar.home import Home
+    from sidecar.nats.verifying import MirrorCheck, Verified
+
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without it you are only told what would be done.")]
+
+SHOWN = 20
+"""Differences of a kind that are printed one by one; --json prints all."""
+
+BAR_RECORDS = 20_000
+"""A log from this size on takes long enough to compare for a progress bar."""
+
+LOOK_SECONDS = 0.2
+
+WORDS = {
+    "missing": "missing",
+    "extra": "too many",
+    "changed": "changed",
+    "order": "out of order",
+    "unforgotten": "not forgotten",
+}
+
+
+async def status(context: typer.Context, json: JsonFlag = False) -> int:
+    """Show how far the copy of the log on NATS is.
+
+    Ends with 1 if something keeps it from being up to date.
+    """
+    from sidecar.cli.output import Output
+    from sidecar.config import load_config
+
+    home = home_of(context)
+    home.check_owner()
+    config, out = load_config(home.config_path), Output(json)
+    found = await _asked(home) if home.running() is not None else await _at_rest(home, config)
+    if json:
+        out.object(found)
+    else:
+        for name, value in _rows(found):
+            out.prose(f"{name:9}", value, "red" if name == "problem" else "")
+    return 1 if found["problem"] else 0
+
+
+async def verify(context: typer.Context, json: JsonFlag = False) -> int:
+    """Compare the copy of the log on NATS with the log.
+
+    Every message: ids, order, subjects, headers and bytes. What the server's limits
+    removed, and what the log has pruned, is no fault. Changes nothing.
+    """
+    from sidecar.cli.output import Output
+    from sidecar.config import load_config
+
+    home = home_of(context)
+    home.check_owner()
+    config, out = load_config(home.config_path), Output(json)
+    from sidecar.cli.nats import connection
+
+    sessions = connection(home, config.nats)
+    try:
+        check = await _check(home, sessions, with_ids=json)
+        await _run_check(out, check)
+    finally:
+        await sessions.close()
+    summary = check.summary
+    if json:
+        out.object({"summary": summary.as_json()})
+    else:
+        _verdict(out, summary)
+    return 1 if summary.differences else 0
+
+
+async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag = False) -> int:
+    """Remove this log's messages from NATS and publish them again.
+
+    Other homes' messages on the same server stay. What only the copy still has,
+    because the log has pruned it, is lost; without --yes you are told how much
+    that is, and nothing is changed. One that is cut off can be run again.
+    """
+    from sidecar.cli.nats import connection
+    from sidecar.cli.output import Output
+    from sidecar.config import load_config
+
+    home = home_of(context)
+    home.check_owner()
+    config, out = load_config(home.config_path), Output(json)
+    sessions = connection(home, config.nats)
+    try:
+        facts = await _before(home, sessions)
+    finally:
+        await sessions.close()
+    if not yes:
+        if json:
+            out.object({**facts, "done": None})
+        else:
+            _tell_before(out, facts)
+            note("Nothing was changed: --yes does it.")
+        return 0
+    with _bar(out, "publishing") as tell:
+        done = await (_by_sidecar(home, tell) if home.running() is not None else _by_ourselves(home, config, tell))
+    if json:
+        out.object({**facts, "done": done})
+    else:
+        lost = f"; {_messages(facts['pruned'])} of pruned records are gone" if facts["pruned"] else ""
+        out.text(f"the copy is whole again: {_records(facts['records'])} published in order{lost}", "green")
+        out.text("`durable-stream mirror verify` compares it with the log")
+    return 0
+
+
+# --- what the mirror says of itself ---
+
+
+async def _asked(home: Home) -> dict[str, Any]:
+    return await _ask(home, "mirror")
+
+
+async def _at_rest(home: Home, config: Config) -> dict[str, Any]:
+    """No sidecar runs: what the mirror noted last, beside the log."""
+    from sidecar.nats.settings import external_options
+    from streams.log import LogReader
+    from streams.store import NOTHING
+    from streams.stores.hints import Hints
+
+    reader = LogReader(home.store_path)
+    head = reader.head
+    position = min(Hints(home.store_path).cursor("mirror"), head) if head != NOTHING else NOTHING
+    return {
+        "mode": config.nats.mode,
+        "servers": external_options(config.nats).shown if config.nats.mode == "external" else "",
+        "state": "off" if config.nats.mode == "off" else "stopped",
+        "position": position,
+        "head": head,
+        "lag": head - position,
+        "rebuild": None,
+        "problem": "",
+    }
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    if found["mode"] == "off":
+        from sidecar.cli.nats import TURN_ON
+
+        return [("mirror", f"off; {TURN_ON}")]
+    where = "the embedded server" if found["mode"] == "embedded" else found["servers"]
+    states = {"stopped": "no sidecar runs; what waits is published when one does"}
+    rows = [("mirror", f"{where}: {states.get(found['state'], found['state'])}")]
+    if found["position"] < 0:
+        rows.append(("mirrored", f"nothing yet of {_records(found['head'] + 1)}"))
+    else:
+        rows.append(("mirrored", f"up to record {found['position']} of {found['head']}"))
+    rows.append(("waiting", _records(found["lag"]) if found["lag"] else "nothing"))
+    if found["rebuild"]:
+        rows.append(("rebuilt", f"{found['rebuild']} time{'' if found['rebuild'] == 1 else 's'}"))
+    if found["problem"]:
+        rows.append(("problem", found["problem"]))
+    return rows
+
+
+# --- comparing ---
+
+
+async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorCheck:
+    from sidecar.nats.verifying import MirrorCheck
+    from streams.identity import system_identity
+    from streams.log import LogReader
+
+    reader = LogReader(home.store_path)
+    return MirrorCheck(reader, _log_id(home), sessions, now_ms=system_identity().now_ms, with_ids=with_ids)
+
+
+def _log_id(home: Home) -> str:
+    from streams.stores.presence import located
+
+    manifest = located(home.store_path)
+    if manifest is None:
+        raise Failure(f"there is no log in {home.store_path} yet, so nothing is mirrored")
+    return manifest.log_id
+
+
+async def _run_check(out: Output, check: MirrorCheck) -> None:
+    from collections import Counter
+
+    shown: Counter[str] = Counter()
+    with _bar(out, "comparing", least=BAR_RECORDS, total=check.head + 1) as tell:
+        check.progress = lambda position: tell({"position": position, "head": check.head})
+        async for found in check.run():
+            shown[found.kind] += 1
+            if out.json:
+                out.object({"difference": found.as_json()})
+            elif not out.terminal or shown[found.kind] <= SHOWN:
+                named = f" ({found.events[0]})" if found.events and found.events[0] else ""
+                out.prose("", f"{found}{named}", "red")
+    if out.terminal:
+        _tell_rest(out, shown)
+
+
+def _tell_rest(out: Output, shown: Counter[str]) -> None:
+    for kind, count in shown.items():
+        if count > SHOWN:
+            out.text(f"… and {count - SHOWN} more that are {WORDS[kind]}; --json names every one", "red")
+
+
+def _verdict(out: Output, summary: Verified) -> None:
+    kept = sum(stream.compared for stream in summary.streams)
+    said = [
+        f"{count} {what}"
+        for what, count in (
+            ("expired", sum(stream.expired for stream in summary.streams)),
+            ("of records that the log has pruned", sum(stream.pruned for stream in summary.streams)),
+        )
+        if count
+    ]
+    waiting = f"; {_records(summary.waiting)} not mirrored yet" if summary.waiting else ""
+    if not summary.differences:
+        also = f" (and {', '.join(said)})" if said else ""
+        out.text(
+            f"the copy equals the log: {_messages(kept)} of {_records(summary.records)} compared{also}{waiting}",
+            "green",
+        )
+        return
+    kinds: dict[str, int] = {}
+    for stream in summary.streams:
+        for kind, count in stream.differences.items():
+            kinds[WORDS[kind]] = kinds.get(WORDS[kind], 0) + count
+    told = ", ".join(f"{count} {word}" for word, count in kinds.items())
+    out.text(f"the copy differs from the log: {told}; nothing was changed{waiting}", "bold")
+    out.text("`durable-stream mirror rebuild` publishes this log again")
+
+
+# --- rebuilding ---
+
+
+async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
+    """What a rebuild would do; the log is read to its end first, for a damaged one must not replace its copy."""
+    from bridge.nats.errors import NatsUnavailable
+    from sidecar.nats.verifying import Disturbed
+    from streams.errors import CorruptLog
+    from streams.log import LogReader
+
+    check = await _check(home, sessions, with_ids=False)
+    await sessions.get()  # away is away; unreadable is another thing
+    unreadable = ""
+    try:
+        try:
+            async for _ in check.run():
+                pass
+            records = check.summary.records
+        except (NatsUnavailable, Disturbed) as error:
+            unreadable, records = str(error), 0
+            async for _ in LogReader(home.store_path).read_all():
+                records += 1
+    except CorruptLog as error:
+        raise Failure(
+            f"{error}; records after that cannot be reached, and the copy on NATS may be the only one of them, so "
+            "nothing is rebuilt; see `durable-stream verify` and `repair`"
+        ) from None
+    streams = check.summary.streams
+    return {
+        "records": records,
+        "messages": sum(stream.messages for stream in streams),
+        "pruned": sum(stream.pruned for stream in streams),
+        "differences": check.summary.differences,
+        "unreadable": unreadable,
+    }
+
+
+def _tell_before(out: Output, facts: dict[str, Any]) -> None:
+    out.text(f"would remove {_messages(facts['messages'])} of this log and publish {_records(facts['records'])} again")
+    if facts["unreadable"]:
+        out.prose("", f"the copy could not be read to its end, so it may hold more: {facts['unreadable']}", "yellow")
+    if facts["pruned"]:
+        out.prose(
+            "",
+            f"{_messages(facts['pruned'])} of records that the log has pruned would be lost: only the copy has them",
+            "yellow",
+        )
+    if not facts["differences"] and not facts["unreadable"]:
+        out.text("the copy equals the log already: there is no need to")
+
+
+async def _by_sidecar(home: Home, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    import asyncio
+
+    from sidecar.client import ControlClient
+    from sidecar.version import VERSION
+    from streams.identity import system_identity
+
+    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        answer = await client.request("mirror_rebuild")
+        while answer["running"]:
+            tell(answer["progress"])
+            await asyncio.sleep(LOOK_SECONDS)
+            answer = await client.request("mirror_rebuilding")
+    if answer["failed"]:
+        raise Failure(f"the copy is not whole yet: {answer['failed']}; the sidecar goes on when it can")
+    return dict(answer["progress"])
+
+
+async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    from sidecar.nats.mirroring import MirrorTask
+    from sidecar.nats.reaching import sessions_of
+    from sidecar.nats.rebuilding import Rebuild, RebuildStopped
+    from sidecar.nats.settings import mirror_bytes
+    from streams.identity import system_identity
+    from streams.log import Log
+
+    identity = system_identity()
+    with home.lock():
+        log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)
+        sessions = sessions_of(home, config.nats)
+        most = mirror_bytes(config.nats)
+        task = MirrorTask(log, log.manifest.log_id, sessions, identity.now_ms, max_bytes=most)
+        try:
+            return await Rebuild(task, sessions, log, log.manifest.log_id).run(tell)
+        except RebuildStopped as error:
+            raise Failure(f"the copy is not whole yet: {error}; run it again when the server is back") from None
+        finally:
+            await task.close()
+            await sessions.close()
+            await log.close()
+
+
+async def _ask(home: Home, method: str) -> dict[str, Any]:
+    from sidecar.client import ControlClient
+    from sidecar.version import VERSION
+    from streams.identity import system_identity
+
+    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        return dict(await client.request(method))
+
+
+def _bar(
+    out: Output, what: str, *, least: int = 0, total: int | None = None
+) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
+    """Shows ``position`` of ``head`` on a terminal; elsewhere nothing is told until the end."""
+    if not out.terminal or (total is not None and total < least):
+        return nullcontext(lambda progress: None)
+    return _Bar(out, what)
+
+
+class _Bar(AbstractContextManager["Callable[[dict[str, Any]], None]"]):
+    def __init__(self, out: Output, what: str) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn(what),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[count]}"),
+            TimeRemainingColumn(compact=True),
+            console=out.console,
+            transient=True,
+            expand=True,
+        )
+        self._task = self._progress.add_task("", total=None, count="")
+
+    def __enter__(self) -> Callable[[dict[str, Any]], None]:
+        self._progress.start()
+        return self._tell
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _tell(self, progress: dict[str, Any]) -> None:
+        done, total = progress["position"] + 1, progress["head"] + 1
+        whole = f"{total:,}"
+        count = f"{done:>{len(whole)},} of {whole} records"
+        self._progress.update(self._task, completed=done, total=total, count=count)
+
+
+def _records(count: int) -> str:
+    return f"{count} record{'' if count == 1 else 's'}"
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"

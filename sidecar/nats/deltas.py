@@ -1,0 +1,125 @@
+"""Token deltas → ``str`` on core NATS: joined, never stored, and lost where nobody listens or there is no connection.
+
+A shim sends them beside its hooks, unacknowledged. They may come before the turn
+that they belong to is known, and are dropped then, counted. Nothing here waits
+for the server: what is not sent at once is bounded, and the oldest goes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from bridge.nats.chunks import Coalescer, Delta, Ready
+from bridge.nats.errors import NatsError
+from bridge.nats.messages import Mirror, chunk_message
+from bridge.nats.sessions import Sessions
+from bridge.opencode.frames import HookItem
+
+log = logging.getLogger("sidecar.nats")
+
+MAX_WAITING: Final = 256
+"""Most chunks that wait to be sent: a few seconds of several agents."""
+
+_TYPE: Final = "message.part.delta"
+
+
+class DeltaStream:
+    """Belongs to its event loop.
+
+    ``turn_of`` gives the user message that a session answers now, ``project_of`` a session's project, ``clean``
+    redacts a text. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped`` (chunks: no connection, or too many), and
+    what the coalescer counts.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        log_id: str,
+        turn_of: Callable[[str], str | None],
+        project_of: Callable[[str], str],
+        clean: Callable[[Any], Any],
+    ) -> None:
+        self._sessions, self._mirror = sessions, Mirror(log_id)
+        self._turn_of, self._project_of, self._clean = turn_of, project_of, clean
+        self._coalescer = Coalescer()
+        self._own: Counter[str] = Counter()
+        self._waiting: deque[Ready] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self._own + self._coalescer.counts)
+
+    def take(self, items: Iterable[HookItem]) -> None:
+        """Take what a shim sent; returns at once, never raises for what it holds."""
+        now = self._loop.time()
+        for item in items:
+            delta = self._delta(item)
+            if delta is not None:
+                self._own["deltas"] += 1
+                self._send(self._coalescer.add(delta, now))
+        self._wake_when_due()
+
+    async def close(self) -> None:
+        """Send nothing more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _delta(self, item: HookItem) -> Delta | None:
+        try:
+            event = item.input["event"]
+            found = event["properties"]
+            names = (found["sessionID"], found["partID"], found["field"], found["delta"])
+        except (LookupError, TypeError):
+            self._own["no_delta"] += 1
+            return None
+        if event.get("type") != _TYPE or not all(isinstance(name, str) for name in names):
+            self._own["no_delta"] += 1
+            return None
+        session, part, field, text = names
+        return Delta(session, self._turn_of(session), part, field, text)
+
+    def _wake_when_due(self) -> None:
+        deadline = self._coalescer.deadline
+        if deadline is not None and self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._send(self._coalescer.due(self._loop.time()))
+        self._wake_when_due()
+
+    def _send(self, ready: list[Ready]) -> None:
+        if not ready:
+            return
+        self._waiting.extend(ready)
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self._own["dropped"] += 1
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_waiting())
+
+    async def _send_waiting(self) -> None:
+        while self._waiting:
+            session, chunk = self._waiting.popleft()
+            connection = self._sessions.current
+            if connection is None:
+                self._own["dropped"] += 1
+                continue
+            chunk = chunk.model_copy(update={"content": self._clean(chunk.content)})
+            message = chunk_message(session, chunk, self._project_of(session), self._mirror)
+            try:
+                await connection.send(message.subject, message.body)
+            except NatsError:
+                self._own["dropped"] += 1
+                continue
+            self._own["sent"] += 1

@@ -1,0 +1,48 @@
+"""How a command reaches the home's NATS server: by the configuration, or, where the sidecar has its own, by asking it.
+
+The embedded server's port and token change with each start, so the sidecar is
+asked before each attempt to connect. It proves itself on the link before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.nats.errors import NatsRefused, NatsUnavailable
+from bridge.nats.options import ConnectOptions
+from bridge.nats.sessions import Sessions
+from sidecar.client import ClientError, ControlClient, RequestError
+from sidecar.config import NatsConfig
+from sidecar.home import Home, HomeError
+from sidecar.nats.settings import embedded_options, external_options
+from sidecar.version import VERSION
+from streams.identity import system_identity
+
+
+def sessions_of(home: Home, config: NatsConfig) -> Sessions:
+    """A connection to be made to the server that ``config`` names, which is not off; the caller closes it.
+
+    Connecting raises ``NatsRefused`` where the settings cannot work, ``NatsUnavailable`` where no server is reached.
+    """
+
+    async def options() -> ConnectOptions:
+        if config.mode == "external":
+            return external_options(config)
+        return await _embedded(home, config)
+
+    return Sessions(options)
+
+
+async def _embedded(home: Home, config: NatsConfig) -> ConnectOptions:
+    if home.running() is None:
+        raise NatsUnavailable("no sidecar runs, and with it no NATS server", "start it: `durable-stream serve`")
+    try:
+        async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+            told: dict[str, Any] = await client.request("nats")
+    except RequestError as error:
+        raise NatsUnavailable(error.message) from None
+    except ClientError as error:
+        raise NatsUnavailable(str(error)) from None
+    except HomeError as error:
+        raise NatsRefused(f"{error.path}: {error.problem}", error.hint) from None
+    return embedded_options(config, port=int(told["port"]), token=str(told["token"]), server_id=told["server_id"])

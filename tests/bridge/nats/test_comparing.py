@@ -1,0 +1,402 @@
+"""The comparer: what a stream keeps of a log, against what must be there, in every way it can be damaged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from bridge.nats import headers as h
+from bridge.nats.comparing import _PARTS, HELD_RECORDS, Comparer, Comparison, Difference, Family, Limits
+from bridge.nats.l0.captured import MEANINGS
+from bridge.nats.messages import Message, Mirror, mirrored
+from bridge.nats.places import Places
+from streams.retention import Gone
+from streams.store import NOTHING, Record
+from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded
+
+DAY_MS = 24 * 3_600_000
+
+
+@dataclass(frozen=True)
+class Kept:
+    subject: str
+    sequence: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Case:
+    """A log, and a stream that begins as its exact mirror."""
+
+    family: Family = "records"
+    records: list[Record] = field(default_factory=lambda: recorded("task_nested"))
+    mirror: Mirror = MIRROR
+    removed: dict[str, Gone] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    now_ms: int = 0
+    head: int | None = None
+    kept: list[Kept] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.kept = self.published(self.records)
+
+    def published(self, records: Sequence[Record], mirror: Mirror | None = None, first: int = 1) -> list[Kept]:
+        made = mirror_all(records, mirror or self.mirror)
+        mine = [m for each in made for m in (each.messages[-1:] if self.family == "records" else each.messages[:-1])]
+        return [kept(message, number) for number, message in enumerate(mine, first)]
+
+    def compare(
+        self, *, mirrored_to: int = NOTHING, front_is_whole: bool = True
+    ) -> tuple[list[Difference], Comparison, Comparer]:
+        head = self.head if self.head is not None else self.records[-1].position if self.records else NOTHING
+        comparer = Comparer(
+            "S", self.family, self.mirror, head=head, removed=self.removed, limits=self.limits, now_ms=self.now_ms
+        )
+        found: list[Difference] = []
+        places, messages = Places(), list(self.kept)
+        for record in self.records:
+            places.apply(record)
+            place = places.of(record.event)
+            comparer.expect(record, place, mirrored(record, place, self.mirror).messages)
+            while messages and comparer.is_due(messages[0]):
+                found += comparer.take(messages.pop(0))
+        for message in messages:
+            found += comparer.take(message)
+        found += comparer.finish(mirrored_to, front_is_whole=front_is_whole)
+        return found, comparer.result, comparer
+
+    def kinds(self, **more: Any) -> list[tuple[str, int, int]]:
+        return [(each.kind, each.position, each.last) for each in self.compare(**more)[0]]
+
+    def at(self, position: int) -> int:
+        """Where the first message of a record is in ``kept``."""
+        return next(n for n, each in enumerate(self.kept) if each.headers[h.POSITION] == str(position))
+
+
+def kept(message: Message, sequence: int) -> Kept:
+    # What the server and a publisher of batches add is nobody's fault.
+    return Kept(message.subject, sequence, {**message.headers, "Nats-Batch-Id": "b"}, message.body)
+
+
+def meanings(case: Case) -> list[int]:
+    """Positions of the records that mean something in the L0 protocol."""
+    return sorted({int(each.headers[h.POSITION]) for each in case.kept})
+
+
+def test_the_parts_are_those_that_the_table_makes() -> None:
+    """One name for each place: the record's own, the first of its meanings, the second, named by its suffix."""
+    assert all(len(suffixes) <= 2 for suffixes in MEANINGS.values())
+    assert {f"l0:{suffix}" for suffixes in MEANINGS.values() for suffix in suffixes[1:]} == set(_PARTS[2:])
+
+
+@pytest.mark.parametrize("family", ["records", "meanings"])
+@pytest.mark.parametrize("name", ["task_nested", "chat_two_turns", "run_error"])
+def test_an_exact_mirror_has_no_difference(name: str, family: Family) -> None:
+    case = Case(family, recorded(name))
+    found, result, _ = case.compare(mirrored_to=case.records[-1].position)
+    assert found == [] and result.compared == result.messages == len(case.kept) > 0
+    case.kept = case.published(case.records, replace(MIRROR, rebuild=7))
+    assert case.compare()[0] == []
+
+
+def test_nothing_at_all() -> None:
+    assert Case(records=[]).kinds() == []
+    empty = Case()
+    empty.kept = []
+    found, result, _ = empty.compare()
+    assert found == [] and result.waiting == len(empty.records), "never mirrored: it waits"
+    assert empty.kinds(mirrored_to=4) == [("missing", 0, 4)]
+
+
+def test_what_was_never_mirrored_waits_and_what_was_and_is_gone_is_missing() -> None:
+    case = Case()
+    last = case.records[-1].position
+    del case.kept[-3:]
+    found, result, _ = case.compare(mirrored_to=last - 3)
+    assert found == [] and result.waiting == 3
+    assert case.kinds(mirrored_to=last - 1) == [("missing", last - 2, last - 1)]
+
+
+def test_missing_ones_are_told_in_runs() -> None:
+    case = Case()
+    del case.kept[5:8], case.kept[2]
+    found, result, comparer = case.compare()
+    assert [(each.kind, each.position, each.last) for each in found] == [("missing", 2, 2), ("missing", 5, 7)]
+    assert result.differences == {"missing": 4} and str(found[1]).endswith("records 5 to 7: 3 messages are not there")
+    assert [p for p in range(20) if comparer.is_missing(p)] == [2, 5, 6, 7]
+
+
+def test_a_meaning_that_lacks_is_missing_and_a_run_spans_what_means_nothing() -> None:
+    case = Case("meanings")
+    there = meanings(case)
+    case.kept = [each for each in case.kept if int(each.headers[h.POSITION]) not in there[1:3]]
+    assert case.kinds() == [("missing", there[1], there[2])]
+    task = Case("meanings")
+    at = next(n for n, each in enumerate(task.kept) if each.headers["Nats-Msg-Id"].endswith(":l0:state"))
+    position = int(task.kept[at].headers[h.POSITION])
+    del task.kept[at]
+    assert task.kinds(mirrored_to=10**6) == [("missing", position, position)]
+
+
+@pytest.mark.parametrize("family", ["records", "meanings"])
+def test_doubled_and_foreign_messages_are_extra(family: Family) -> None:
+    case = Case(family)
+    some = int(case.kept[3].headers[h.POSITION])
+    double = case.kept[3]
+    foreign = replace(double, headers={**double.headers, h.MESSAGE_ID: "01FOREIGN"})
+    beyond = replace(double, headers={**double.headers, h.POSITION: "99999"})
+    nowhere = replace(double, headers={**double.headers, h.POSITION: "-1"})
+    other_part = replace(double, headers={**double.headers, h.MESSAGE_ID: f"{double.headers[h.MESSAGE_ID]}:zz"})
+    case.kept += [double, foreign, beyond, nowhere, other_part]
+    assert sorted(case.kinds()) == sorted([("extra", p, p) for p in (some, some, 99999, NOTHING, some)])
+    # Beside the original, where the record is still at hand.
+    case = Case(family)
+    case.kept.insert(4, foreign)
+    case.kept.insert(4, double)
+    assert case.kinds() == [("extra", some, some)] * 2
+
+
+@pytest.mark.parametrize("family", ["records", "meanings"])
+def test_what_is_not_as_published_is_changed(family: Family) -> None:
+    clean = Case(family)
+    for number, message in enumerate(clean.kept):
+        body = bytearray(message.body)
+        body[len(body) // 2] ^= 1
+        changes = [
+            (replace(message, body=bytes(body)), "body"),
+            (replace(message, subject=message.subject + ".x"), "subject"),
+            (replace(message, headers={**message.headers, "traceparent": "x"}), "traceparent"),
+            (replace(message, headers={**message.headers, "Extra": "x"}), "Extra"),
+            (
+                replace(message, headers={k: v for k, v in message.headers.items() if k != "CG-Sender"}),
+                "CG-Sender",
+            ),
+        ]
+        for changed, word in changes[:: 1 if number == 0 else 5]:
+            case = Case(family, clean.records)
+            case.kept[number] = changed
+            (found,) = case.compare()[0]
+            assert (found.kind, found.sequence) == ("changed", message.sequence) and word in found.text
+
+
+def test_what_comes_late_is_told_and_compared_all_the_same() -> None:
+    case = Case()
+    late = case.kept.pop(4)
+    case.kept.append(late)
+    assert case.kinds() == [("order", 4, 4)]
+    case.kept[-1] = replace(late, body=b"{}")
+    assert case.kinds() == [("changed", 4, 4), ("order", 4, 4)]
+
+
+def test_of_very_many_that_are_held_the_oldest_are_no_longer_compared_but_still_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert HELD_RECORDS >= 1000
+    monkeypatch.setattr("bridge.nats.comparing.HELD_RECORDS", 2)
+    case = Case()
+    case.kept = [case.kept[9], *case.kept[:9], *case.kept[10:], case.kept[1]]
+    assert case.kinds() == [*[("order", p, p) for p in range(9)], ("extra", 1, 1)]
+
+
+# The server's limits
+
+
+def aged(family: Family = "records", **limits: Any) -> Case:
+    """Of twelve records the first eight are older than a day."""
+    made = [
+        event(n, "turn.started", {"session": "ses_a", "message": f"m{n}"}, ts=(n if n < 8 else 3 * DAY_MS + n))
+        for n in range(12)
+    ]
+    case = Case(family, chained(made), limits=Limits(**limits), now_ms=3 * DAY_MS + 1000)
+    return case
+
+
+@pytest.mark.parametrize("family", ["records", "meanings"])
+def test_the_oldest_may_have_expired_by_age(family: Family) -> None:
+    case = aged(family, max_age_ms=DAY_MS)
+    del case.kept[:6]
+    found, result, _ = case.compare()
+    assert found == [] and result.expired == 6
+    if family == "records":
+        assert case.kinds(front_is_whole=False) == [("missing", 0, 5)], "removed from between others'"
+    no_limit = aged(family)
+    del no_limit.kept[:6]
+    assert no_limit.kinds() == [("missing", 0, 5)]
+
+
+def test_what_is_too_young_to_have_expired_is_missing() -> None:
+    case = aged(max_age_ms=DAY_MS)
+    del case.kept[:10]
+    found, result, _ = case.compare()
+    assert [(each.kind, each.position, each.last) for each in found] == [("missing", 8, 9)] and result.expired == 8
+
+
+def test_what_is_too_old_to_be_told_in_l0_may_lack_anywhere() -> None:
+    case = aged("meanings", max_age_ms=DAY_MS)
+    del case.kept[4:6]
+    found, result, _ = case.compare()
+    assert found == [] and result.expired == 2
+    del case.kept[-2]
+    assert case.kinds() == [("missing", 10, 10)]
+
+
+def test_what_lacks_in_the_middle_never_expired() -> None:
+    for limits in ({"max_age_ms": DAY_MS}, {"is_full": True}):
+        case = aged(**limits)
+        del case.kept[4:6], case.kept[:2]
+        found, result, _ = case.compare()
+        assert [(each.kind, each.position, each.last) for each in found] == [("missing", 4, 5)] and result.expired == 2
+
+
+def test_a_stream_without_any_of_it() -> None:
+    case = aged(max_age_ms=DAY_MS)
+    case.kept = []
+    found, result, _ = case.compare(mirrored_to=11)
+    assert [(each.kind, each.position, each.last) for each in found] == [("missing", 8, 11)] and result.expired == 8
+
+
+@pytest.mark.parametrize(
+    ("config", "state", "is_full"),
+    [
+        ({}, {}, False),
+        ({"max_bytes": -1, "max_msgs": -1}, {"bytes": 10**9, "messages": 10**6}, False),
+        ({"max_bytes": 1000}, {"bytes": 899}, False),
+        ({"max_bytes": 1000}, {"bytes": 900}, True),
+        ({"max_msgs": 10}, {"messages": 9}, False),
+        ({"max_msgs": 10}, {"messages": 10}, True),
+    ],
+)
+def test_a_stream_is_full_when_its_largest_message_would_not_fit(
+    config: dict[str, Any], state: dict[str, Any], is_full: bool
+) -> None:
+    assert Limits.of(config, state, 100) == Limits(0, is_full)
+    assert Limits.of({**config, "max_age": DAY_MS * 1_000_000}, state, 100) == Limits(DAY_MS, is_full)
+
+
+# What the log has lost on purpose
+
+
+def two_streams() -> list[Record]:
+    made = [
+        event(n, "turn.started", {"session": name, "message": f"m{n}"}, stream_id=name)
+        for n in range(10)
+        for name in ("ses_a", "ses_b")[n % 2 : n % 2 + 1]
+    ]
+    return chained(made)
+
+
+@pytest.mark.parametrize("family", ["records", "meanings"])
+def test_messages_of_records_that_the_log_pruned_are_no_fault(family: Family) -> None:
+    case = Case(family, two_streams())
+    case.head = 9
+    case.records = [record for record in case.records if record.event.stream_id == "ses_b"]
+    case.removed = {"ses_a": Gone(first_offset=5, pruned_ms=1)}
+    found, result, _ = case.compare()
+    assert found == [] and result.pruned == 5
+    case.removed = {}
+    assert {kind for kind, _, _ in case.kinds()} == {"extra"} and len(case.kinds()) == 5
+
+
+def test_a_message_of_a_hole_that_pruning_did_not_make_is_extra() -> None:
+    case = Case(records=two_streams())
+    case.head = 9
+    case.records = [record for record in case.records if record.event.stream_id == "ses_b"]
+    case.removed = {"ses_a": Gone(first_offset=2, pruned_ms=1)}
+    assert case.kinds() == [("extra", 4, 4), ("extra", 6, 6), ("extra", 8, 8)]
+
+
+def forget(records: Iterable[Record], stream: str) -> list[Record]:
+    digest = {"$sha256": "0" * 64}
+    return [
+        r._replace(event=r.event.model_copy(update={"payload": digest})) if r.event.stream_id == stream else r
+        for r in records
+    ]
+
+
+@pytest.mark.parametrize("family", ["records", "meanings"])
+def test_what_is_forgotten_must_not_be_said_any_more(family: Family) -> None:
+    case = Case(family, two_streams())
+    case.records = forget(case.records, "ses_a")
+    case.removed = {"ses_a": Gone(forgotten_to=5, forgotten_ms=1)}
+    assert case.kinds() == [("unforgotten", p, p) for p in (0, 2, 4, 6, 8)]
+
+
+def test_a_forgotten_record_is_there_as_its_digest_and_in_its_place() -> None:
+    case = Case(records=forget(two_streams(), "ses_a"), removed={"ses_a": Gone(forgotten_to=5, forgotten_ms=1)})
+    found, result, _ = case.compare()
+    assert found == [] and result.compared == 10 and case.kept[0].headers[h.FORM] == "forgotten"
+    case.kept.append(case.kept.pop(4))
+    assert case.kinds() == [("order", 4, 4)]
+    del case.kept[-1]
+    assert case.kinds() == [("missing", 4, 4)]
+
+
+def test_where_the_log_does_not_know_any_more_where_a_record_belongs_that_is_not_compared() -> None:
+    created = event(0, "lifecycle.session.created", {"session": "ses_a", "lineage": "root", "project": "p"})
+    turns = [event(n, "turn.started", {"session": "ses_a", "message": f"m{n}"}) for n in range(1, 5)]
+    for family in ("records", "meanings"):
+        whole = Case(family, chained([created, *turns]))
+        case = Case(family, whole.records)
+        case.records = [*forget(whole.records[:2], "ses_a"), *whole.records[2:]]
+        forgotten = [m for m in case.published(case.records) if int(m.headers[h.POSITION]) < 2]
+        case.kept = forgotten + [m for m in whole.kept if int(m.headers[h.POSITION]) >= 2]
+        assert case.kinds(), "as long as nothing says why"
+        case.removed = {"ses_a": Gone(forgotten_to=2, forgotten_ms=1)}
+        assert case.kinds() == []
+
+
+# The server's payload limit
+
+
+def test_another_limit_than_todays_is_no_difference() -> None:
+    step = {"session": "ses_a", "part": "p", "turn": "t", "tool": "x" * 100}
+    made = [event(n, "execution.step", {**step, "output": "y" * 3000 * n}) for n in range(4)]
+    for family in ("records", "meanings"):
+        for then in (700, 2048, 8192, 1024 * 1024):
+            for now in (700, 2048, 8192, 1024 * 1024):
+                case = Case(family, chained(made), replace(MIRROR, max_payload=now))
+                case.kept = case.published(case.records, replace(MIRROR, max_payload=then, rebuild=3))
+                kinds = case.kinds()
+                # A record whose meaning the server of then did not take at all lacks it; that is told.
+                assert [k for k in kinds if k[0] != "missing"] == [], (family, then, now)
+                if family == "records" or then >= 2048:
+                    assert kinds == []
+
+
+def test_a_pointer_to_something_else_is_changed() -> None:
+    case = Case(records=chained([event(1, "note", {"session": "ses_a", "text": "y" * 9000})]))
+    (small,) = case.published(case.records, replace(MIRROR, max_payload=4096))
+    assert small.headers[h.FORM] == "pointer"
+    case.kept = [small]
+    assert case.kinds() == []
+    case.kept = [replace(small, body=small.body.replace(b'$sha256":"', b'$sha256":"0')[:-1] + b"}")]
+    assert case.kinds() == [("changed", 0, 0)]
+
+
+# Anything at all
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("family", ["records", "meanings"])
+def test_random_damage_is_found_exactly(family: Family, seed: int) -> None:
+    rng = random.Random(seed)
+    case = Case(family, recorded("task_nested"))
+    messages = list(case.kept)
+    gone = set(rng.sample(range(len(messages)), rng.randrange(len(messages) // 2)))
+    changed = {n for n in rng.sample(range(len(messages)), 3) if n not in gone}
+    doubled = {n for n in rng.sample(range(len(messages)), 3) if n not in gone}
+    case.kept = [
+        replace(m, body=m.body + b" ") if n in changed else m for n, m in enumerate(messages) if n not in gone
+    ] + [messages[n] for n in sorted(doubled)]
+    found, result, _ = case.compare(mirrored_to=10**6)
+    assert {e.sequence for e in found if e.kind == "changed"} == {messages[n].sequence for n in changed}
+    assert {e.sequence for e in found if e.kind == "extra"} == {messages[n].sequence for n in doubled}
+    assert result.differences["missing"] == len(gone)
+    told = {p for e in found if e.kind == "missing" for p in range(e.position, e.last + 1)}
+    assert {int(messages[n].headers[h.POSITION]) for n in gone} <= told
+    assert {e.kind for e in found} <= {"missing", "changed", "extra"}

@@ -1,0 +1,112 @@
+"""A real session with the embedded NATS server on: it is read back from JetStream alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from tests.mirrors import Seen, chain_hashes
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tests.real.recorded import Json
+
+pytestmark = pytest.mark.real_opencode
+
+
+@pytest.fixture(scope="module")
+def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStream]:
+    home = tmp_path_factory.mktemp("durable") / "home"
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text('[nats]\nmode = "embedded"\n')
+    with DurableStream(home) as stream:
+        yield stream
+
+
+@pytest.fixture(scope="module")
+def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
+        yield client
+        durable.end_with(client)
+        wait_until(lambda: client.leftovers() == [], "the end of all processes")
+
+
+def status(durable: DurableStream) -> dict[str, Any]:
+    found: dict[str, Any] = durable.lines("status")[0]["nats"] or {}
+    return found
+
+
+def mirrored(durable: DurableStream) -> dict[str, Any] | None:
+    """The mirror's account when all is mirrored."""
+    found = status(durable).get("mirror") or {}
+    return found if found.get("state") == "idle" and found["lag"] == 0 and found["position"] >= 0 else None
+
+
+async def connect(durable: DurableStream) -> nats.NATS:
+    token = json.loads((durable.home / "nats" / "server.conf").read_text())["authorization"]["token"]
+    return await nats.connect(f"nats://127.0.0.1:{status(durable)['server']['port']}", token=token)
+
+
+async def read_back(durable: DurableStream, stream: str, subject: str) -> list[Seen]:
+    """All messages on a subject, by the client library alone."""
+    client = await connect(durable)
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=60)
+    pull = await client.jetstream().pull_subscribe(subject, stream=stream, config=config)
+    count = (await pull.consumer_info()).num_pending or 0
+    seen: list[Seen] = []
+    while len(seen) < count:
+        for message in await pull.fetch(count - len(seen), timeout=10):
+            place = message.metadata.sequence.stream
+            seen.append(Seen(message.subject, place, dict(message.headers or {}), message.data))
+    await client.close()
+    return seen
+
+
+async def prompted_while_listening(durable: DurableStream, opencode: RealOpenCode, session: str) -> list[Json]:
+    """The chunks that were published while a prompt was answered."""
+    heard: list[Json] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append({"subject": message.subject, **json.loads(message.data)})
+
+    client = await connect(durable)
+    await client.subscribe("cg.v1.*.public.str.agent.*.chunk", cb=hear)
+    await client.flush()
+    await asyncio.to_thread(opencode.prompt, session, "SAY:one and two and three and four")
+    await asyncio.sleep(0.3)  # what is joined leaves within a twentieth of a second, if at all
+    await client.close()
+    return heard
+
+
+def test_a_session_is_read_back_from_jetstream_alone(durable: DurableStream, opencode: RealOpenCode) -> None:
+    session = opencode.create_session()
+    opencode.prompt(session, 'CALL:bash {"command": "echo mirrored", "description": "d"}')
+    wait_until(lambda: mirrored(durable), "the mirror has all")
+    chunks = asyncio.run(prompted_while_listening(durable, opencode, session))
+    wait_until(lambda: len(durable.lines("log", session)) >= 12 and mirrored(durable), "the mirror has all")
+    records = durable.lines("log", session)
+    seen = asyncio.run(read_back(durable, "MESHFORGE_EVENTS", f"evt.*.*.{session}.>"))
+    assert [json.loads(message.body) for message in seen] == [record["event"] for record in records]
+    assert chain_hashes(seen) == {session: records[-1]["hash"]}
+    # The same session as the L0 protocol tells it.
+    l0 = asyncio.run(read_back(durable, "cg_evt_v1", f"cg.v1.*.public.evt.agent.{session}.>"))
+    told = [message.subject.rpartition(".")[2] for message in l0]
+    types = [record["event"]["type"] for record in records]
+    assert told.count("step") == types.count("execution.step") > 0
+    assert told.count("task") == types.count("turn.ended") == 2 and told.count("state") == 4
+    # Deltas may be lost; what came is in order, and part of what was said.
+    assert all(chunk["subject"].split(".")[6] == session for chunk in chunks)
+    assert [chunk["index"] for chunk in chunks] == sorted(chunk["index"] for chunk in chunks)
+    said = "".join(chunk["content"] for chunk in chunks)
+    assert said and said in "one and two and three and four"
+    found = status(durable)
+    assert found["mirror"]["problem"] == "" and found["deltas"]["sent"] >= len(chunks)

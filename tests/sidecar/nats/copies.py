@@ -1,0 +1,152 @@
+"""A home whose log is mirrored on a real server, and the damage that can be done to the copy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bridge.nats.errors import NotFound
+from bridge.nats.jetstream import JetStream
+from bridge.nats.keeping import Found, read_back
+from bridge.nats.sessions import Sessions
+from bridge.nats.stream_plan import EVENTS, UNLIMITED
+from bridge.opencode.translate import Translator
+from sidecar.home import Home
+from sidecar.nats.mirroring import MirrorTask
+from streams.event import StreamEvent
+from streams.identity import seeded_identity, system_identity
+from streams.log import Log
+from streams.stores.directory import Backend
+from streams.stores.presence import located
+from tests.nats_servers import TOKEN, RealServer, until
+from tests.sidecar.cli.helpers import Done, events_of, run
+
+T = TypeVar("T")
+_SEEDS = count(100)
+RECORDINGS = ("chat", "task_nested", "two_queued")
+
+
+class Copy:
+    """One home and its copy on ``server``."""
+
+    def __init__(self, path: Path, server: RealServer, *, max_bytes: int = UNLIMITED) -> None:
+        self.home, self.server, self.max_bytes = Home(path), server, max_bytes
+
+    def configure(self) -> None:
+        """Make the home, and set it to the server."""
+        self.home.create()
+        self.home.config_path.write_text(
+            f'[nats]\nmode = "external"\nservers = ["nats://{TOKEN}@127.0.0.1:{self.server.port}"]\n'
+        )
+
+    def make(self, *recordings: str, backend: Backend = "jsonl") -> Copy:
+        """A log of these recordings, with ids of its own; the home is set to the server."""
+        seed = 2 * next(_SEEDS)
+        self.configure()
+
+        async def write() -> None:
+            log = await Log.open(self.home.store_path, seeded_identity(seed), backend=backend)
+            translator = Translator(seeded_identity(seed + 1))
+            for name in recordings or RECORDINGS:
+                for event in events_of(name, translator):
+                    await log.append([event], on_known="keep_first")
+            await log.close()
+
+        asyncio.run(write())
+        return self
+
+    def add(self, events: Iterable[StreamEvent]) -> Copy:
+        """Append events to the log."""
+
+        async def work(log: Log) -> None:
+            for event in events:
+                await log.append([event])
+
+        self.with_log(work)
+        return self
+
+    @property
+    def log_id(self) -> str:
+        manifest = located(self.home.store_path)
+        assert manifest is not None
+        return manifest.log_id
+
+    async def _with_log(self, work: Callable[[Log], Awaitable[T]]) -> T:
+        log = await Log.open(self.home.store_path, seeded_identity(9))
+        try:
+            return await work(log)
+        finally:
+            await log.close()
+
+    def with_log(self, work: Callable[[Log], Awaitable[T]]) -> T:
+        """Do something with the log, which no sidecar has."""
+        return asyncio.run(self._with_log(work))
+
+    def publish(self) -> Copy:
+        """Mirror what is not mirrored yet."""
+
+        async def work(log: Log) -> None:
+            sessions = Sessions(self.server.ask_options)
+            task = MirrorTask(log, log.manifest.log_id, sessions, system_identity().now_ms, max_bytes=self.max_bytes)
+            task.start()
+            try:
+                await until(lambda: task.status()["state"] == "idle" and not task.status()["lag"], "all is mirrored")
+            finally:
+                await task.close()
+                await sessions.close()
+
+        self.with_log(work)
+        return self
+
+    def on_server(self, work: Callable[[JetStream], Awaitable[T]]) -> T:
+        """Do something with a connection."""
+
+        async def connected() -> T:
+            session = await JetStream.connect(self.server.options)
+            try:
+                return await work(session)
+            finally:
+                await session.close()
+
+        return asyncio.run(connected())
+
+    def messages(self, stream: str = EVENTS) -> list[Found]:
+        """All that a stream keeps, of every home."""
+
+        async def read(session: JetStream) -> list[Found]:
+            try:
+                return [found async for found in read_back(session, stream)]
+            except NotFound:
+                return []
+
+        return self.on_server(read)
+
+    def delete(self, stream: str, *sequences: int) -> None:
+        async def work(session: JetStream) -> None:
+            for sequence in sequences:
+                await session.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+
+        self.on_server(work)
+
+    def verify(self) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+        """Exit code, differences and summary of ``mirror verify --json``."""
+        done = run(self.home.path, "mirror", "verify", "--json")
+        assert done.err == "", done
+        *found, last = done.objects()
+        return done.code, [each["difference"] for each in found], last["summary"]
+
+    def rebuild(self) -> Done:
+        return run(self.home.path, "mirror", "rebuild", "--yes", "--json")
+
+
+def store_files(server: RealServer, name: str) -> list[Path]:
+    """Files of a stopped server's store, by the end of their names."""
+    return sorted(path for path in (server.directory / "store").rglob("*") if path.name.endswith(name))
+
+
+def shown(found: list[dict[str, Any]]) -> str:
+    return json.dumps(found, indent=1)

@@ -1,0 +1,110 @@
+"""Token deltas on core NATS: joined, in order, redacted, lost without a trace of trouble where nobody can have them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+from bridge.nats.errors import NatsUnavailable
+from bridge.nats.options import ConnectOptions
+from bridge.nats.sessions import Sessions
+from bridge.opencode.frames import HookItem
+from sidecar.nats.deltas import MAX_WAITING, DeltaStream
+from tests.nats_servers import TOKEN, RealServer, real_server, until
+
+TURNS = {"ses_a": "msg_1", "ses_b": "msg_2"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with real_server(tmp_path_factory.mktemp("nats"), "2.15") as running:
+        yield running
+
+
+def delta(text: Any, session: Any = "ses_a", part: Any = "prt_1", field: Any = "text") -> HookItem:
+    found = {"sessionID": session, "messageID": "msg_9", "partID": part, "field": field, "delta": text}
+    return HookItem(hook="event", t=1, input={"event": {"type": "message.part.delta", "properties": found}})
+
+
+def deltas(sessions: Sessions) -> DeltaStream:
+    return DeltaStream(
+        sessions, "LOG", TURNS.get, lambda session: "prj", lambda value: value.replace("hunter2", "[redacted]")
+    )
+
+
+@asynccontextmanager
+async def listening(server: RealServer) -> AsyncIterator[list[dict[str, Any]]]:
+    heard: list[dict[str, Any]] = []
+
+    async def hear(message: Msg) -> None:
+        assert not message.headers
+        heard.append({"subject": message.subject, **json.loads(message.data)})
+
+    client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
+    await client.subscribe("cg.v1.*.*.str.>", cb=hear)
+    await client.flush()
+    yield heard
+    await client.close()
+
+
+async def test_deltas_are_joined_and_arrive_in_their_order(server: RealServer) -> None:
+    sessions = Sessions(server.ask_options)
+    await sessions.get()
+    stream = deltas(sessions)
+    async with listening(server) as heard:
+        stream.take([delta(f"{n} ") for n in range(100)] + [delta("other", "ses_b")])
+        stream.take([delta("my hunter2", part="prt_2")])
+        await until(lambda: len(heard) == 3, "the chunks")
+        of_a = [each for each in heard if ".ses_a." in each["subject"]]
+        assert [each["content"] for each in of_a] == ["".join(f"{n} " for n in range(100)), "my [redacted]"]
+        assert of_a[0]["subject"] == "cg.v1.prj.public.str.agent.ses_a.chunk"
+        assert (of_a[0]["agent_turn_id"], of_a[0]["step_id"], of_a[0]["index"]) == ("msg_1", "prt_1", 0)
+        assert stream.counts == {"deltas": 102, "sent": 3}
+    await stream.close()
+    await sessions.close()
+
+
+async def test_nothing_that_a_shim_sends_does_harm(server: RealServer) -> None:
+    sessions = Sessions(server.ask_options)
+    await sessions.get()
+    stream = deltas(sessions)
+    garbage = [None, 1, [], {}, {"event": None}, {"event": {"properties": []}}, {"event": {"type": "x"}}]
+    async with listening(server) as heard:
+        stream.take([HookItem(hook="event", t=1, input=each) for each in garbage])
+        stream.take([delta(1), delta("a", None), delta("a", part=7), delta("a", "ses_unknown"), delta("a", field="")])
+        stream.take([delta("x", part="p" * 100_000), delta("ok. > *\r\nPUB a 1", part="p. > *\r\n")])
+        await until(lambda: heard, "the chunk")
+        assert [each["content"] for each in heard] == ["ok. > *\r\nPUB a 1"]
+    assert stream.counts["no_delta"] == len(garbage) + 3 and stream.counts["no_turn"] == 1
+    await stream.close()
+    await sessions.close()
+
+
+async def test_without_a_connection_they_are_dropped_and_counted() -> None:
+    async def none() -> ConnectOptions:
+        raise NatsUnavailable("no server")
+
+    sessions = Sessions(none)
+    stream = deltas(sessions)
+    for n in range(MAX_WAITING * 3):
+        stream.take([delta("x" * 8192, part=f"prt_{n}")])
+    assert len(stream._waiting) <= MAX_WAITING
+    await until(lambda: stream.counts["dropped"] == MAX_WAITING * 3, "they are dropped")
+    await stream.close()
+    await asyncio.sleep(0)
+    assert stream.counts.get("sent") is None
+
+
+def test_a_home_needs_no_listener(tmp_path: Path) -> None:
+    """What nobody hears is not kept: there is no stream on these subjects."""
+    from bridge.nats.stream_plan import keeps, wanted
+
+    assert keeps(wanted(), "cg.v1.prj.public.str.agent.ses_a.chunk") is None

@@ -1,0 +1,413 @@
+"""A mirror whose notes, stream or log are not what they were ends with the log all the same; forgetting reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.js.client import JetStreamContext
+
+from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION
+from bridge.nats.publishing import publish_all
+from bridge.nats.sessions import Sessions
+from sidecar.nats.mirroring import MirrorTask
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.migrate import Migration
+from streams.stores.memory import MemoryStore
+from tests.mirrors import (
+    BACKENDS,
+    LOG_ID,
+    NOW_MS,
+    chain_hashes,
+    check_equal,
+    drained,
+    fill,
+    mirroring,
+    open_store,
+    read_independently,
+    session_events,
+    unsynced,
+)
+from tests.nats_servers import TOKEN, VERSIONS, RealServer, real_server, until
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
+    version = getattr(request, "param", "2.15")
+    with real_server(tmp_path / "nats", version, jetstream=unsynced(tmp_path / "nats")) as running:
+        yield running
+
+
+on_both = pytest.mark.parametrize("server", VERSIONS, indirect=True)
+"""Where an old server may do something else than a new one."""
+
+
+@pytest.fixture
+async def admin(server: RealServer) -> AsyncIterator[JetStreamContext]:
+    """What another program does on the server."""
+    client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
+    yield client.jetstream()
+    await client.close()
+
+
+async def mirrored_log(count: int, server: RealServer) -> MemoryStore:
+    store = MemoryStore()
+    await fill(store, session_events(count))
+    async with mirroring(store, server) as task:
+        await drained(task)
+    return store
+
+
+def lose_hints(store: MemoryStore) -> None:
+    store._cursors.clear()
+    store._snapshots.clear()
+
+
+async def let_ids_expire(admin: JetStreamContext) -> None:
+    """As if the duplicate window were over: the server knows no message id any more."""
+    for name in ("MESHFORGE_EVENTS", "cg_evt_v1"):
+        config = (await admin.stream_info(name)).config
+        config.duplicate_window = 0.1
+        await admin.update_stream(config)
+    await asyncio.sleep(0.5)  # the window itself
+
+
+# --- our own notes ---
+
+
+@pytest.mark.parametrize("lost", ["nothing", "snapshot", "all"])
+async def test_without_its_notes_and_after_the_duplicate_window_nothing_is_there_twice(
+    server: RealServer, admin: JetStreamContext, lost: str
+) -> None:
+    store = await mirrored_log(250, server)
+    if lost == "snapshot":
+        store._snapshots.clear()
+    if lost == "all":
+        lose_hints(store)
+    await let_ids_expire(admin)
+    await fill(store, session_events(50, first=250))
+    async with mirroring(store, server) as task:
+        status = await drained(task)
+    assert status["rebuild"] == 0
+    await check_equal(store, server)
+
+
+@on_both
+@pytest.mark.parametrize("runs", [1, 2, 3])
+async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
+    server: RealServer, admin: JetStreamContext, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the messages of the L0 protocol and the records', within both, and before the cursor is kept."""
+    monkeypatch.setattr("bridge.nats.mirroring.MAX_RUN", 40)
+    store = MemoryStore()
+    await fill(store, session_events(200))
+    sent = 0
+
+    class Broken(Exception):
+        pass
+
+    from bridge.nats import mirroring as module
+
+    publish = module._publish
+
+    async def breaking(session: Any, parts: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        if sent == runs:
+            messages = [message for part in parts for message in part.messages]
+            await publish_all(session, messages[: len(messages) // 2])
+        if sent >= runs:
+            raise Broken
+        return await publish(session, parts)
+
+    monkeypatch.setattr(module, "_publish", breaking)
+    async with mirroring(store, server) as task:
+        await until(lambda: task.status()["problem"], "it broke")
+    monkeypatch.setattr(module, "_publish", publish)
+    lose_hints(store)
+    await let_ids_expire(admin)
+    async with mirroring(store, server) as task:
+        await drained(task)
+    await check_equal(store, server)
+
+
+async def test_a_cursor_beyond_the_log_is_not_believed(server: RealServer) -> None:
+    store = await mirrored_log(20, server)
+    await store.advance(MIRROR, 10_000)
+    await fill(store, session_events(20, first=20))
+    async with mirroring(store, server) as task:
+        await drained(task)
+    await check_equal(store, server)
+
+
+# --- the stream ---
+
+
+@on_both
+async def test_a_stream_that_was_emptied_or_made_anew_while_connected_is_filled_again(
+    server: RealServer, admin: JetStreamContext
+) -> None:
+    store = MemoryStore()
+    await fill(store, session_events(120))
+    async with mirroring(store, server, look_seconds=0.2) as task:
+        await drained(task)
+        await admin.purge_stream("MESHFORGE_EVENTS")
+        await until(lambda: task.status()["rebuild"] == 1, "it was noticed")
+        await drained(task)
+        await check_equal(store, server)
+        config = (await admin.stream_info("MESHFORGE_EVENTS")).config
+        await admin.delete_stream("MESHFORGE_EVENTS")
+        await admin.add_stream(config)
+        await fill(store, session_events(30, first=120))
+        await until(lambda: task.status()["rebuild"] == 2, "it was noticed")
+        await drained(task)
+        await check_equal(store, server)
+        assert task.status()["notes"]["resumed:wiped"] >= 1
+
+
+@on_both
+async def test_a_purge_within_the_duplicate_window_and_without_notes_is_made_good(
+    server: RealServer, admin: JetStreamContext
+) -> None:
+    """The server still knows all ids, calls them duplicates, and stores nothing."""
+    store = await mirrored_log(60, server)
+    lose_hints(store)
+    await admin.purge_stream("MESHFORGE_EVENTS")
+    async with mirroring(store, server) as task:
+        await drained(task)
+    await check_equal(store, server)
+
+
+@on_both
+@pytest.mark.parametrize("what", ["first", "middle", "last"])
+async def test_messages_that_are_gone_are_noticed_at_the_next_connection(
+    server: RealServer, admin: JetStreamContext, what: str
+) -> None:
+    store = await mirrored_log(90, server)
+    gone = {"first": range(1, 6), "middle": range(40, 44), "last": range(86, 91)}[what]
+    for sequence in gone:
+        await admin.delete_msg("MESHFORGE_EVENTS", sequence)
+    async with mirroring(store, server) as task:
+        await drained(task)
+    await check_equal(store, server)
+
+
+@on_both
+async def test_what_the_streams_own_limits_removed_is_no_loss(server: RealServer, admin: JetStreamContext) -> None:
+    store = MemoryStore()
+    async with mirroring(store, server, max_bytes=100_000) as task:
+        await fill(store, session_events(400))
+        await drained(task)
+    async with mirroring(store, server, max_bytes=100_000) as task:
+        await fill(store, session_events(50, first=400))
+        status = await drained(task)
+    assert status["rebuild"] == 0
+    seen = await read_independently(server)
+    positions = [int(each.headers["DS-Position"]) for each in seen]
+    assert positions == list(range(positions[0], 450)) and 100 < positions[0] < 400
+
+
+async def test_a_foreign_message_under_the_logs_name_does_not_stay(server: RealServer, admin: JetStreamContext) -> None:
+    store = await mirrored_log(30, server)
+    await admin.publish(f"evt._.{LOG_ID}.ses_a.x", b"{}")
+    async with mirroring(store, server) as task:
+        await drained(task)
+    await check_equal(store, server)
+
+
+async def test_two_homes_share_a_server(server: RealServer) -> None:
+    stores = {"01HF7YAT00LOGA": MemoryStore(), "01HF7YAT00LOGB": MemoryStore()}
+    sessions = [Sessions(server.ask_options) for _ in stores]
+    tasks = [
+        MirrorTask(store, name, each, lambda: NOW_MS)
+        for (name, store), each in zip(stores.items(), sessions, strict=True)
+    ]
+    for task in tasks:
+        task.start()
+    for first in range(0, 300, 50):
+        await asyncio.gather(*(fill(store, session_events(50, first=first), batch=9) for store in stores.values()))
+    for task in tasks:
+        await drained(task)
+    tasks[0].rebuild()
+    await until(lambda: tasks[0].status()["rebuild"] == 1, "the first is published anew")
+    await drained(tasks[0])
+    for task, each in zip(tasks, sessions, strict=True):
+        await task.close()
+        await each.close()
+    for name, store in stores.items():
+        seen = await read_independently(server, f"evt.*.{name}.>")
+        records = [record async for record in store.read_all()]
+        assert [each.headers["DS-Position"] for each in seen] == [str(record.position) for record in records]
+        heads = {record.event.stream_id: record.hash for record in records}
+        assert chain_hashes(seen) == heads
+
+
+async def test_another_server_that_knows_a_part_is_brought_up_to_date(tmp_path: Path) -> None:
+    with real_server(tmp_path / "a", "2.10") as one, real_server(tmp_path / "b", "2.15") as other:
+        store = await mirrored_log(80, one)
+        async with mirroring(store, other) as task:
+            await drained(task)
+        await check_equal(store, other)
+        await fill(store, session_events(40, first=80))
+        async with mirroring(store, one) as task:
+            await drained(task)
+        await check_equal(store, one)
+
+
+# --- the log ---
+
+
+async def test_a_log_that_was_put_back_to_an_older_one_ends_in_that_one(server: RealServer) -> None:
+    await mirrored_log(100, server)
+    older = MemoryStore()
+    await fill(older, session_events(60))
+    await fill(older, session_events(20, first=500))
+    async with mirroring(older, server) as task:
+        await drained(task)
+    # What was told in the L0 protocol stays told.
+    await check_equal(older, server, l0=False)
+
+
+async def test_a_log_that_moves_to_another_backend_goes_on(server: RealServer, tmp_path: Path) -> None:
+    store = await Log.open(tmp_path / "store", seeded_identity(3))
+    await fill(store, session_events(150))
+    async with mirroring(store, server) as task:
+        growing = asyncio.create_task(fill(store, session_events(300, first=150), batch=3))
+        await Migration(store, "sqlite").run()
+        await growing
+        status = await drained(task)
+    assert store.backend == "sqlite" and status["rebuild"] == 0
+    await check_equal(store, server)
+    await store.close()
+
+
+async def test_what_was_pruned_from_the_log_stays_in_the_mirror(server: RealServer) -> None:
+    store = await mirrored_log(100, server)
+    await store.prune({"ses_0": 12, "ses_1": 5}, at_ms=NOW_MS)
+    await fill(store, session_events(30, first=100))
+    async with mirroring(store, server) as task:
+        status = await drained(task)
+    assert status["rebuild"] == 0
+    assert len(await read_independently(server)) == 130
+    async with mirroring(store, server) as task:
+        task.rebuild()
+        await until(lambda: task.status()["rebuild"] == 1, "it was begun")
+        await drained(task)
+    seen = await read_independently(server)
+    assert [int(each.headers["DS-Position"]) for each in seen] == [r.position async for r in store.read_all()]
+    lose_hints(store)
+    async with mirroring(store, server) as task:
+        status = await drained(task)
+    assert status["rebuild"] == 1
+
+
+# --- forgetting ---
+
+SECRET = "correct-horse-battery-staple"
+
+
+def holding(directory: Path, text: str) -> list[Path]:
+    return [path for path in (directory / "store").rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+@on_both
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("away", [False, True])
+async def test_what_is_forgotten_is_gone_from_the_server_and_the_mirror_is_the_log(
+    server: RealServer, tmp_path: Path, backend: str, away: bool
+) -> None:
+    store = await open_store(backend, tmp_path / "store")
+    await fill(store, session_events(30))
+    await fill(store, session_events(60, first=30, text=SECRET))
+    async with mirroring(store, server) as task:
+        await drained(task)
+        assert holding(server.directory, SECRET)
+        if away:
+            server.kill()
+            await store.forget(["ses_3", "ses_4"], at_ms=NOW_MS)
+            task.forgotten(["ses_3", "ses_4"])
+            server.start()
+        else:
+            await store.forget(["ses_3", "ses_4"], at_ms=NOW_MS)
+            task.forgotten(["ses_3", "ses_4"])
+        await until(lambda: task.status()["rebuild"] == 1, "it is published again")
+        await drained(task)
+        await check_equal(store, server)
+        forgotten = [e for e in await read_independently(server) if e.headers["DS-Form"] == "forgotten"]
+        assert {e.subject.split(".")[3] for e in forgotten} == {"ses_3", "ses_4"}
+        assert not any(SECRET in e.body.decode() for e in forgotten)
+    await store.close()
+
+
+@on_both
+async def test_the_bytes_of_what_is_forgotten_are_gone_from_the_servers_disk(
+    server: RealServer, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    await fill(store, session_events(30))
+    await fill(store, session_events(10, first=30, text=SECRET))
+    await fill(store, session_events(60, first=40))
+    async with mirroring(store, server) as task:
+        await drained(task)
+        assert holding(server.directory, SECRET)
+        await store.forget(["ses_3"], at_ms=NOW_MS)
+        task.forgotten(["ses_3"])
+        await until(lambda: task.status()["rebuild"] == 1, "it is published again")
+        await drained(task)
+    server.kill()
+    assert holding(server.directory, SECRET) == []
+
+
+async def test_what_was_forgotten_while_no_mirror_ran_is_found_by_the_next_one(server: RealServer) -> None:
+    store = await mirrored_log(100, server)
+    await store.forget(["ses_2"], at_ms=NOW_MS)
+    assert await store.snapshot(MIRROR, MIRROR_VERSION) is None
+    await fill(store, session_events(20, first=100))
+    async with mirroring(store, server) as task:
+        await drained(task)
+    await check_equal(store, server)
+    async with mirroring(store, server) as task:
+        status = await drained(task)
+    assert status["notes"]["resumed:forgotten"] == 1 and status["rebuild"] == 1
+
+
+async def test_forgetting_that_is_cut_off_half_way_is_finished(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await mirrored_log(100, server)
+    from sidecar.nats import mirroring as module
+
+    async def broken(*_: Any, **__: Any) -> int:
+        raise OSError("broken")
+
+    cut = module.cut
+    monkeypatch.setattr(module, "cut", broken)
+    await store.forget(["ses_2"], at_ms=NOW_MS)
+    async with mirroring(store, server) as task:
+        await until(lambda: "broken" in task.status()["problem"], "it broke after the first half")
+    monkeypatch.setattr(module, "cut", cut)
+    async with mirroring(store, server) as task:
+        await drained(task)
+    await check_equal(store, server)
+
+
+# --- pausing ---
+
+
+async def test_while_it_is_paused_nothing_is_published(server: RealServer) -> None:
+    store = MemoryStore()
+    await fill(store, session_events(100))
+    async with mirroring(store, server) as task:
+        await drained(task)
+        await task.pause()
+        await fill(store, session_events(100, first=100))
+        assert task.status()["state"] == "paused" and task.status()["lag"] == 100
+        assert len(await read_independently(server)) == 100
+        task.resume()
+        await drained(task)
+    await check_equal(store, server)

@@ -1,0 +1,162 @@
+"""RELIABILITY 8: whatever happens to the server, the mirror and the log, in any order: the mirror ends as the log.
+
+Each cycle appends records and does one thing, drawn from a seeded list; now and then all is drained and compared by
+a reader of its own. Records come in while the server is away, and they never wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from bridge.nats.sessions import Sessions
+from sidecar.nats.mirroring import MirrorTask
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.migrate import Migration, discard_kept
+from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, fill, session_events, unsynced
+from tests.nats_servers import RealServer, real_server
+from tests.streams.sizes import size
+from tests.torture.figures import MAX_GROWTH_MIB, note, rss_mib, seeded
+
+CYCLES = size("MIRROR_CYCLES", 6)
+RECORDS = size("MIRROR_CYCLE_RECORDS", 80)
+SESSIONS = 60
+CHECKED = 10
+"""Cycles after which mirror and log are compared."""
+
+
+class Tormented:
+    """A log, its mirror and a server, and what may happen to them."""
+
+    def __init__(self, store: Log, server: RealServer) -> None:
+        self.store, self.server = store, server
+        self.count = 0
+        self.longest_append_s = 0.0
+        self.draw = seeded("mirror")
+        self.sessions = Sessions(server.ask_options)
+        self.task = MirrorTask(store, LOG_ID, self.sessions, lambda: NOW_MS)
+        self.task.start()
+
+    async def append(self) -> None:
+        """Records, in small batches; how long the slowest took is noted."""
+        events = session_events(RECORDS, first=self.count, sessions=SESSIONS)
+        for first in range(0, RECORDS, 20):
+            start = time.monotonic()
+            await fill(self.store, events[first : first + 20])
+            self.longest_append_s = max(self.longest_append_s, time.monotonic() - start)
+        self.count += RECORDS
+
+    def faults(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        return {
+            "killed": self.killed,
+            "held": self.held,
+            "wiped": self.wiped,
+            "upgraded": self.upgraded,
+            "crashed": self.crashed,
+            "notes_lost": self.notes_lost,
+            "forgotten": self.forgotten,
+            "moved": self.moved,
+            "rebuilt": self.rebuilt,
+            "paused": self.paused,
+        }
+
+    async def killed(self) -> None:
+        self.server.kill()
+        await self.append()
+        self.server.start()
+
+    async def held(self) -> None:
+        self.server.hold()
+        await self.append()
+        await asyncio.sleep(self.draw.choice((0.05, 0.5, 3.5)))  # how long it is held
+        self.server.resume()
+
+    async def wiped(self) -> None:
+        self.server.kill()
+        self.server.wipe()
+        self.server.start()
+
+    async def upgraded(self) -> None:
+        self.server.kill()
+        self.server.version = "2.15"
+        self.server.start()
+
+    async def crashed(self) -> None:
+        """The mirror ends at any moment, and another one begins."""
+        appending = asyncio.create_task(self.append())
+        await asyncio.sleep(self.draw.random() * 0.1)
+        await self.again()
+        await appending
+
+    async def again(self) -> None:
+        await self.task._stop(patient=False)
+        await self.sessions.close()
+        self.sessions = Sessions(self.server.ask_options)
+        self.task = MirrorTask(self.store, LOG_ID, self.sessions, lambda: NOW_MS)
+        self.task.start()
+
+    async def notes_lost(self) -> None:
+        await self.task._stop(patient=False)
+        for path in self.store._hints.files():
+            path.unlink()
+        await self.again()
+
+    async def forgotten(self) -> None:
+        stream = f"ses_{self.draw.randrange(SESSIONS)}"
+        await self.store.forget([stream], at_ms=NOW_MS)
+        self.task.forgotten([stream])
+
+    async def moved(self) -> None:
+        appending = asyncio.create_task(self.append())
+        await Migration(self.store, "sqlite" if self.store.backend == "jsonl" else "jsonl").run()
+        await appending
+        await asyncio.to_thread(discard, self.store)
+
+    async def rebuilt(self) -> None:
+        self.task.rebuild()
+
+    async def paused(self) -> None:
+        await self.task.pause()
+        await self.append()
+        self.task.resume()
+
+    async def close(self) -> None:
+        await self.task.close()
+        await self.sessions.close()
+
+
+def discard(store: Log) -> None:
+    """What a move left behind still holds the payloads: nothing is forgotten while it is there."""
+
+    discard_kept(store.store)
+    store.reread_manifest()
+
+
+async def test_whatever_happens_the_mirror_ends_as_the_log(tmp_path: Path) -> None:
+    store = await Log.open(tmp_path / "store", seeded_identity(3))
+    done: Counter[str] = Counter()
+    before = 0.0
+    with real_server(tmp_path / "nats", "2.10", jetstream=unsynced(tmp_path / "nats")) as server:
+        one = Tormented(store, server)
+        faults = one.faults()
+        # Each of them once before any comes twice.
+        order = one.draw.sample(list(faults), len(faults))
+        for cycle in range(CYCLES):
+            name = order[cycle] if cycle < len(order) else one.draw.choice(list(faults))
+            await one.append()
+            await faults[name]()
+            done[name] += 1
+            if cycle % CHECKED == CHECKED - 1 or cycle == CYCLES - 1:
+                await drained(one.task)
+                # What was told in the L0 protocol of payloads that are forgotten now is gone with them.
+                await check_equal(store, server, l0="forgotten" not in done)
+                before = before or rss_mib()  # what the test itself needs is there now
+        await one.close()
+    await store.close()
+    grown = rss_mib() - before
+    note("mirror", records=one.count, cycles=CYCLES, append_max_s=one.longest_append_s, rss_growth=grown, **done)
+    assert grown < MAX_GROWTH_MIB + one.count / 1000  # the test itself holds what it compares
