@@ -291,7 +291,7 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
             "yellow",
         )
     if not facts["differences"] and not facts["unreadable"]:
-        out.text("the copy equals the log already: there is no need to")
+        out.text("the copy equals the log already: nothing needs to be rebuilt")
 
 
 async def _by_sidecar(home: Home, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
