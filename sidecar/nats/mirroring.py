@@ -151,8 +151,8 @@ class MirrorTask:
 
         ``position`` (last mirrored), ``head`` (of the log), ``lag`` (records in between), ``published`` and
         ``duplicates`` (messages, in the life of this object), ``rebuild`` (its number), ``state`` (``waiting``,
-        ``resuming``, ``publishing``, ``rebuilding``, ``paused`` or ``idle``), ``problem`` (one line; empty while all
-        is well) and ``notes`` (counts).
+        ``resuming``, ``forgetting``, ``publishing``, ``rebuilding``, ``paused`` or ``idle``), ``problem`` (one line;
+        empty while all is well) and ``notes`` (counts).
         """
         position, head = self._state.position, self._store.head
         doing = self._doing
@@ -242,7 +242,7 @@ class MirrorTask:
     ) -> None:
         """Publish run after run. The first ``unsure`` records may have been told in the L0 protocol before."""
         reading, ended = tasks
-        known = KnownL0()
+        known: KnownL0 | None = KnownL0()
         loop = asyncio.get_running_loop()
         look = loop.time() + self._look_seconds
         state = self._state
@@ -251,15 +251,16 @@ class MirrorTask:
         """Places as they were at the end of a run that a snapshot is due after."""
 
         async def begin() -> BegunRun:
-            nonlocal unsure
+            nonlocal unsure, known
             run = ahead.take()
             if run.position - self._kept >= SNAPSHOT_RECORDS:
                 # Now: the next record changes them.
                 folds[run.position] = state.places.dump()
                 self._kept = run.position
-            maybe_told = known if unsure > 0 else None
+            if unsure <= 0:
+                known = None
             unsure -= len(run.own)
-            return await begin_run(session, streams, run, known=maybe_told)
+            return await begin_run(session, streams, run, known=known)
 
         while True:
             if self._is_ending() or self._anew or self._erase:
