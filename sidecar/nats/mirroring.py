@@ -19,7 +19,6 @@ from typing import Any, Final
 from bridge.nats.errors import NatsError
 from bridge.nats.jetstream import JetStream
 from bridge.nats.keeping import StreamFacts, ensure_streams
-from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.messages import Mirror
 from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION, MirrorState
 from bridge.nats.mirroring import (
@@ -28,17 +27,18 @@ from bridge.nats.mirroring import (
     MAX_RUN,
     BegunRun,
     KnownL0,
-    Run,
     RunStored,
     Vanished,
     begin_anew,
     begin_run,
     finish_run,
 )
-from bridge.nats.resuming import LogSurvey, Resume, resume_plan
+from bridge.nats.resuming import Resume, resume_plan
 from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import UNLIMITED, wanted
 from bridge.nats.surveying import cut, erase_l0, erase_records, survey
+from sidecar.nats.ahead import YIELD_RECORDS, Ahead
+from sidecar.nats.log_survey import end_of, log_survey, told_events
 from streams.errors import StreamError
 from streams.store import NOTHING, StreamStore
 
@@ -51,11 +51,6 @@ LOOK_SECONDS: Final = 60.0
 
 SNAPSHOT_RECORDS: Final = 2000
 CURSOR_SECONDS: Final = 0.5
-LINGER_SECONDS: Final = 0.05
-"""How long records wait for more that are in the log already: a server takes a thousand nearly as fast as ten."""
-
-YIELD_RECORDS: Final = 16
-"""Records that are made into messages before everybody else has a turn: about a millisecond."""
 
 
 class _Again(Exception):
@@ -94,6 +89,8 @@ class MirrorTask:
         """Position of the last snapshot."""
         self._is_level = False
         """Whether the state's places are those at its position: nothing was made that is not stored."""
+        self._end = NOTHING
+        """Up to where there is no record after the mirrored ones: what is pruned at the log's end never comes."""
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
@@ -154,7 +151,7 @@ class MirrorTask:
         ``resuming``, ``forgetting``, ``publishing``, ``rebuilding``, ``paused`` or ``idle``), ``problem`` (one line;
         empty while all is well) and ``notes`` (counts).
         """
-        position, head = self._state.position, self._store.head
+        position, head = max(self._state.position, self._end), self._store.head
         doing = self._doing
         return {
             "state": "publishing" if doing == "idle" and position < head else doing,
@@ -221,7 +218,7 @@ class MirrorTask:
         await self._keep_cursor()
         self._problem = ""
         self._mirror = Mirror(self._log_id, session.server.max_payload, self._state.rebuild)
-        ahead = _Ahead(self._store, self._state, self._mirror, self._l0_after_ms())
+        ahead = Ahead(self._store, self._state, self._mirror, self._l0_after_ms())
         reading = asyncio.create_task(ahead.read())
         ended = asyncio.create_task(session.ended())
         try:
@@ -236,7 +233,7 @@ class MirrorTask:
         self,
         session: JetStream,
         streams: dict[str, StreamFacts],
-        ahead: _Ahead,
+        ahead: Ahead,
         tasks: tuple[asyncio.Task[None], asyncio.Task[str]],
         unsure: int,
     ) -> None:
@@ -272,6 +269,8 @@ class MirrorTask:
                 if not ahead.is_ready and not reading.done():
                     if not ahead.run.own:
                         self._doing = "idle"
+                        if state.position < self._store.head:
+                            self._end = await end_of(self._store, state.position)
                     await self._wait_for_news(ahead, reading, ended, look - loop.time())
                     continue
                 if not ahead.run.own:
@@ -302,7 +301,7 @@ class MirrorTask:
             if loop.time() >= self._cursor_due:
                 await self._keep_cursor()
 
-    async def _is_ready_before(self, ahead: _Ahead, finishing: asyncio.Task[RunStored]) -> bool:
+    async def _is_ready_before(self, ahead: Ahead, finishing: asyncio.Task[RunStored]) -> bool:
         """Whether another run can be begun while one is being finished."""
         ready = asyncio.create_task(ahead.ready.wait())
         try:
@@ -312,7 +311,7 @@ class MirrorTask:
             ready.cancel()
 
     async def _wait_for_news(
-        self, ahead: _Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
+        self, ahead: Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
     ) -> None:
         """Until there is a record, something else to do, or nothing for so long."""
         self._wake.clear()
@@ -395,21 +394,9 @@ class MirrorTask:
 
     async def _decide(self, session: JetStream, known: MirrorState) -> Resume:
         there = await survey(session, self._log_id)
-        plan = resume_plan(known, there, await self._log_survey(there.last.position if there.last else NOTHING))
+        plan = resume_plan(known, there, await log_survey(self._store, there.last.position if there.last else NOTHING))
         known.created = there.created
         return plan
-
-    async def _log_survey(self, last: int) -> LogSurvey:
-        first, at_last = NOTHING, None
-        async for record in self._store.read_all():
-            first = record.position
-            break
-        if NOTHING < last <= self._store.head:
-            async for record in self._store.read_all(after=last - 1):
-                at_last = record if record.position == last else None
-                break
-        pruned = sum(gone.first_offset for gone in (await self._store.removed()).values())
-        return LogSurvey(first, self._store.head, at_last, pruned)
 
     async def _look(self, session: JetStream) -> None:
         """Compare with the stream while nothing is under way."""
@@ -456,7 +443,7 @@ class MirrorTask:
             if not due:
                 return False
             self._doing = "forgetting"
-            await erase_l0(session, await self._told_events(due), self._mirror.version, self._mirror.channel)
+            await erase_l0(session, await told_events(self._store, due), self._mirror.version, self._mirror.channel)
             positions = []
             for stream in sorted(due):
                 lowest = await erase_records(session, self._log_id, stream, below=due[stream])
@@ -471,17 +458,6 @@ class MirrorTask:
         known.forgotten = {**known.forgotten, **due}
         self._state.forgotten = known.forgotten
         return bool(positions)
-
-    async def _told_events(self, due: dict[str, int]) -> set[str]:
-        """The ids of events that may have been told in the L0 protocol."""
-        found = set()
-        for stream, below in due.items():
-            async for record in self._store.read(stream):
-                if record.offset >= below:
-                    break
-                if record.event.type in MEANINGS:
-                    found.add(record.event.id)
-        return found
 
     # --- hints ---
 
@@ -517,49 +493,3 @@ class MirrorTask:
         if problem != self._problem:
             log.warning("the mirror waits: %s", problem)
         self._problem = problem
-
-
-class _Ahead:
-    """Reads the log and makes the next run, while the one before is on its way."""
-
-    def __init__(self, store: StreamStore, state: MirrorState, mirror: Mirror, l0_after_ms: int) -> None:
-        self._store, self._state, self._mirror, self._l0_after_ms = store, state, mirror, l0_after_ms
-        self.run = Run(state.position)
-        self.ready, self._room = asyncio.Event(), asyncio.Event()
-        """Set when the run is worth publishing: it is full, nothing more is in the log, or it began a while ago."""
-        self._began = 0.0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is a run to be taken now."""
-        return self.ready.is_set()
-
-    async def read(self) -> None:
-        """Make runs until the log is closed."""
-        made, loop = 0, asyncio.get_running_loop()
-        async for record in self._store.subscribe(after=self._state.position):
-            while self.run.is_full:
-                self._room.clear()
-                await self._room.wait()
-            if not self.run.own:
-                self._began = loop.time()
-                # The head itself may have been pruned; then no record says that nothing more comes.
-                loop.call_later(LINGER_SECONDS, self._lingered, self.run)
-            self.run.add(record, self._state, self._mirror, l0_after_ms=self._l0_after_ms)
-            at_head = record.position >= self._store.head
-            if at_head or self.run.is_full or loop.time() - self._began > LINGER_SECONDS:
-                self.ready.set()
-            made += 1
-            if made % YIELD_RECORDS == 0:
-                await asyncio.sleep(0)
-
-    def _lingered(self, run: Run) -> None:
-        if self.run is run and run.own:
-            self.ready.set()
-
-    def take(self) -> Run:
-        """The run as it is; the next record begins another one."""
-        run, self.run = self.run, Run(self.run.position)
-        self.ready.clear()
-        self._room.set()
-        return run

@@ -306,6 +306,24 @@ async def test_what_was_pruned_from_the_log_stays_in_the_mirror(server: RealServ
     assert status["rebuild"] == 1
 
 
+async def test_a_log_whose_end_was_pruned_is_mirrored_to_its_end(server: RealServer) -> None:
+    """What was pruned there before it was published never comes, and nothing waits for it."""
+    store = MemoryStore()
+    await fill(store, session_events(20))
+    last = [record async for record in store.read_all()][-1]
+    await store.prune({last.event.stream_id: last.offset + 1}, at_ms=NOW_MS)
+    for _ in range(2):
+        async with mirroring(store, server) as task:
+            status = await drained(task)
+        assert (status["position"], status["lag"], status["problem"]) == (19, 0, "")
+    await fill(store, session_events(25, first=20))
+    async with mirroring(store, server) as task:
+        status = await drained(task)
+    assert status["rebuild"] == 0 and not any(note.startswith("resumed") for note in status["notes"])
+    seen = await read_independently(server)
+    assert [int(each.headers["DS-Position"]) for each in seen] == [r.position async for r in store.read_all()]
+
+
 # --- forgetting ---
 
 SECRET = "correct-horse-battery-staple"
