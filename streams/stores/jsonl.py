@@ -16,13 +16,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
 
 from streams.errors import CorruptLog, StoreClosed, StoreUnavailable, StreamError
 from streams.event import StreamEvent
@@ -46,21 +44,20 @@ from streams.stores.in_turn import InTurn
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.jsonl_removal import JsonlRemover
 from streams.stores.live import LiveTail
+from streams.stores.places import place_of, record_at
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.presence import located
 from streams.stores.recovery import StreamTail, key_digest, recover
 from streams.stores.removed_files import RemovedFiles, Run
 from streams.stores.rewriting import Abandoned, Compressed, compress, settle
-from streams.stores.segment_files import SegmentFile, Sizes, open_segment
+from streams.stores.segment_files import SegmentFile, Sizes
 from streams.stores.segments import (
-    BadLine,
     Head,
     Segment,
     format_head,
     format_line,
     format_stored,
     parse_event_keys,
-    parse_record,
     read_head,
     segment_name,
 )
@@ -238,26 +235,14 @@ class JsonlStore(KeepsHints):
             # A file that is open stays what it is when its segment is replaced.
             with self._places:
                 places = [
-                    self._place_of(position, open_files)
+                    place_of(self._index, position, open_files)
                     for position in positions
                     if not self._removed.removal.ranges.holds(position)
                 ]
-            return [_record_at(place) for place in places]
+            return [record_at(place) for place in places]
         finally:
             for file in open_files.values():
                 file.close()
-
-    def _place_of(self, position: int, open_files: dict[int, SegmentFile]) -> _Place:
-        index = self._index
-        segment = index.segments[bisect_right(index.segments, position, key=lambda found: found.first) - 1]
-        file = open_files.get(segment.first)
-        if file is None:
-            file = open_files[segment.first] = open_segment(segment)
-        starts, at = index.starts, position - index.first
-        start = starts[at]
-        following = starts[at + 1] if at + 1 < len(starts) else 0
-        size = following - start if following > start else file.size - start
-        return _Place(file, segment, position, start, size)
 
     # Removing
 
@@ -528,29 +513,3 @@ def _check_end(log: Path, pruned_end: int, following: int) -> None:
     if pruned_end > following:
         reason = f"records {following} to {pruned_end - 1} were written, and not all of them pruned"
         raise CorruptLog(str(log), 1, following, reason)
-
-
-class _Place(NamedTuple):
-    """Where a record's line lies; the file may hold less than ``size`` bytes of it, and more lines after it."""
-
-    file: SegmentFile
-    segment: Segment
-    position: int
-    start: int
-    size: int
-
-
-def _record_at(place: _Place) -> Record:
-    line = place.file.read(place.start, place.size).split(b"\n", 1)[0]
-    try:
-        return parse_record(line)
-    except BadLine as fault:
-        raise _corrupt(place, str(fault)) from None
-
-
-def _corrupt(place: _Place, reason: str) -> CorruptLog:
-    lines, at = 1, 0
-    while at < place.start and (piece := place.file.read(at, min(1 << 20, place.start - at))):
-        lines += piece.count(b"\n")
-        at += len(piece)
-    return CorruptLog(str(place.segment.path), lines, place.position, reason)

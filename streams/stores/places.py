@@ -1,0 +1,59 @@
+"""Where the records of a jsonl log lie in its files, by the writer's index; and reading one from there."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from streams.errors import CorruptLog
+from streams.store import Record
+from streams.stores.recovery import Index
+from streams.stores.segment_files import SegmentFile, open_segment
+from streams.stores.segments import BadLine, Segment, parse_record
+
+
+class Place(NamedTuple):
+    """Where a record's line lies; the file may hold less than ``size`` bytes of it, and more lines after it."""
+
+    file: SegmentFile
+    segment: Segment
+    position: int
+    start: int
+    size: int
+
+
+def place_of(index: Index, position: int, open_files: dict[int, SegmentFile]) -> Place:
+    """Where the record at ``position`` is, which the index must hold; its file is opened, and added, if it is not yet.
+
+    The caller closes ``open_files``, and keeps segments from being replaced meanwhile.
+    """
+    segment = index.segments[bisect_right(index.segments, position, key=lambda found: found.first) - 1]
+    file = open_files.get(segment.first)
+    if file is None:
+        file = open_files[segment.first] = open_segment(segment)
+    starts, at = index.starts, position - index.first
+    start = starts[at]
+    following = starts[at + 1] if at + 1 < len(starts) else 0
+    size = following - start if following > start else file.size - start
+    return Place(file, segment, position, start, size)
+
+
+def record_at(place: Place) -> Record:
+    """Read a record from its place.
+
+    Raises:
+        CorruptLog: what lies there is no record.
+    """
+    line = place.file.read(place.start, place.size).split(b"\n", 1)[0]
+    try:
+        return parse_record(line)
+    except BadLine as fault:
+        raise _corrupt(place, str(fault)) from None
+
+
+def _corrupt(place: Place, reason: str) -> CorruptLog:
+    lines, at = 1, 0
+    while at < place.start and (piece := place.file.read(at, min(1 << 20, place.start - at))):
+        lines += piece.count(b"\n")
+        at += len(piece)
+    return CorruptLog(str(place.segment.path), lines, place.position, reason)
