@@ -60,6 +60,10 @@ class Pending:
             self.future.set_result(self.outcome)
 
 
+class WouldStall(Exception):
+    """From ``commit`` on the loop, before it did anything: it would wait for somebody else. The thread does it then."""
+
+
 class Trust:
     """Whether the disk is so fast that the loop may wait for it: a leaking count of its slow syncs."""
 
@@ -115,6 +119,8 @@ class GroupCommit:
         """Held by who waits for ``_committing`` to work between two commits, so that commits do not always win it."""
         self._stop: StoreUnavailable | None = None
         self._trust = Trust()
+        self.on_loop = False
+        """Whether the commit that runs now holds the loop; only ``commit`` may ask."""
         self._last_group = 1
         self._flush_is_due = False
         self._thread = Thread(target=self._run, name=f"log-writer-{name}", daemon=True)
@@ -175,13 +181,29 @@ class GroupCommit:
             with self._wake:
                 self._wake.notify()
             return
+        group = self._take()
+        self.on_loop = True
         try:
-            group = self._take()
             self._last_group = len(group)
             self._write(group)
+        except WouldStall:
+            if self._stop is None:
+                self._leave_to_thread(group)
+                return
+            # The thread may have ended already, so this is the only place left.
+            self.on_loop = False
+            self._write(group)
         finally:
+            self.on_loop = False
             self._committing.release()
         self._hand_back(group, asyncio.get_running_loop())
+
+    def _leave_to_thread(self, group: Sequence[Pending]) -> None:
+        with self._wake:
+            self._queue.extendleft(reversed(group))
+            self._waiting_bytes += sum(pending.size for pending in group)
+            self._trust.note(2 * STALL_SECONDS)
+            self._wake.notify()
 
     async def drained(self) -> None:
         """Return when nothing that was submitted is unwritten, also what nobody waits for any more."""
@@ -243,6 +265,8 @@ class GroupCommit:
     def _write(self, group: list[Pending]) -> None:
         try:
             seconds = self._commit(group)
+        except WouldStall:
+            raise
         except OSError as error:
             self._fail(group, error)
         except Exception as error:  # noqa: BLE001 - a planned but unwritten state must not live on

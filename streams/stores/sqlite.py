@@ -23,13 +23,13 @@ from streams.hashing import GENESIS, Encoded
 from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
-from streams.stores.commit import GroupCommit, Pending
+from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.in_turn import InTurn
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
-from streams.stores.sqlite_files import LOG_FILE, STEPS, connect_to_write, translate, translated
+from streams.stores.sqlite_files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translate, translated
 from streams.stores.sqlite_head import HeadFile, make_head_file
 from streams.stores.sqlite_keys import Keys
 from streams.stores.sqlite_reader import SqliteReader
@@ -214,7 +214,7 @@ class SqliteStore(KeepsHints):
         with translated(self._path, "writing"):
             if self._is_tidying_due():
                 self._tidy()
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._begin()
             decided, rows = self._decide(group)
             self._connection.executemany(INSERT, rows)
             begun = time.perf_counter()
@@ -227,6 +227,21 @@ class SqliteStore(KeepsHints):
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
+
+    def _begin(self) -> None:
+        """Begin a transaction. Another program that holds the file is waited for, but never on the loop."""
+        if not self._commits.on_loop:
+            self._connection.execute("BEGIN IMMEDIATE")
+            return
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise WouldStall from None
+            raise
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
     def _decide(self, group: Sequence[Pending]) -> tuple[list[tuple[Pending, Plan]], list[Row]]:
         decided: list[tuple[Pending, Plan]] = []

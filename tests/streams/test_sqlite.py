@@ -90,6 +90,23 @@ async def test_the_write_ahead_file_is_taken_in_when_it_is_worth_it(
     await store.close()
 
 
+async def test_a_program_that_holds_the_file_does_not_hold_the_loop(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path)
+    for number in range(100):  # after so many quick ones, commits run on the loop
+        await store.append([event(f"k{number}")])
+    other = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    appending = asyncio.gather(*(store.append([event(f"later{n}")]) for n in range(3)))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not appending.done()
+    other.execute("ROLLBACK")
+    records = [record for records in await appending for record in records]
+    assert [record.position for record in records] == [100, 101, 102]
+    other.close()
+    await store.close()
+
+
 async def written(store: Path) -> None:
     log = await Log.open(store, seeded_identity(1), backend="sqlite")
     for number in range(20):
