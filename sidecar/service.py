@@ -24,6 +24,7 @@ from sidecar.server import LinkServer, RequestError, ShimConnection
 from sidecar.spools import backlog, take_left
 from sidecar.upkeep import Upkeep
 from sidecar.version import VERSION, is_newer
+from streams.errors import StreamError
 from streams.identity import system_identity
 from streams.log import Log
 from streams.prune_plan import Wishes
@@ -144,6 +145,13 @@ class Sidecar:
 
     async def request(self, method: str, args: dict[str, Any]) -> Any:
         """See ``links.Handler``: what the command line asks for."""
+        try:
+            return await self._requested(method, args)
+        except StreamError as error:
+            # Whoever asked gets the sentence that he would get if no sidecar ran.
+            raise RequestError("refused", str(error)) from None
+
+    async def _requested(self, method: str, args: dict[str, Any]) -> Any:
         match method:
             case "ping":
                 return {"boot": self.boot}

@@ -43,7 +43,7 @@ def leftovers(store: Path) -> list[str]:
     manifest = read_manifest(store)
     hints = Hints(store)
     whole = {hint.name for hint in hints.known()}
-    found = [*_drafts(store), *(f"hints/{path.name}" for path in hints.files() if path.name not in whole)]
+    found = [*_drafts(store, manifest), *(f"hints/{path.name}" for path in hints.files() if path.name not in whole)]
     if manifest is not None:
         kept = manifest.kept.backend if manifest.kept is not None else None
         others = [name for name in FILES if name not in (manifest.backend, kept) and _is_there(store, name)]
@@ -82,7 +82,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
         manifest_is_damaged=damaged,
         stores=stores,
         copies=frozenset(copies),
-        drafts=tuple(_drafts(store)),
+        drafts=tuple(_drafts(store, manifest)),
         damaged_hints=tuple(f"hints/{path.name}" for path in hints.files() if path.name not in whole),
         hints_ahead=tuple(sorted(ahead)),
         furthest_hint=max(ahead.values(), default=NOTHING),
@@ -247,10 +247,14 @@ async def _record_at(store: Path, backend: Backend, position: int) -> Stored | N
     return None
 
 
-def _drafts(store: Path) -> list[str]:
-    """Files that a killed process was about to rename, and SQLite's files whose database is gone."""
+def _drafts(store: Path, manifest: Manifest | None) -> list[str]:
+    """Files that a killed process was about to rename, and SQLite's files whose database is gone.
+
+    Not those of a log that may be the truth: they may hold records, and a database that is brought back needs them.
+    """
     found = [path for path in (*store.glob("*.new"), *(store / "hints").glob("*.new")) if path.is_file()]
     for name in (LOG_FILE, SEARCH_FILE):
-        if not (store / name).exists():
+        is_needed = name == LOG_FILE and (manifest is None or manifest.backend == "sqlite")
+        if not (store / name).exists() and not is_needed:
             found += [path for path in store.glob(f"{name}-*") if path.stat().st_size]
     return sorted(str(path.relative_to(store)) for path in found)

@@ -114,7 +114,10 @@ class CallError(RemoteError):
 
 
 class RequestError(RemoteError):
-    """A request failed; the sidecar's handler chose ``code`` and ``message``."""
+    """A request failed; the sidecar's handler chose ``code`` and ``message``. ``refused`` is a sentence by itself."""
+
+    def __str__(self) -> str:
+        return self.message if self.code == "refused" else super().__str__()
 
 
 # --- events -----------------------------------------------------------------------------------------

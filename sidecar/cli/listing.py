@@ -117,7 +117,8 @@ def shortened(name: str) -> str:
 
 def _named(stream: dict[str, Any]) -> str:
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
-    return f"{stream['title'] or ('' if stream['sessions'] else '(the sidecar itself)')}{joined}"
+    without = "(the sidecar itself)" if stream["stream_id"] == "system" else "(its beginning was removed)"
+    return f"{stream['title'] or ('' if stream['sessions'] else without)}{joined}"
 
 
 async def tree(

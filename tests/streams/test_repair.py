@@ -409,6 +409,18 @@ for at, store in enumerate(sys.stdin, 1):
 """
 
 
+async def test_what_a_database_needs_that_is_gone_stays_for_it(tmp_path: Path) -> None:
+    """Its WAL may hold records, as after a crash; a backup of the database is nothing without it."""
+    log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
+    await log.append(events(5))
+    shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+    await log.close()
+    (tmp_path / "crashed" / "log.db").unlink()
+    wal = (tmp_path / "crashed" / "log.db-wal").read_bytes()
+    assert [item.action for item in await repair(tmp_path / "crashed")] == [None]
+    assert wal and (tmp_path / "crashed" / "log.db-wal").read_bytes() == wal
+
+
 @pytest.mark.parametrize(
     ("backend", "damages"),
     [

@@ -119,6 +119,14 @@ class TestPrune:
 
 
 class TestForget:
+    def test_a_running_sidecar_that_refuses_says_why_as_a_stopped_one_does(self, served: Path) -> None:
+        assert run(served, "migrate", "--to", "sqlite").code == 0
+        first = next(iter(streams(served)))
+        refused = run(served, "forget", first, "--yes")
+        assert refused.code == 1 and "still holds these payloads" in refused.err, refused
+        assert run(served, "stop").code == 0
+        assert run(served, "forget", first, "--yes").err == refused.err
+
     def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
         first = next(iter(streams(home)))
         before = run(home, "log", first, "--json").out
