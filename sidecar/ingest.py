@@ -123,7 +123,11 @@ class Ingest:
                     waiting.append(link)
                 continue
             self._unfinished[token] = [link] if link is not None else []
-            self._translator.feed(token, item, now)
+            try:
+                self._translator.feed(token, item, now)
+            except BaseException:
+                del self._unfinished[token]  # else it would count as on its way when it is sent again
+                raise
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
             self._spawn(self._find_missing(link))

@@ -180,7 +180,11 @@ class Parts(Turns):
 
     def _write_after(self, after: _After) -> None:
         """The part's end never came: the hook alone becomes the step."""
-        session = self.state.sessions[after.session]
+        session = self.state.sessions.get(after.session)
+        if session is None:  # pruned or forgotten while the hook was held: nothing more is to be known of it
+            self.counts["session_removed:tool.execute.after"] += 1
+            self.finish(after.entry.token)
+            return
         part = next((t.part for t in self._open.values() if t.session == after.session and t.call == after.call), None)
         if part is None and self._is_echo(session, after.entry, after.call):
             self.counts["duplicate:tool.execute.after"] += 1

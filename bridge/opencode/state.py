@@ -159,6 +159,7 @@ class CaptureState:
         for session_id in gone:
             del self.sessions[session_id]
             self.spawns.pop(session_id, None)
+            self.busy.pop(session_id, None)
 
     def apply(self, event: StreamEvent) -> None:
         """Take one event; types that are not capture's change nothing."""
@@ -232,7 +233,9 @@ class CaptureState:
         self.busy.move_to_end(session.id)
         if len(self.busy) > BUSY_SESSIONS:
             resting, _ = self.busy.popitem(last=False)
-            self.sessions[resting].rest()
+            # A snapshot of an older version may name one that was removed.
+            if resting in self.sessions:
+                self.sessions[resting].rest()
 
     def _turn_started(self, session: SessionState, event: StreamEvent) -> None:
         payload = event.payload

@@ -85,6 +85,27 @@ async def test_an_item_sent_again_while_it_is_on_its_way_is_taken_once(store: Ga
     assert len(await types(store)) == 6 and ingest.duplicates == 0
 
 
+async def test_an_item_that_the_translator_failed_at_is_taken_when_it_is_sent_again(
+    store: GatedStore, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, hooks = FakeLink(), FakeLink(), items()
+    feed, fed = Translator.feed, 0
+
+    def failing(translator: Translator, *arguments: Any) -> None:
+        nonlocal fed
+        fed += 1
+        if fed == 3:
+            raise KeyError("a fault of the translator")
+        feed(translator, *arguments)
+
+    monkeypatch.setattr(Translator, "feed", failing)
+    with pytest.raises(KeyError):
+        take(ingest, first, hooks)
+    take(ingest, second, hooks)
+    await second.until(range(1, len(hooks) + 1))
+    assert len(await types(store)) == 6 and ingest.held == 0
+
+
 async def test_an_item_sent_again_later_is_finished_and_adds_nothing(store: GatedStore, ingest: Ingest) -> None:
     first, second, hooks = FakeLink(), FakeLink(instance="2" * 16), items()
     take(ingest, first, hooks)

@@ -179,6 +179,24 @@ def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:
     assert once.dump() == state.dump(), "what is sent again changes nothing"
 
 
+def test_removed_sessions_are_nowhere_in_the_way_of_later_ones() -> None:
+    events = many_sessions(4 * BUSY_SESSIONS, 1)
+    half = len(events) // 2
+    state = CaptureState()
+    for each in events[:half]:
+        state.apply(each)
+    before = set(state.busy)
+    state.drop([session.stream for session in state.sessions.values() if session.id in list(before)[::2]])
+    assert len(set(state.busy) & before) == BUSY_SESSIONS // 2
+    # As an older version left it in a snapshot: it names sessions that are gone.
+    stale = CaptureState.load(state.dump())
+    stale.busy.update(dict.fromkeys(before))
+    for each in events[half:]:
+        state.apply(each)
+        stale.apply(each)
+    assert len(state.busy) == len(stale.busy) == BUSY_SESSIONS
+
+
 class CountingLock(asyncio.Lock):
     """Tells when it was asked for so many times."""
 
