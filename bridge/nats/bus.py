@@ -117,13 +117,16 @@ class JetStreamEventBus:
         """See ``EventBus.subscribe``. A pattern that no one stream keeps is a ``SubjectError``.
 
         Raises:
-            BusUnavailable: the server is away.
+            BusUnavailable: the server is away, or its streams cannot be made as they must be.
         """
         self._check_open()
         stream = self._stream_of(check_subscription(pattern, durable))
         redelivery = redelivery or Redelivery()
         try:
             session = await self._session()
+        except NatsError as error:
+            raise BusUnavailable(str(error)) from None
+        try:
             consumer = await self._consumer(session, stream, pattern, durable, start, redelivery)
             await ensure_consumer(session, stream.name, consumer)
         except ServerRefused as error:

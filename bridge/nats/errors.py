@@ -4,7 +4,8 @@
 
     NatsError
     ├── NatsUnavailable        no connection, no answer, or no room now; safe to try again later
-    │   └── NoStream           nothing takes in what was published: the stream is missing, or still recovering
+    │   ├── NoStream           nothing takes in what was published: the stream is missing, or still recovering
+    │   └── NotNow             the server answered that it cannot at this moment
     ├── NatsRefused            the settings cannot work: files, library, TLS, token; trying again changes nothing
     └── ServerRefused          the server understood and said no
         ├── NotFound           the stream, consumer or message is not there
@@ -39,6 +40,10 @@ class NatsUnavailable(NatsError):
 
 class NoStream(NatsUnavailable):
     """Nobody took in the message. A server that just started may still be reading its streams."""
+
+
+class NotNow(NatsUnavailable):
+    """The server answered that it cannot do it at this moment: no room, busy, or still removing what was there."""
 
 
 class NatsRefused(NatsError):
@@ -106,5 +111,5 @@ def refusal(what: str, error: dict[str, Any]) -> NatsError:
     if code in _BATCH:
         return BatchRefused(what, code, description)
     if code in _TEMPORARY or error.get("code") == 503:
-        return NatsUnavailable(str(ServerRefused(what, code, description)), "it is tried again")
+        return NotNow(str(ServerRefused(what, code, description)), "it is tried again")
     return ServerRefused(what, code, description)

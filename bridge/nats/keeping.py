@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.nats.errors import NatsUnavailable, NotFound, ServerRefused, StreamRefused
+from bridge.nats.errors import NatsUnavailable, NotFound, NotNow, ServerRefused, StreamRefused
 from bridge.nats.jetstream import API, JetStream, Received, decoded, waited
 from bridge.nats.stream_plan import StreamDefinition, StreamPlan, plan, server_version
 
@@ -21,6 +21,10 @@ _DELETIONS: Final = 128
 """Deletions that are on their way at a time."""
 
 DELETE_SECONDS: Final = 10.0
+
+_CREATE_FAILED: Final = 10049
+"""The server's number for any failure of its own while it makes a stream."""
+_CREATE_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +122,20 @@ _OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
     if wanted.action not in ("create", "update"):
         return
-    try:
-        await session.api(f"STREAM.{wanted.action.upper()}.{wanted.name}", wanted.config)
-    except ServerRefused as error:
-        raise StreamRefused(f"stream {wanted.name}", error.code, error.description) from None
+    # A server removes the directories of a deleted stream after it answered, at times from under the next one.
+    pauses = iter(_CREATE_PAUSES_S)
+    while True:
+        try:
+            await session.api(f"STREAM.{wanted.action.upper()}.{wanted.name}", wanted.config)
+            return
+        except NotNow:
+            if (pause := next(pauses, None)) is None:
+                raise
+        except ServerRefused as error:
+            pause = next(pauses, None) if error.code == _CREATE_FAILED else None
+            if pause is None:
+                raise StreamRefused(f"stream {wanted.name}", error.code, error.description) from None
+        await asyncio.sleep(pause)
 
 
 async def purge(session: JetStream, stream: str, *, subject: str) -> int:
