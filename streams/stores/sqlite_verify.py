@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -32,6 +32,7 @@ from streams.stores.segments import Head, read_head
 from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
 from streams.stores.sqlite_head import HEAD_FILE, head_fault, is_marked
 from streams.stores.sqlite_removed import load, version_of
+from streams.stores.sqlite_schema import schema_faults
 from streams.stores.store_verify import lost_findings, manifest_finding
 
 Answer = TypeVar("Answer")
@@ -293,6 +294,7 @@ class SqliteVerification:
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
         """What SQLite finds in the file as a whole, its indexes included; for a quick look as far as it gets."""
+        self._check_all("the schema", lambda: schema_faults(connection, STEPS))
         look = "PRAGMA quick_check(20)" if self.quick else "PRAGMA integrity_check(20)"
         if self.quick:
             calls = iter(range(_QUICK_CALLS))
@@ -308,14 +310,14 @@ class SqliteVerification:
             if fault != "ok":
                 self._find("corrupt", None, None, f"SQLite says: {' '.join(str(fault).split())}")
         if not self.quick:
-            self._check_keys(connection)
+            self._check_all("the table of keys", lambda: keys.faults(connection))
 
-    def _check_keys(self, connection: sqlite3.Connection) -> None:
+    def _check_all(self, what: str, look: Callable[[], Iterable[str]]) -> None:
         try:
             with translated(self._path, "reading"):
-                faults = list(keys.faults(connection))
+                faults = list(look())
         except (BadStore, StoreUnavailable, OSError) as error:
-            faults = [f"the table of keys cannot be read: {_damage(error)}"]
+            faults = [f"{what} cannot be read: {_damage(error)}"]
         for fault in faults:
             self._find("corrupt", None, None, fault)
 
