@@ -12,7 +12,7 @@ Source: seed 002, 3; corrections in FEATURES ("A generated ``traceparent`` is ma
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -48,6 +48,49 @@ RESERVED: Final = "CG-"
 MAX_DEPTH_DIGITS: Final = 6
 
 _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
+
+
+class HeaderLines(Mapping[str, str]):
+    """Headers as they are sent: ``text`` is ``count`` lines of ``Name: value``, with CR LF at their ends.
+
+    For the many messages whose headers are only sent; they are read out of the text when somebody asks.
+    """
+
+    __slots__ = ("_count", "_read", "text")
+
+    def __init__(self, text: str, count: int) -> None:
+        self.text, self._count = text, count
+        self._read: dict[str, str] | None = None
+
+    def _all(self) -> dict[str, str]:
+        if self._read is None:
+            lines = (line.partition(": ") for line in self.text.split("\r\n")[:-1])
+            self._read = {name: value for name, _, value in lines}
+        return self._read
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"HeaderLines({self._all()!r})"
+
+
+def header_lines(headers: Mapping[str, str]) -> str:
+    """Headers as they are sent; nothing of them is checked."""
+    if isinstance(headers, HeaderLines):
+        return headers.text
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+
+
+def are_lines(text: str, count: int) -> bool:
+    """Whether a text of headers is ASCII and as many lines: one too many would be somebody else's header."""
+    return text.count("\n") == text.count("\r") == count and text.isascii()
 
 
 class ProtocolViolation(ValueError):

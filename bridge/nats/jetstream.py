@@ -25,6 +25,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from bridge.nats.errors import NatsError, NatsRefused, NatsUnavailable, NoStream, refusal
+from bridge.nats.headers import are_lines, header_lines
 from bridge.nats.options import ConnectOptions, check_credentials, tls_context
 from streams.subjects import SubjectError, check_subject
 
@@ -451,10 +452,9 @@ def _published(subject: str, headers: Mapping[str, str], more: str, body: bytes,
     Raises:
         NatsRefused: something of it is no subject or no header, or it is too large.
     """
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    lines = header_lines(headers)
     # Whoever made it has checked it; a line too many would be somebody else's header, or a command of its own.
-    whole = lines.count("\n") == lines.count("\r") == len(headers) and lines.isascii()
-    if not whole or not _is_subject(subject):
+    if not are_lines(lines, len(headers)) or not _is_subject(subject):
         raise NatsRefused("a message has a header or a subject that cannot be sent", "escape what it is made of")
     head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")
     total = len(head) + len(body)

@@ -20,6 +20,7 @@ The same record gives the same messages, byte for byte, whenever and wherever it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -39,12 +40,13 @@ from bridge.nats.headers import (
     TRACE_MADE,
     TRACEPARENT,
     VERSION,
+    HeaderLines,
 )
 from bridge.nats.l0.captured import NotTold, Told, told
 from bridge.nats.l0.payloads import Chunk, L0Payload
 from bridge.nats.places import Place
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
-from bridge.nats.trace import made_trace, parse_traceparent
+from bridge.nats.trace import TraceContext, made_trace, parse_traceparent
 from streams.event import StreamEvent
 from streams.hashing import canonical, encode
 from streams.store import Record
@@ -58,13 +60,16 @@ BATCH_RESERVE: Final = 256
 """Left free for the headers that a publisher of atomic batches adds."""
 
 _VERSION_LINE = len("NATS/1.0\r\n\r\n")
+_LONGEST_FORM = len("forgotten\r\n")
+_OWN_LINES = 6
+"""Headers that are a record's own: id, position, offset, hash, time and form."""
 
 
 class Message(NamedTuple):
     """What is published. A lossy one (``str``) has no headers and goes to core NATS."""
 
     subject: str
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
     @property
@@ -136,16 +141,40 @@ def is_forgotten(event: StreamEvent) -> bool:
     return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
 
 
-def wire_size(headers: dict[str, str], body: int) -> int:
+def wire_size(headers: Mapping[str, str], body: int) -> int:
     """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
-    if not headers:
-        return body
-    return body + _VERSION_LINE + len("".join(headers)) + len("".join(headers.values())) + len(headers) * len(": \r\n")
+    return body + _VERSION_LINE + len(h.header_lines(headers)) if headers else body
 
 
 def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
     event = record.event
     subject = _record_subject(place.project, mirror.log, event.stream_id, event.type)
+    if isinstance(event.metadata.get(h.TRACESTATE), str):
+        return _own_message_by_name(record, place, mirror, subject)
+    # Nearly every message comes here: what it shares with many others is looked up, the rest is written as text.
+    # A test holds both ways to each other.
+    shared = _shared_lines(
+        event.stream_id, event.traceparent, place.depth, mirror.log, mirror.version, event.type, event.source.agent
+    )
+    identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
+    text = (
+        f"{MESSAGE_ID}: {identity}\r\n{POSITION}: {record.position}\r\n{OFFSET}: {record.offset}\r\n"
+        f"{HASH}: {record.hash}\r\n{TIMESTAMP}: {event.ts}\r\n{shared.text}{FORM}: "
+    )
+    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - _VERSION_LINE - len(text) - _LONGEST_FORM)
+    text, count = f"{text}{form}\r\n", shared.lines + _OWN_LINES
+    if not h.are_lines(text, count):
+        # A log that was tampered with: no text of it may pass for a line. What becomes of it is the publisher's matter.
+        return _own_message_by_name(record, place, mirror, subject)
+    found = h.reserved_keys(event.payload)
+    notes, warnings = _noted(shared.notes, found) if found else (shared.notes, ())
+    return Message(subject, HeaderLines(text, count), body), _with_form(notes, form), warnings
+
+
+def _own_message_by_name(
+    record: Record, place: Place, mirror: Mirror, subject: str
+) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
+    event = record.event
     given = _depth(place)
     given[LOG] = _header_text(mirror.log)
     given[POSITION] = str(record.position)
@@ -156,9 +185,11 @@ def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message,
     headers[FORM] = "forgotten"  # the longest that it may become
     form, body = _body(event, mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0))
     headers[FORM] = form
-    if form in ("pointer", "stub"):
-        notes = (*notes, form)
-    return Message(subject, headers, body), notes, warnings
+    return Message(subject, headers, body), _with_form(notes, form), warnings
+
+
+def _with_form(notes: tuple[str, ...], form: Form) -> tuple[str, ...]:
+    return (*notes, form) if form in ("pointer", "stub") else notes
 
 
 def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
@@ -242,30 +273,60 @@ def _filled_plainly(
 ) -> h.Filled:
     """What ``fill_headers`` does, where all that is given is our own and no vendor's state is passed on.
 
-    Nearly every message comes here, and what most of them share is looked up. A test holds both to each other.
+    What most messages share is looked up. A test holds both to each other.
     """
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    trace = parse_traceparent(event.traceparent) if event.traceparent is not None else None
-    if trace is None:
-        notes = ("trace_made" if event.traceparent is None else "trace_invalid",)
-        trace = _made_trace(event.stream_id)
-        headers[TRACE_MADE] = "true"
-    headers[TRACEPARENT] = f"00-{trace.trace_id}-{trace.span_id}-{trace.flags}"
+    trace, notes = _trace_of(event.stream_id, event.traceparent)
+    headers |= _shared_headers(trace, bool(notes), mirror.version, message_type, event.source.agent)
     headers[TIMESTAMP] = str(event.ts)
-    headers[VERSION] = _header_text(mirror.version)
-    headers[MESSAGE_TYPE] = _header_text(message_type)
-    headers[SENDER] = _header_text(event.source.agent)
     headers[MESSAGE_ID] = identity
     found = h.reserved_keys(payload) if payload is not None else ()
-    if found:
-        notes += ("reserved_keys",)
-        warnings = (f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}",)
+    notes, warnings = _noted(notes, found) if found else (notes, ())
     return h.Filled(headers, trace, notes, warnings)
 
 
+def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    warning = f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}"
+    return (*notes, "reserved_keys"), (warning,)
+
+
+@lru_cache(maxsize=1024)
+def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
+    """The trace of an event, and why it was made if it was."""
+    trace = parse_traceparent(traceparent) if traceparent is not None else None
+    if trace is not None:
+        return trace, ()
+    return made_trace(stream), ("trace_made" if traceparent is None else "trace_invalid",)
+
+
+def _shared_headers(trace: TraceContext, is_made: bool, version: str, type_: str, agent: str) -> dict[str, str]:
+    """The headers that many messages have in common."""
+    return {
+        **({TRACE_MADE: "true"} if is_made else {}),
+        TRACEPARENT: str(trace),
+        VERSION: _header_text(version),
+        MESSAGE_TYPE: _header_text(type_),
+        SENDER: _header_text(agent),
+    }
+
+
+class _Shared(NamedTuple):
+    text: str
+    lines: int
+    notes: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def _shared_lines(
+    stream: str, traceparent: str | None, depth: int | None, log: str, version: str, type_: str, agent: str
+) -> _Shared:
+    """What the record's own message has in common with others, as it is sent."""
+    trace, notes = _trace_of(stream, traceparent)
+    headers = {} if depth is None else _depth_header(depth)
+    headers = {**headers, LOG: _header_text(log), **_shared_headers(trace, bool(notes), version, type_, agent)}
+    return _Shared(h.header_lines(headers), len(headers), notes)
+
+
 _depth_header = lru_cache(maxsize=64)(h.depth_header)
-_made_trace = lru_cache(maxsize=1024)(made_trace)
 _header_text = lru_cache(maxsize=1024)(h.header_text)
 
 
