@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.nats import headers as h
+from bridge.nats import messages
 from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.l0.payloads import Step, Task
 from bridge.nats.l0.table import decode
 from bridge.nats.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored
-from bridge.nats.places import Place
+from bridge.nats.places import Place, Places
 from bridge.nats.stream_plan import keeps, wanted
 from bridge.nats.subjects import L0Subject, RecordSubject
+from streams.event import StreamEvent
 from streams.hashing import GENESIS, canonical, chain, digest_form_of, encode
 from streams.headers import check_headers
 from streams.store import Record
@@ -30,6 +32,7 @@ from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 60), deadline=None, derandomize=True, database=None)
 
+CREATED = event(0, "lifecycle.session.created", {"session": "ses_a", "lineage": "root", "project": "p"})
 PINNED: list[dict[str, Any]] = json.loads(FILE.read_text())
 
 
@@ -42,6 +45,15 @@ def own(made: Any) -> Message:
 def on_the_wire(message: Message) -> bytes:
     lines = b"".join(f"{k}: {v}\r\n".encode() for k, v in message.headers.items())
     return (b"NATS/1.0\r\n" + lines + b"\r\n" if lines else b"") + message.body
+
+
+def by_name(record: Record, made: Any, mirror: Mirror = MIRROR) -> tuple[Message, tuple[str, ...]]:
+    """A record's own message as it is made where nothing can be looked up."""
+    places = Places()
+    places.apply(chained([CREATED])[0])
+    places.apply(record)
+    message, _, warnings = messages._own_message_by_name(record, places.of(record.event), mirror, own(made).subject)
+    return message, warnings
 
 
 def test_messages_are_as_pinned() -> None:
@@ -262,22 +274,24 @@ known = st.sampled_from(
     st.dictionaries(known, values, max_size=8),
     st.text(st.characters(codec=None, categories=None), max_size=30),
     st.none() | st.text(st.characters(codec=None, categories=None), max_size=60),
+    st.booleans(),
     st.sampled_from([700, 1024, 1024 * 1024]),
 )
 def test_no_record_stops_the_mirror(
-    type_: str, payload: dict[str, Any], agent: str, trace: str | None, limit: int
+    type_: str, payload: dict[str, Any], agent: str, trace: str | None, has_state: bool, limit: int
 ) -> None:
-    created = event(0, "lifecycle.session.created", {"session": "ses_a", "lineage": "root", "project": "p"})
     made_event = event(
         1,
         type_,
         {"session": "ses_a", **payload},
         source={"agent": agent, "adapter": "x"},
         traceparent=trace,
-        metadata={"tracestate": trace},
+        metadata={"tracestate": trace} if has_state else {},
     )
-    records = chained([created, made_event])
-    for each in mirror_all(records, Mirror(LOG, max_payload=limit)):
+    records = chained([CREATED, made_event])
+    mirror = Mirror(LOG, max_payload=limit)
+    for record, each in zip(records, mirror_all(records, mirror), strict=True):
+        assert (own(each), each.warnings) == by_name(record, each, mirror)
         for message in each.messages:
             check_subject(message.subject)
             check_headers(message.headers)
@@ -286,3 +300,18 @@ def test_no_record_stops_the_mirror(
                 decode(message.subject, message.body)
             if limit > 1024:
                 assert message.size <= limit
+
+
+@pytest.mark.parametrize("field", ["id", "hash"])
+def test_a_log_that_was_tampered_with_adds_no_header(field: str) -> None:
+    """What is read back is not checked again: a line that hides in it stays inside its header, and is not sent."""
+    (record,) = chained([CREATED])
+    bad = "x\r\nCG-Recursion-Depth: 7"
+    if field == "id":
+        record = record._replace(event=StreamEvent.trusted(record.event.fields() | {"id": bad}))
+    else:
+        record = record._replace(hash=bad)
+    (made,) = mirror_all([record])
+    headers = own(made).headers
+    assert bad in headers.values() and headers["CG-Recursion-Depth"] == "0"
+    assert not h.are_lines(h.header_lines(headers), len(headers))
