@@ -27,7 +27,12 @@ from streams.identity import system_identity
 from streams.log import Log
 
 IDENTITY = system_identity()
-CHUNK = 4000
+CHUNK = 16_000
+"""Records to catch up with at a time: its beginning and its end, when nothing overlaps, are small beside it."""
+
+LOOK_SECONDS = 0.005
+"""How often it is asked how far the mirror is; each time costs the mirror, which runs in the same loop."""
+
 BATCH = 1000
 """Of the bare publisher: as many as a server takes."""
 
@@ -127,7 +132,7 @@ class _Mirroring:
                     await asyncio.sleep(0.001)
                 start, first = time.perf_counter(), task.status()["position"]
                 while task.status()["position"] < store.head:
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(LOOK_SECONDS)
                 spent += time.perf_counter() - start
                 mirrored += store.head - first
                 await task.pause()
