@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,10 @@ from bridge.nats.options import PullSettings
 from bridge.nats.sessions import Sessions
 from streams.bus import BusUnavailable, Delivery, DurableConflict, EventBus, Redelivery
 from streams.subjects import SubjectError
-from tests.nats_servers import HANG_SECONDS, VERSIONS, RealServer, real_server, until
+from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 from tests.streams.bus_contract import BusContract, Gate, Inbox
 
 QUICK = PullSettings(fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2)
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), request.param) as running:
-        yield running
 
 
 @pytest.fixture

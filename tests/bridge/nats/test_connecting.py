@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,22 +22,9 @@ from bridge.nats.errors import (
 from bridge.nats.jetstream import JetStream
 from bridge.nats.options import ConnectOptions
 from bridge.nats.sessions import Sessions
-from tests.nats_servers import HANG_SECONDS, TOKEN, VERSIONS, RealServer, real_server
+from tests.nats_servers import HANG_SECONDS, TOKEN, RealServer, real_server
 
 _number = itertools.count()
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), request.param) as running:
-        yield running
-
-
-@pytest.fixture
-async def session(server: RealServer) -> AsyncIterator[JetStream]:
-    opened = await JetStream.connect(server.options)
-    yield opened
-    await opened.close()
 
 
 # --- connections that end, or never begin ---

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,22 +25,9 @@ from bridge.nats.messages import Message
 from bridge.nats.publishing import Expect, PublishStopped, publish, publish_all, publish_batch
 from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import StreamDefinition, wanted
-from tests.nats_servers import HANG_SECONDS, VERSIONS, RealServer, real_server, until
+from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 
 _number = itertools.count()
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), request.param) as running:
-        yield running
-
-
-@pytest.fixture
-async def session(server: RealServer) -> AsyncIterator[JetStream]:
-    opened = await JetStream.connect(server.options)
-    yield opened
-    await opened.close()
 
 
 def definition(**more: object) -> StreamDefinition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -31,18 +31,12 @@ from bridge.nats.pulling import (
 )
 from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import StreamDefinition
-from tests.nats_servers import HANG_SECONDS, VERSIONS, RealServer, real_server, until
+from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 
 _number = itertools.count()
 QUICK = PullSettings(
     batch_size=8, max_inflight=8, fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2, backoff_s=0.01
 )
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), request.param) as running:
-        yield running
 
 
 @pytest.fixture
