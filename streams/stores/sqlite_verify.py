@@ -295,6 +295,8 @@ class SqliteVerification:
     def _check_file(self, connection: sqlite3.Connection) -> None:
         """What SQLite finds in the file as a whole, its indexes included; for a quick look as far as it gets."""
         self._check_all("the schema", lambda: schema_faults(connection, STEPS))
+        if not self._told and not self._found:
+            self._open_as_others_do()
         look = "PRAGMA quick_check(20)" if self.quick else "PRAGMA integrity_check(20)"
         if self.quick:
             calls = iter(range(_QUICK_CALLS))
@@ -311,6 +313,18 @@ class SqliteVerification:
                 self._find("corrupt", None, None, f"SQLite says: {' '.join(str(fault).split())}")
         if not self.quick:
             self._check_all("the table of keys", lambda: keys.faults(connection))
+
+    def _open_as_others_do(self) -> None:
+        """What keeps a file from being opened, though all in it can be read by one who passes over damage."""
+        try:
+            connection = connect_to_read(self._path, len(STEPS))
+        except BadStore as error:
+            self._find("corrupt", None, None, f"it cannot be opened: {_damage(error)}")
+        except (StoreUnavailable, OSError):
+            return  # held by another for a moment, or out of reach: that is no damage
+        else:
+            if connection is not None:
+                connection.close()
 
     def _check_all(self, what: str, look: Callable[[], Iterable[str]]) -> None:
         try:

@@ -221,7 +221,11 @@ async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stop
         at = random.randrange(len(data) if number % 2 else 4096)
         data[at] ^= 1 << random.randrange(8)
         target.write_bytes(bytes(data))
-        if await findings(source):
+        try:
+            if await findings(source):
+                continue
+        except ForeignStore as error:
+            assert "upgrade" in error.reason, "its version is not one that there is"
             continue
         reader = SqliteReader(source)
         read = [r.as_json() for r in await collect(reader.read_all())]
