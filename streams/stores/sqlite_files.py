@@ -138,7 +138,9 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
         return OSError(errno.EIO, os.strerror(errno.EIO), str(path))
     if code == sqlite3.SQLITE_INTERRUPT:
         return StoreInterrupted(f"{doing} {path} was interrupted")
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+    # What is asked while a file is opened is always the same: an error of the question is one of the file.
+    is_in_its_header = code == sqlite3.SQLITE_ERROR and doing == "opening"
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or is_in_its_header:
         return ForeignStore(
             str(path), f"it is damaged ({error}): run `durable-stream verify`, or restore it from a backup"
         )

@@ -21,6 +21,9 @@ def schema_faults(connection: sqlite3.Connection, steps: tuple[str, ...]) -> Ite
     ``steps`` were taken is what the database says. Raises ``sqlite3.Error`` where it cannot be read at all.
     """
     taken: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if not 0 < taken <= len(steps):
+        yield f"it says that its schema has version {taken}, which there is not"
+        return
     expected = _expected(steps[:taken])
     found = {(str(kind), str(name)): (table, sql) for kind, name, table, sql in connection.execute(_ENTRIES)}
     for kind, name in sorted(expected.keys() - found.keys()):

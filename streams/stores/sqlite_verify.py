@@ -55,6 +55,10 @@ _NAMED: Final = (
 )
 """Where records must be, and of which stream, from an index alone: for rows that cannot be read."""
 
+_FORMATS: Final = slice(18, 20)
+"""Where a database's header has the formats to write and to read it; with a newer one SQLite only reads it."""
+_NEWEST_FORMATS: Final = b"\x02\x02"
+
 _TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
 
@@ -315,7 +319,11 @@ class SqliteVerification:
             self._check_all("the table of keys", lambda: keys.faults(connection))
 
     def _open_as_others_do(self) -> None:
-        """What keeps a file from being opened, though all in it can be read by one who passes over damage."""
+        """What keeps a file from being opened or written, though one who passes over damage can read all of it."""
+        with self._path.open("rb") as file:
+            formats = file.read(_FORMATS.stop)[_FORMATS]
+        if any(found > known for found, known in zip(formats, _NEWEST_FORMATS, strict=True)):
+            self._find("corrupt", None, None, f"its header has formats {formats.hex(' ')}, which nobody writes")
         try:
             connection = connect_to_read(self._path, len(STEPS))
         except BadStore as error:
