@@ -99,6 +99,7 @@ class Upkeep:
 
     async def run(self) -> None:
         """Look after the log from time to time; ends by being cancelled."""
+        await self._store.keep_reserve()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -108,6 +109,7 @@ class Upkeep:
 
     async def look(self) -> None:
         """Do what is due now."""
+        await self._store.keep_reserve()
         async with self._removing:  # else what is being forgotten could be written into a snapshot once more
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
@@ -225,6 +227,7 @@ class Upkeep:
             plan = await retaining.plan_prune(self._store, self._state, wishes, now_ms=now)
             if dry_run or not plan.cuts:
                 return plan, None
+            await self._close_index()  # it is deleted with what it tells of, and is to give its space back
             done = await retaining.prune(self._store, self._state, plan, now_ms=now)
             self._begin_snapshots_anew()
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)

@@ -31,6 +31,7 @@ from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
 from streams.stores.presence import located
+from streams.stores.reserve import Reserve
 from streams.stores.rewriting import Compressed
 from streams.stores.segment_files import Sizes
 from streams.stores.sqlite import SqliteStore
@@ -141,6 +142,9 @@ class Log(KeepsHints):
         self.store, self.manifest, self.segment_bytes = store, manifest, segment_bytes
         self._lock, self._backend = lock, backend
         self._hints = Hints(store)
+        self._reserve = Reserve(store)
+        self._given_up = 0
+        """How much of it, until this is closed."""
         self._admitted = asyncio.Event()
         self._admitted.set()
         self._appending = 0
@@ -170,25 +174,32 @@ class Log(KeepsHints):
         backend: Backend = "jsonl",
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        to_remove: bool = False,
     ) -> Log:
         """Take the lock and open the backend that the manifest names; a new directory gets ``backend``.
+
+        ``to_remove`` gives the reserve up until the log is closed, if the disk is nearly full: opening takes space, too.
 
         Raises:
             StoreLocked: another process writes here.
             CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing was changed.
         """
 
-        def prepared() -> tuple[int, Manifest | None]:
+        reserve = Reserve(store)
+
+        def prepared() -> tuple[int, Manifest | None, int]:
             create(store)
             lock = take_lock(store)
+            given_up = reserve.give_up() if to_remove else 0
             try:
-                return lock, located(store)
+                return lock, located(store), given_up
             except BaseException:
+                reserve.take_back(given_up)
                 os.close(lock)
                 raise
 
         try:
-            lock, named = await asyncio.to_thread(prepared)
+            lock, named, given_up = await asyncio.to_thread(prepared)
         except OSError as error:
             raise unavailable(store, error) from error
         try:
@@ -200,12 +211,15 @@ class Log(KeepsHints):
                 await opened.close()
                 raise
         except OSError as error:
+            reserve.take_back(given_up)
             os.close(lock)
             raise unavailable(store, error) from error
         except BaseException:
+            reserve.take_back(given_up)
             os.close(lock)
             raise
         log = cls(store, lock, manifest, opened, segment_bytes)
+        log._given_up = given_up
         try:
             log.lost = await asyncio.to_thread(log._hints.set_aside_after, opened.head)
         except BaseException:
@@ -352,11 +366,20 @@ class Log(KeepsHints):
         self._removals += 1
         self._still.clear()
         try:
-            yield
+            given_up = await asyncio.to_thread(self._reserve.give_up)
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(self._reserve.take_back, given_up)
         finally:
             self._removals -= 1
             if not self._removals:
                 self._still.set()
+
+    async def keep_reserve(self) -> None:
+        """Set space aside for a removal on a full disk, where there is plenty; more of it as the log grows."""
+        if not self._removals:
+            await asyncio.to_thread(self._reserve.keep)
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``; goes on across a change of the backend."""
@@ -369,6 +392,7 @@ class Log(KeepsHints):
         self._closed = True
         await self._backend.close()
         self._live.close()
+        await asyncio.to_thread(self._reserve.take_back, self._given_up)
         os.close(self._lock)
 
     # The files of a jsonl log

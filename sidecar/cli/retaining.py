@@ -49,9 +49,11 @@ async def prune(
         raise typer.BadParameter("say what shall go: --older-than AGE, --max-bytes SIZE or --stream STREAM")
     older_than_ms, most = _age(older_than), _size(max_bytes)
     home.check_owner()
-    reader = open_reader(home.store_path)
-    named = tuple([await find_stream(reader, stream) for stream in streams or ()])
-    await reader.close()
+    named: tuple[str, ...] = ()
+    if streams:
+        reader = open_reader(home.store_path)
+        named = tuple([await find_stream(reader, stream) for stream in streams])
+        await reader.close()
     out = Output(json)
     answer = await _prune(home, Wishes(older_than_ms, most, named), dry_run=not yes)
     plan, done = answer["plan"], answer["done"]
@@ -175,7 +177,7 @@ async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
         raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
     config, identity = load_config(home.config_path), system_identity()
     with home.lock():
-        log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)
+        log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes, to_remove=True)
         try:
             state, kept = await restore(log)
             upkeep = Upkeep(log, state, lambda: True, identity.now_ms, kept=kept, config=config.store)
