@@ -178,7 +178,7 @@ class Log(KeepsHints):
     ) -> Log:
         """Take the lock and open the backend that the manifest names; a new directory gets ``backend``.
 
-        ``to_remove`` gives the reserve up until the log is closed, if the disk is nearly full: opening takes space, too.
+        ``to_remove`` gives the reserve up until the log is closed, if the disk is nearly full: opening takes some.
 
         Raises:
             StoreLocked: another process writes here.

@@ -75,11 +75,9 @@ async def migrate(
 async def _by_sidecar(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) -> dict[str, Any]:
     import asyncio
 
-    from sidecar.client import ControlClient
-    from sidecar.version import VERSION
-    from streams.identity import system_identity
+    from sidecar.cli.control import MOVING, control
 
-    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+    async with control(home, MOVING) as client:
         answer = await client.request("migrate", {"to": to})
         while answer["running"]:
             tell(answer["progress"])
@@ -112,11 +110,9 @@ async def _discard(out: Output, home: Home) -> int:
     from sidecar.cli.output import bytes_text
 
     if home.running() is not None:
-        from sidecar.client import ControlClient
-        from sidecar.version import VERSION
-        from streams.identity import system_identity
+        from sidecar.cli.control import DISCARDING, control
 
-        async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        async with control(home, DISCARDING) as client:
             freed = (await client.request("discard_old"))["freed"]
     else:
         import asyncio
