@@ -18,7 +18,7 @@ from bridge.opencode.state import STATE_VERSION, CaptureState
 from sidecar import retaining
 from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.config import StoreConfig
-from streams.errors import StreamError
+from streams.errors import StoreUnavailable, StreamError
 from streams.log import Log
 from streams.migrate import Migration, Progress, discard_kept
 from streams.projection import resume
@@ -209,9 +209,19 @@ class Upkeep:
         }
 
     async def discard(self) -> int:
-        """Delete the store that the last move left behind; returns the bytes freed."""
-        freed = await asyncio.to_thread(discard_kept, self._store.store)
-        self._store.reread_manifest()
+        """Delete the store that the last move left behind; returns the bytes freed.
+
+        Raises:
+            StoreUnavailable: a move is under way, which may be writing it. Nothing was deleted.
+        """
+        if self.migration()["running"]:
+            raise StoreUnavailable(
+                f"the log in {self._store.store} is being moved to another backend, so nothing was deleted",
+                "try again when `durable-stream status` says that the move is done",
+            )
+        async with self._files:
+            freed = await asyncio.to_thread(discard_kept, self._store.store)
+            self._store.reread_manifest()
         return freed
 
     # Pruning and forgetting

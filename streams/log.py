@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from streams.errors import CorruptLog, StoreUnavailable
+from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.query import Filter
@@ -81,19 +81,56 @@ class LogReader:
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
-        return self._backend().read(stream_id, from_offset=from_offset)
+        return self._wherever(self._backend(), lambda backend, _: backend.read(stream_id, from_offset=from_offset))
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamReader.read_all``."""
-        return self._backend().read_all(after=after)
+        return self._wherever(self._backend(), lambda backend, last: backend.read_all(after=max(after, last)))
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """See ``StreamReader.query``."""
-        return self._backend().query(wanted)
+        return self._wherever(self._backend(), lambda backend, _: backend.query(wanted))
+
+    async def _wherever(
+        self, backend: DiskReader, read: Callable[[DiskReader, int], AsyncIterator[Record]]
+    ) -> AsyncIterator[Record]:
+        """What ``read`` gives; gone on with in the other backend, when the log moved there and the old one was deleted.
+
+        Who reads a file that is deleted finds it damaged, or finds nothing: both count only while the log lies there.
+        ``read`` is also given the position after which to go on; what comes before it is passed over.
+        """
+        last = NOTHING
+        while True:
+            try:
+                async with aclosing(cast("AsyncGenerator[Record, None]", read(backend, last))) as records:
+                    async for record in records:
+                        if record.position > last:
+                            last = record.position
+                            yield record
+            except (StreamError, OSError):
+                if (now := self._backend()) is backend:
+                    raise
+            else:
+                if (now := self._backend()) is backend:
+                    return
+            backend = now
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        return await self._backend().find(idempotency_key)
+        return await self._now(lambda backend: backend.find(idempotency_key))
+
+    async def _now(self, ask: Callable[[DiskReader], Awaitable[Result]]) -> Result:
+        """As ``_wherever``, for one answer."""
+        while True:
+            backend = self._backend()
+            try:
+                answer = await ask(backend)
+            except (StreamError, OSError):
+                if self._backend() is backend:
+                    raise
+            else:
+                if self._backend() is backend:
+                    return answer
 
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
         """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know.
@@ -110,7 +147,7 @@ class LogReader:
 
     async def find_event(self, event_id: str) -> Record | None:
         """The record of an event id, or ``None``."""
-        return await self._backend().find_event(event_id)
+        return await self._now(lambda backend: backend.find_event(event_id))
 
     def file_sizes(self) -> Sizes | None:
         """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
@@ -127,7 +164,7 @@ class LogReader:
 
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
-        return await self._backend().removed()
+        return await self._now(lambda backend: backend.removed())
 
     async def close(self) -> None:
         """See ``StreamReader.close``."""

@@ -30,7 +30,7 @@ from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
 from streams.log import DiskStore, Log, open_backend
 from streams.store import NOTHING
-from streams.stores.copies import discard
+from streams.stores.copies import discard, discard_copy
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
 from streams.stores.segments import parse_event_keys
 from streams.stores.stored import Stored
@@ -229,10 +229,16 @@ async def _record_at(store: DiskStore, position: int) -> Stored | None:
 
 
 def discard_kept(store: Path) -> int:
-    """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none."""
+    """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none.
+
+    So it does with what lies beside the log otherwise: an old store whose deletion was cut off, or what a migration
+    that was cut off had copied. The caller sees to it that no migration runs.
+    """
     manifest = read_manifest(store)
-    if manifest is None or manifest.kept is None:
+    if manifest is None:
         return 0
+    if manifest.kept is None:
+        return discard_copy(store, manifest.backend)
     # The pointer first: half a store must never be what a rollback continues.
     write_manifest(store, Manifest(manifest.backend, manifest.log_id))
     return discard(store, manifest.kept.backend)

@@ -38,7 +38,9 @@ async def migrate(
 
     Every record is copied byte for byte and its hash chain computed anew; then
     the new store takes over in an instant. A move that was cut off goes on when
-    it is started again. The old store stays until --discard-old.
+    it is started again. The old store stays until --discard-old. Where the log
+    lies as wished already, or no old store is left, that is told and no failure;
+    a --rollback for which none is kept is one.
     """
     from sidecar.cli.output import Output
     from streams.stores.directory import FORMATS
@@ -54,10 +56,14 @@ async def migrate(
     if manifest is None:
         raise Failure(f"there is no log in {home.store_path} yet: nothing to move")
     if discard_old:
-        return await _discard(out, home)
+        return await _discard(out, home, is_kept=manifest.kept is not None)
     if rollback:
         if manifest.kept is None:
-            raise Failure("no earlier store is kept, so there is nothing to go back to; --to moves the log anew")
+            other = "jsonl" if manifest.backend == "sqlite" else "sqlite"
+            raise Failure(
+                f"no earlier store is kept, so there is nothing to go back to; the log stays in {manifest.backend}, "
+                f"and `durable-stream migrate --to {other}` moves it anew"
+            )
         to = manifest.kept.backend
     if manifest.backend == to:
         return _told(out, f"the log lies in {to} already", {"backend": to, "moved": False})
@@ -106,7 +112,7 @@ async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) 
             await log.close()
 
 
-async def _discard(out: Output, home: Home) -> int:
+async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
     from sidecar.cli.output import bytes_text
 
     if home.running() is not None:
@@ -121,7 +127,8 @@ async def _discard(out: Output, home: Home) -> int:
 
         with home.lock():
             freed = await asyncio.to_thread(discard_kept, home.store_path)
-    text = f"deleted the old store: {bytes_text(freed)} freed" if freed else "no old store is kept"
+    what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"
+    text = f"deleted {what}: {bytes_text(freed)} freed" if freed else "no old store is kept: nothing to delete"
     return _told(out, text, {"freed": freed})
 
 
