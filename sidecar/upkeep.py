@@ -26,6 +26,7 @@ from streams.prune_plan import PrunePlan, Wishes
 from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Snapshot, StreamStore
 from streams.stores.directory import Backend
+from streams.stores.in_turn import in_thread
 from streams.stores.sqlite_search import SearchIndex
 
 log = logging.getLogger("sidecar.upkeep")
@@ -220,7 +221,7 @@ class Upkeep:
                 "try again when `durable-stream status` says that the move is done",
             )
         async with self._files:
-            freed = await asyncio.to_thread(discard_kept, self._store.store)
+            freed = await in_thread(discard_kept, self._store.store)
             self._store.reread_manifest()
         return freed
 
@@ -308,8 +309,8 @@ class Upkeep:
         while indexed and self._is_quiet():
             async with self._removing:  # which closes the index
                 if self._index is None:
-                    self._index = await asyncio.to_thread(SearchIndex, self._store.store)
-                indexed = await asyncio.to_thread(self._index.advance, INDEX_RECORDS)
+                    self._index = await in_thread(SearchIndex, self._store.store)
+                indexed = await in_thread(self._index.advance, INDEX_RECORDS)
 
     async def _close_index(self) -> None:
         index, self._index = self._index, None

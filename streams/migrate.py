@@ -17,7 +17,6 @@ Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -32,6 +31,7 @@ from streams.log import DiskStore, Log, open_backend
 from streams.store import NOTHING
 from streams.stores.copies import discard, discard_copy
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
+from streams.stores.in_turn import in_thread
 from streams.stores.segments import parse_event_keys
 from streams.stores.stored import Stored
 
@@ -143,7 +143,7 @@ class Migration:
                 await copy.close()
                 raise
             await copy.close()
-        await asyncio.to_thread(discard, self.log.store, self.to)
+        await in_thread(discard, self.log.store, self.to)
         copy = await self._open()
         try:
             removal = await self.log.source.removal()
@@ -174,7 +174,7 @@ class Migration:
         if self.progress.phase == "opening":
             self._tell("copying")
         async for records in self.log.source.copy_out(after=copy.head, most=CHUNK):
-            await asyncio.to_thread(self._check, records)
+            await in_thread(self._check, records)
             await copy.copy_in(records)
             self.progress.copied = copy.head + 1
             self._tell(self.progress.phase)

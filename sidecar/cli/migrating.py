@@ -66,6 +66,7 @@ async def migrate(
             )
         to = manifest.kept.backend
     if manifest.backend == to:
+        await _refuse_another_move(home, to)
         return _told(out, f"the log lies in {to} already", {"backend": to, "moved": False})
     move = _by_sidecar if home.running() is not None else _by_ourselves
     with _bar(out) as tell:
@@ -76,6 +77,21 @@ async def migrate(
         f"the old store is kept: --rollback goes back, --discard-old deletes it"
     )
     return _told(out, text, {"backend": to, "moved": True, **done})
+
+
+async def _refuse_another_move(home: Home, to: str) -> None:
+    """A log that lies where it is wished to may be on its way to elsewhere."""
+    if home.running() is None:
+        return
+    from sidecar.cli.control import LOOKING, control
+
+    async with control(home, LOOKING) as client:
+        answer = await client.request("migration")
+    if answer["running"] and answer["progress"]["to"] != to:
+        raise Failure(
+            f"the log lies in {to}, but a move to {answer['progress']['to']} is under way; "
+            "`durable-stream status` shows how far it is, and --rollback takes it back when it is done"
+        )
 
 
 async def _by_sidecar(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) -> dict[str, Any]:
@@ -90,7 +106,8 @@ async def _by_sidecar(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) ->
             await asyncio.sleep(LOOK_SECONDS)
             answer = await client.request("migration")
     if answer["failed"] or answer["backend"] != to:
-        raise Failure(answer["failed"] or f"the log was not moved: a move to {answer['progress']['to']} was under way")
+        other = f"the log was not moved: a move to {answer['progress']['to']} was under way; try again"
+        raise Failure(answer["failed"] or other)
     return cast(dict[str, Any], answer["progress"])
 
 
@@ -98,13 +115,14 @@ async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) 
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
     from dataclasses import asdict
 
+    from sidecar.cli.control import MOVING, by_ourselves
     from sidecar.config import load_config
     from streams.identity import system_identity
     from streams.log import Log
     from streams.migrate import Migration
 
     config = load_config(home.config_path)
-    with home.lock():
+    with home.lock(), by_ourselves(MOVING):
         log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
         try:
             return asdict(await Migration(log, to, lambda progress: tell(asdict(progress))).run())

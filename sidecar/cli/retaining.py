@@ -193,18 +193,23 @@ async def _prune(home: Home, wishes: Wishes, *, dry_run: bool) -> dict[str, Any]
     from dataclasses import asdict
 
     if home.running() is not None:
-        return await _ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run})
+        from sidecar.cli.control import LOOKING, REMOVING
+
+        cut_off = LOOKING if dry_run else REMOVING
+        return await _ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run}, cut_off)
 
     async def work(upkeep: Any) -> dict[str, Any]:
         plan, done = await upkeep.prune(wishes, dry_run=dry_run)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
-    return await _by_ourselves(home, work)
+    return await _by_ourselves(home, work, is_looking=dry_run)
 
 
 async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
     if home.running() is not None:
-        return await _ask(home, "forget", {"streams": streams})
+        from sidecar.cli.control import REMOVING
+
+        return await _ask(home, "forget", {"streams": streams}, REMOVING)
 
     async def work(upkeep: Any) -> dict[str, Any]:
         return dict((await upkeep.forget(streams))._asdict())
@@ -212,15 +217,16 @@ async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
     return await _by_ourselves(home, work)
 
 
-async def _ask(home: Home, method: str, args: dict[str, Any]) -> dict[str, Any]:
-    from sidecar.cli.control import REMOVING, control
+async def _ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
+    from sidecar.cli.control import control
 
-    async with control(home, REMOVING) as client:
+    async with control(home, cut_off) as client:
         return dict(await client.request(method, args))
 
 
-async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
+async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    from sidecar.cli.control import LOOKING, REMOVING, by_ourselves
     from sidecar.config import load_config
     from sidecar.upkeep import Upkeep, restore
     from streams.identity import system_identity
@@ -229,7 +235,7 @@ async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
     if not home.store_path.exists():
         raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
     config, identity = load_config(home.config_path), system_identity()
-    with home.lock():
+    with home.lock(), by_ourselves(LOOKING if is_looking else REMOVING):
         log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes, to_remove=True)
         try:
             state, kept = await restore(log)
