@@ -39,7 +39,12 @@ _LOOK_SECONDS: Final = 0.05
 
 
 async def serve(
-    home: Home, config: Config, *, idle_exit: bool = False, announce: Callable[[int], None] = lambda port: None
+    home: Home,
+    config: Config,
+    *,
+    idle_exit: bool = False,
+    announce: Callable[[int], None] = lambda port: None,
+    complain: Callable[[str], None] = lambda reason: None,
 ) -> int:
     """Run a sidecar until it is stopped; returns the exit code.
 
@@ -47,7 +52,7 @@ async def serve(
     that cannot be written any more ends it with 1, so that a shim starts a fresh
     one, which verifies the tail. ``idle_exit`` is how shims start it: it leaves
     when idle, and silently when another one already serves the home; one that is
-    leaving is waited for. ``announce`` is told the port once everything is ready.
+    leaving is waited for. ``announce`` is told the port once everything is ready, ``complain`` why it ends with 1.
 
     Raises:
         HomeError, StreamError, OSError: it could not start; nothing was changed.
@@ -72,7 +77,11 @@ async def serve(
             return 0
         sidecar, ingest = started
         sidecar.stopping = told
-        return await _run(home, config, sidecar, ingest, idle_exit, announce)
+        failure = await _run(home, config, sidecar, ingest, idle_exit, announce)
+        if failure is None:
+            return 0
+        complain(failure)
+        return 1
 
 
 async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitStack) -> tuple[Sidecar, Ingest] | None:
@@ -160,7 +169,8 @@ async def _run(
     ingest: Ingest,
     idle_exit: bool,
     announce: Callable[[int], None],
-) -> int:
+) -> str | None:
+    """Until there is a reason to stop; why the log cannot be written any more, if that is it."""
     link = config.link
     identity = system_identity()
     sidecar.boot, sidecar.started_ms = identity.ulid(), identity.now_ms()
@@ -195,6 +205,6 @@ async def _run(
     if ingest.failed.done():
         error: StreamError = ingest.failed.result()
         log.error("stopped: %s", error)
-        return 1
+        return str(error)
     log.info("stopped")
-    return 0
+    return None

@@ -176,9 +176,13 @@ class Home:
                 return HomeLock(descriptor)
         os.close(descriptor)
         other = self.read_info()
-        who = f" (pid {other.pid})" if other is not None else ""
-        hint = "use it, or stop it with `durable-stream stop`"
-        raise HomeLocked(self.path, f"another sidecar{who} serves this home", hint)
+        if other is not None and is_alive(other.pid):
+            hint = "use it, or stop it with `durable-stream stop`"
+            raise HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
+        # Nobody says who: `migrate`, `prune`, `forget` and `repair` without a sidecar, or one that starts or leaves.
+        reason = "another sidecar serves this home, or a command that changes its log is at work"
+        hint = "wait until the command has ended, or stop the sidecar with `durable-stream stop`; then try again"
+        raise HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:
         """Publish where the sidecar is. Readers see the old or the new file, never half of one."""

@@ -153,7 +153,9 @@ class Ingest:
             self._spawn(self._ask(session_id, origin))
         if drained.events or drained.done:
             self._appends += 1
-            self._order.put_nowait((self._spawn(self._append(drained.events)), drained))
+            appended = self._spawn(self._append(drained.events))
+            appended.add_done_callback(_seen)
+            self._order.put_nowait((appended, drained))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -250,3 +252,9 @@ class Ingest:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _seen(appended: asyncio.Task[Any]) -> None:
+    """The first append that fails ends the sidecar and is told; those behind it fail alike and are not."""
+    if not appended.cancelled():
+        appended.exception()

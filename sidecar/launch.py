@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from sidecar.client import LinkUnavailable
 from sidecar.home import Home, SidecarInfo
@@ -22,26 +24,61 @@ def command(home: Home) -> list[str]:
     return [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), "serve", "--idle-exit"]
 
 
-def spawn(home: Home) -> subprocess.Popen[bytes]:
+class LastWords:
+    """What sidecars that we start say on stderr when they end: on a full disk their log may not hold it.
+
+    Blocking, for an instant. Where no temporary file can be made, they say nothing.
+    """
+
+    def __init__(self) -> None:
+        self.file: IO[bytes] | None = None
+        with suppress(OSError):
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115 - a sidecar that lives on keeps it open, too
+
+    def __str__(self) -> str:
+        """The last line, without the program's name; empty where there is none."""
+        if self.file is None:
+            return ""
+        self.file.seek(0)
+        lines = self.file.read().decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "").removeprefix("durable-stream: ").strip()
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self.file is not None:
+            self.file.close()
+
+
+def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
     """Start a sidecar that outlives us and leaves when idle. If one runs already, the new one ends at once."""
     return subprocess.Popen(  # noqa: S603 - our own command, no shell
         command(home),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=words.file or subprocess.DEVNULL,
         start_new_session=True,
         cwd=Path("/"),
     )
 
 
-async def ensure_running(home: Home, seconds: float = START_SECONDS) -> SidecarInfo:
-    """The running sidecar of ``home``, started if there is none.
+async def ensure_running(home: Home, seconds: float = START_SECONDS, words: LastWords | None = None) -> SidecarInfo:
+    """The running sidecar of ``home``, started if there is none; ``words`` takes what it says when it ends later.
 
     Raises:
-        LinkUnavailable: it did not come up in time; the hint names its log.
+        LinkUnavailable: it did not come up in time, or ended; with its own reason, or the name of its log.
         HomeError: the home belongs to another user.
     """
     home.check_owner()
+    if words is not None:
+        return await _up(home, seconds, words)
+    words = LastWords()
+    try:
+        return await _up(home, seconds, words)
+    finally:
+        words.close()
+
+
+async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     process: subprocess.Popen[bytes] | None = None
@@ -53,13 +90,20 @@ async def ensure_running(home: Home, seconds: float = START_SECONDS) -> SidecarI
             return info
         if process is None or process.poll() not in (None, 0):
             if process is not None:
-                raise LinkUnavailable(
-                    f"the sidecar for {home.path} ended with exit code {process.returncode} right after its start",
-                    f"run `durable-stream serve` to see why, or read {home.log_path}",
-                )
-            process = spawn(home)
+                raise LinkUnavailable(*ended(home, f"right after its start (exit code {process.returncode})", words))
+            process = spawn(home, words)
         if loop.time() > deadline:
             raise LinkUnavailable(
                 f"the sidecar for {home.path} did not come up within {seconds:g} s", f"read {home.log_path}"
             )
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def ended(home: Home, when: str, words: LastWords) -> tuple[str, str]:
+    """The reason and the hint to tell of a sidecar that ended."""
+    said = str(words)
+    if said:
+        reason, _, hint = said.partition("; ")
+        return f"the sidecar for {home.path} ended {when}: {reason}", hint or f"read {home.log_path}"
+    hint = f"run `durable-stream serve` to see why, or read {home.log_path}"
+    return f"the sidecar for {home.path} ended {when}", hint

@@ -22,7 +22,7 @@ from bridge.opencode.frames import MAX_SEQ, HookItem, ShimIdentity
 from bridge.opencode.lenient import FrameError, read_leniently
 from sidecar.client import LinkClosed, LinkUnavailable, ShimClient
 from sidecar.home import Home
-from sidecar.launch import START_SECONDS, ensure_running
+from sidecar.launch import START_SECONDS, LastWords, ended, ensure_running
 from sidecar.version import VERSION
 from streams.identity import system_identity
 from streams.log import LogReader
@@ -128,10 +128,23 @@ async def play(
     progress = Progress(total=len(recording.items))
     identity = _identity(recording)
     player = _Player(recording, progress, speed, on_progress)
+    words = await asyncio.to_thread(LastWords)
+    try:
+        added = await _played(home, path, identity, player, start_seconds, words)
+    finally:
+        words.close()
+    return PlayResult(progress.total, recording.skipped, progress.relinked, added)
+
+
+async def _played(
+    home: Home, path: Path, identity: ShimIdentity, player: _Player, start_seconds: float, words: LastWords
+) -> int:
+    """Send all of it, over as many links as that takes; by how many records the log grew."""
+    progress = player.progress
     failures = 0
     before = _head(home)
     while True:
-        await ensure_running(home, start_seconds)
+        await ensure_running(home, start_seconds, words)
         acked = progress.acked
         try:
             async with await ShimClient.connect(home, identity=identity, nonce=system_identity().nonce) as client:
@@ -143,7 +156,8 @@ async def play(
                 hint = "wait for it, then play again: what is known is not added twice"
                 raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
-            failure = LinkUnavailable("sidecars start and end again without taking anything", f"read {home.log_path}")
+            when = "again and again without taking anything"
+            failure = LinkUnavailable(*ended(home, when, words))
         except LinkUnavailable as error:
             # It may have died between the look and the connection.
             failure = error
@@ -152,7 +166,7 @@ async def play(
         if failures > MAX_FAILURES:
             raise failure
         await asyncio.sleep(0.05 * failures)
-    return PlayResult(progress.total, recording.skipped, progress.relinked, _head(home) - before)
+    return _head(home) - before
 
 
 def _head(home: Home) -> int:
@@ -169,7 +183,7 @@ class _Player:
         speed: float | None,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._items, self._progress = recording.items, progress
+        self._items, self.progress = recording.items, progress
         self._speed, self._on_progress = speed, on_progress
         self._seqs = [seq for seq, _ in recording.items]
         self._acked = 0
@@ -206,9 +220,9 @@ class _Player:
 
     def _note(self, client: ShimClient) -> None:
         self._acked = max(self._acked, client.acked)
-        self._progress.acked = bisect_right(self._seqs, self._acked)
+        self.progress.acked = bisect_right(self._seqs, self._acked)
         if self._on_progress is not None:
-            self._on_progress(self._progress)
+            self._on_progress(self.progress)
 
 
 def _identity(recording: Recording) -> ShimIdentity:

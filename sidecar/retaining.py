@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final
 
 from bridge.opencode.state import CaptureState
@@ -16,6 +15,7 @@ from streams.errors import StreamError
 from streams.log import Log
 from streams.prune_plan import HOUR_MS, PrunePlan, Wishes, make_plan
 from streams.retention import Forgotten, Pruned
+from streams.stores.reserve import store_bytes
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
 """A turn that began so long ago and has no later record will not end: its OpenCode is gone."""
@@ -38,7 +38,7 @@ async def plan_prune(log: Log, state: CaptureState, wishes: Wishes, *, now_ms: i
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
     sessions = frozenset(size.stream_id for size in sizes if size.stream_id.startswith("ses_"))
-    disk = await asyncio.to_thread(disk_bytes, log.store) if wishes.max_bytes is not None else 0
+    disk = await asyncio.to_thread(store_bytes, log.store) if wishes.max_bytes is not None else 0
     return make_plan(sizes, needed, wishes, now_ms=now_ms, disk_bytes=disk, closed=sessions)
 
 
@@ -73,14 +73,3 @@ async def forget(log: Log, state: CaptureState, streams: Collection[str], *, now
     done = await log.forget(streams, at_ms=now_ms)
     state.drop(streams)
     return done
-
-
-def disk_bytes(store: Path) -> int:
-    """What the store takes on the disk, indexes and all."""
-    total = 0
-    for path in store.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue  # a file that its owner removed meanwhile
-    return total

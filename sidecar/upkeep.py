@@ -18,7 +18,7 @@ from bridge.opencode.state import STATE_VERSION, CaptureState
 from sidecar import retaining
 from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.config import StoreConfig
-from streams.errors import StreamError
+from streams.errors import StoreUnavailable, StreamError
 from streams.log import Log
 from streams.migrate import Migration, Progress, discard_kept
 from streams.projection import resume
@@ -26,6 +26,7 @@ from streams.prune_plan import PrunePlan, Wishes
 from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Snapshot, StreamStore
 from streams.stores.directory import Backend
+from streams.stores.in_turn import in_thread
 from streams.stores.sqlite_search import SearchIndex
 
 log = logging.getLogger("sidecar.upkeep")
@@ -99,6 +100,7 @@ class Upkeep:
 
     async def run(self) -> None:
         """Look after the log from time to time; ends by being cancelled."""
+        await self._store.keep_reserve()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -108,6 +110,7 @@ class Upkeep:
 
     async def look(self) -> None:
         """Do what is due now."""
+        await self._store.keep_reserve()
         async with self._removing:  # else what is being forgotten could be written into a snapshot once more
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
@@ -207,9 +210,19 @@ class Upkeep:
         }
 
     async def discard(self) -> int:
-        """Delete the store that the last move left behind; returns the bytes freed."""
-        freed = await asyncio.to_thread(discard_kept, self._store.store)
-        self._store.reread_manifest()
+        """Delete the store that the last move left behind; returns the bytes freed.
+
+        Raises:
+            StoreUnavailable: a move is under way, which may be writing it. Nothing was deleted.
+        """
+        if self.migration()["running"]:
+            raise StoreUnavailable(
+                f"the log in {self._store.store} is being moved to another backend, so nothing was deleted",
+                "try again when `durable-stream status` says that the move is done",
+            )
+        async with self._files:
+            freed = await in_thread(discard_kept, self._store.store)
+            self._store.reread_manifest()
         return freed
 
     # Pruning and forgetting
@@ -225,6 +238,7 @@ class Upkeep:
             plan = await retaining.plan_prune(self._store, self._state, wishes, now_ms=now)
             if dry_run or not plan.cuts:
                 return plan, None
+            await self._close_index()  # it is deleted with what it tells of, and is to give its space back
             done = await retaining.prune(self._store, self._state, plan, now_ms=now)
             self._begin_snapshots_anew()
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
@@ -295,8 +309,8 @@ class Upkeep:
         while indexed and self._is_quiet():
             async with self._removing:  # which closes the index
                 if self._index is None:
-                    self._index = await asyncio.to_thread(SearchIndex, self._store.store)
-                indexed = await asyncio.to_thread(self._index.advance, INDEX_RECORDS)
+                    self._index = await in_thread(SearchIndex, self._store.store)
+                indexed = await in_thread(self._index.advance, INDEX_RECORDS)
 
     async def _close_index(self) -> None:
         index, self._index = self._index, None

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from streams.errors import CorruptLog, StoreUnavailable
+from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.query import Filter
@@ -31,6 +31,7 @@ from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
 from streams.stores.presence import located
+from streams.stores.reserve import Reserve
 from streams.stores.rewriting import Compressed
 from streams.stores.segment_files import Sizes
 from streams.stores.sqlite import SqliteStore
@@ -80,19 +81,56 @@ class LogReader:
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
-        return self._backend().read(stream_id, from_offset=from_offset)
+        return self._wherever(self._backend(), lambda backend, _: backend.read(stream_id, from_offset=from_offset))
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamReader.read_all``."""
-        return self._backend().read_all(after=after)
+        return self._wherever(self._backend(), lambda backend, last: backend.read_all(after=max(after, last)))
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """See ``StreamReader.query``."""
-        return self._backend().query(wanted)
+        return self._wherever(self._backend(), lambda backend, _: backend.query(wanted))
+
+    async def _wherever(
+        self, backend: DiskReader, read: Callable[[DiskReader, int], AsyncIterator[Record]]
+    ) -> AsyncIterator[Record]:
+        """What ``read`` gives; gone on with in the other backend, when the log moved there and the old one was deleted.
+
+        Who reads a file that is deleted finds it damaged, or finds nothing: both count only while the log lies there.
+        ``read`` is also given the position after which to go on; what comes before it is passed over.
+        """
+        last = NOTHING
+        while True:
+            try:
+                async with aclosing(cast("AsyncGenerator[Record, None]", read(backend, last))) as records:
+                    async for record in records:
+                        if record.position > last:
+                            last = record.position
+                            yield record
+            except (StreamError, OSError):
+                if (now := self._backend()) is backend:
+                    raise
+            else:
+                if (now := self._backend()) is backend:
+                    return
+            backend = now
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        return await self._backend().find(idempotency_key)
+        return await self._now(lambda backend: backend.find(idempotency_key))
+
+    async def _now(self, ask: Callable[[DiskReader], Awaitable[Result]]) -> Result:
+        """As ``_wherever``, for one answer."""
+        while True:
+            backend = self._backend()
+            try:
+                answer = await ask(backend)
+            except (StreamError, OSError):
+                if self._backend() is backend:
+                    raise
+            else:
+                if self._backend() is backend:
+                    return answer
 
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
         """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know.
@@ -109,7 +147,7 @@ class LogReader:
 
     async def find_event(self, event_id: str) -> Record | None:
         """The record of an event id, or ``None``."""
-        return await self._backend().find_event(event_id)
+        return await self._now(lambda backend: backend.find_event(event_id))
 
     def file_sizes(self) -> Sizes | None:
         """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
@@ -126,7 +164,7 @@ class LogReader:
 
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
-        return await self._backend().removed()
+        return await self._now(lambda backend: backend.removed())
 
     async def close(self) -> None:
         """See ``StreamReader.close``."""
@@ -141,6 +179,9 @@ class Log(KeepsHints):
         self.store, self.manifest, self.segment_bytes = store, manifest, segment_bytes
         self._lock, self._backend = lock, backend
         self._hints = Hints(store)
+        self._reserve = Reserve(store)
+        self._given_up = 0
+        """How much of it, until this is closed."""
         self._admitted = asyncio.Event()
         self._admitted.set()
         self._appending = 0
@@ -170,25 +211,32 @@ class Log(KeepsHints):
         backend: Backend = "jsonl",
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        to_remove: bool = False,
     ) -> Log:
         """Take the lock and open the backend that the manifest names; a new directory gets ``backend``.
+
+        ``to_remove`` gives the reserve up until the log is closed, if the disk is nearly full: opening takes some.
 
         Raises:
             StoreLocked: another process writes here.
             CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing was changed.
         """
 
-        def prepared() -> tuple[int, Manifest | None]:
+        reserve = Reserve(store)
+
+        def prepared() -> tuple[int, Manifest | None, int]:
             create(store)
             lock = take_lock(store)
+            given_up = reserve.give_up() if to_remove else 0
             try:
-                return lock, located(store)
+                return lock, located(store), given_up
             except BaseException:
+                reserve.take_back(given_up)
                 os.close(lock)
                 raise
 
         try:
-            lock, named = await asyncio.to_thread(prepared)
+            lock, named, given_up = await asyncio.to_thread(prepared)
         except OSError as error:
             raise unavailable(store, error) from error
         try:
@@ -200,12 +248,15 @@ class Log(KeepsHints):
                 await opened.close()
                 raise
         except OSError as error:
+            reserve.take_back(given_up)
             os.close(lock)
             raise unavailable(store, error) from error
         except BaseException:
+            reserve.take_back(given_up)
             os.close(lock)
             raise
         log = cls(store, lock, manifest, opened, segment_bytes)
+        log._given_up = given_up
         try:
             log.lost = await asyncio.to_thread(log._hints.set_aside_after, opened.head)
         except BaseException:
@@ -352,11 +403,20 @@ class Log(KeepsHints):
         self._removals += 1
         self._still.clear()
         try:
-            yield
+            given_up = await asyncio.to_thread(self._reserve.give_up)
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(self._reserve.take_back, given_up)
         finally:
             self._removals -= 1
             if not self._removals:
                 self._still.set()
+
+    async def keep_reserve(self) -> None:
+        """Set space aside for a removal on a full disk, where there is plenty; more of it as the log grows."""
+        if not self._removals:
+            await asyncio.to_thread(self._reserve.keep)
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``; goes on across a change of the backend."""
@@ -369,6 +429,7 @@ class Log(KeepsHints):
         self._closed = True
         await self._backend.close()
         self._live.close()
+        await asyncio.to_thread(self._reserve.take_back, self._given_up)
         os.close(self._lock)
 
     # The files of a jsonl log

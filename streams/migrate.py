@@ -17,7 +17,6 @@ Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -30,8 +29,9 @@ from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
 from streams.log import DiskStore, Log, open_backend
 from streams.store import NOTHING
-from streams.stores.copies import discard
+from streams.stores.copies import discard, discard_copy
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
+from streams.stores.in_turn import in_thread
 from streams.stores.segments import parse_event_keys
 from streams.stores.stored import Stored
 
@@ -143,7 +143,7 @@ class Migration:
                 await copy.close()
                 raise
             await copy.close()
-        await asyncio.to_thread(discard, self.log.store, self.to)
+        await in_thread(discard, self.log.store, self.to)
         copy = await self._open()
         try:
             removal = await self.log.source.removal()
@@ -174,7 +174,7 @@ class Migration:
         if self.progress.phase == "opening":
             self._tell("copying")
         async for records in self.log.source.copy_out(after=copy.head, most=CHUNK):
-            await asyncio.to_thread(self._check, records)
+            await in_thread(self._check, records)
             await copy.copy_in(records)
             self.progress.copied = copy.head + 1
             self._tell(self.progress.phase)
@@ -229,10 +229,16 @@ async def _record_at(store: DiskStore, position: int) -> Stored | None:
 
 
 def discard_kept(store: Path) -> int:
-    """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none."""
+    """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none.
+
+    So it does with what lies beside the log otherwise: an old store whose deletion was cut off, or what a migration
+    that was cut off had copied. The caller sees to it that no migration runs.
+    """
     manifest = read_manifest(store)
-    if manifest is None or manifest.kept is None:
+    if manifest is None:
         return 0
+    if manifest.kept is None:
+        return discard_copy(store, manifest.backend)
     # The pointer first: half a store must never be what a rollback continues.
     write_manifest(store, Manifest(manifest.backend, manifest.log_id))
     return discard(store, manifest.kept.backend)

@@ -199,7 +199,7 @@ def _gone(facts: Facts, manifest: Manifest) -> Item:
     text = "restore the store from a backup"
     for name, store in facts.stores.items():
         if store.head > NOTHING:
-            until = f"up to record {store.head}; what was recorded after it is lost"
+            until = f"up to position {store.head}; what was recorded after it is lost"
             text += f"; without one: move {MANIFEST} away and run this again, which takes the log in {name}, {until}"
     return Item(found, None, text)
 
@@ -226,7 +226,7 @@ def _beside(facts: Facts) -> Iterator[Item]:
     for hint in facts.damaged_hints:
         yield Item(f"{hint}: damaged", "set aside", "set it aside: what it says is folded from the log again", (hint,))
     for hint in facts.hints_ahead:
-        found = f"{hint}: made when the log was longer (up to record {facts.furthest_hint}) than what is left of it"
+        found = f"{hint}: made when the log was longer (up to position {facts.furthest_hint}) than what is left of it"
         text = "set it aside; records at the end of the log are lost: only a backup has them"
         yield Item(found, "set aside", text, (hint,))
     if facts.search_is_damaged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from streams.errors import ForeignStore
+from streams.errors import ForeignStore, StoreUnavailable, StreamError
 from streams.findings import Finding, Kind, Summary
 from streams.stores.directory import Backend, read_manifest
 from streams.stores.jsonl_verify import JsonlVerification
@@ -35,7 +35,9 @@ class Verification:
         quick: bool = False,
     ) -> None:
         self._of_backend: JsonlVerification | SqliteVerification
-        if (backend or _backend_of(store)) == "sqlite":
+        self._store, self._may_move = store, backend is None and not alone
+        self._backend = backend or _backend_of(store)
+        if self._backend == "sqlite":
             self._of_backend = SqliteVerification(store, progress, alone, quick)
         else:
             self._of_backend = JsonlVerification(store, progress, alone, quick)
@@ -58,14 +60,34 @@ class Verification:
         """Bytes to read, for a progress bar."""
         return self._of_backend.size()
 
-    def run(self) -> AsyncIterator[Finding]:
+    async def run(self) -> AsyncIterator[Finding]:
         """Every fault in the order of the log. Cancelling it is safe.
 
         Raises:
             ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
+            StoreUnavailable: the log moved to the other backend meanwhile, and what was being read was deleted.
             OSError: a file cannot be read.
         """
-        return self._of_backend.run()
+        try:
+            async for finding in self._of_backend.run():
+                self._refuse_deleted()
+                yield finding
+        except (StreamError, OSError):
+            self._refuse_deleted()
+            raise
+        self._refuse_deleted()
+
+    def _refuse_deleted(self) -> None:
+        if not self._may_move:
+            return
+        manifest = read_manifest(self._store)
+        names = {manifest.backend, manifest.kept.backend if manifest.kept else None} if manifest is not None else set()
+        if manifest is not None and self._backend not in names:
+            raise StoreUnavailable(
+                f"the log in {self._store} moved to {manifest.backend} while it was verified, "
+                f"and its old {self._backend} store was deleted",
+                "run it again: it reads where the log lies now",
+            )
 
 
 def _backend_of(store: Path) -> Backend:

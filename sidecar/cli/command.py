@@ -120,15 +120,28 @@ def fail(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, in the program's name."""
+    """A sentence on stderr, in the program's name: one line in a pipe, broken at words on a terminal."""
     from sidecar.cli.output import one_line
 
-    print(f"durable-stream: {one_line(text)}", file=sys.stderr)  # noqa: T201
+    _tell(f"durable-stream: {one_line(text)}")
 
 
 def note(text: str) -> None:
-    """One line on stderr that is no error: why nothing was printed, or what is waited for."""
-    print(" ".join(text.split()), file=sys.stderr)  # noqa: T201
+    """A sentence on stderr that is no error: why nothing was printed, or what is waited for."""
+    _tell(" ".join(text.split()))
+
+
+def _tell(line: str) -> None:
+    from sidecar.cli.output import NARROWEST
+
+    if sys.stderr.isatty():
+        import shutil
+        import textwrap
+
+        width = shutil.get_terminal_size().columns
+        # A path or a command is longer than the line sometimes: it stays whole, so that it can be copied.
+        line = textwrap.fill(line, max(width, NARROWEST), break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)  # noqa: T201
 
 
 def explain(error: Exception) -> str:

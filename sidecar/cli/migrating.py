@@ -38,7 +38,9 @@ async def migrate(
 
     Every record is copied byte for byte and its hash chain computed anew; then
     the new store takes over in an instant. A move that was cut off goes on when
-    it is started again. The old store stays until --discard-old.
+    it is started again. The old store stays until --discard-old. Where the log
+    lies as wished already, or no old store is left, that is told and no failure;
+    a --rollback for which none is kept is one.
     """
     from sidecar.cli.output import Output
     from streams.stores.directory import FORMATS
@@ -54,12 +56,17 @@ async def migrate(
     if manifest is None:
         raise Failure(f"there is no log in {home.store_path} yet: nothing to move")
     if discard_old:
-        return await _discard(out, home)
+        return await _discard(out, home, is_kept=manifest.kept is not None)
     if rollback:
         if manifest.kept is None:
-            raise Failure("no earlier store is kept, so there is nothing to go back to; --to moves the log anew")
+            other = "jsonl" if manifest.backend == "sqlite" else "sqlite"
+            raise Failure(
+                f"no earlier store is kept, so there is nothing to go back to; the log stays in {manifest.backend}, "
+                f"and `durable-stream migrate --to {other}` moves it anew"
+            )
         to = manifest.kept.backend
     if manifest.backend == to:
+        await _refuse_another_move(home, to)
         return _told(out, f"the log lies in {to} already", {"backend": to, "moved": False})
     move = _by_sidecar if home.running() is not None else _by_ourselves
     with _bar(out) as tell:
@@ -72,21 +79,35 @@ async def migrate(
     return _told(out, text, {"backend": to, "moved": True, **done})
 
 
+async def _refuse_another_move(home: Home, to: str) -> None:
+    """A log that lies where it is wished to may be on its way to elsewhere."""
+    if home.running() is None:
+        return
+    from sidecar.cli.control import LOOKING, control
+
+    async with control(home, LOOKING) as client:
+        answer = await client.request("migration")
+    if answer["running"] and answer["progress"]["to"] != to:
+        raise Failure(
+            f"the log lies in {to}, but a move to {answer['progress']['to']} is under way; "
+            "`durable-stream status` shows how far it is, and --rollback takes it back when it is done"
+        )
+
+
 async def _by_sidecar(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) -> dict[str, Any]:
     import asyncio
 
-    from sidecar.client import ControlClient
-    from sidecar.version import VERSION
-    from streams.identity import system_identity
+    from sidecar.cli.control import MOVING, control
 
-    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+    async with control(home, MOVING) as client:
         answer = await client.request("migrate", {"to": to})
         while answer["running"]:
             tell(answer["progress"])
             await asyncio.sleep(LOOK_SECONDS)
             answer = await client.request("migration")
     if answer["failed"] or answer["backend"] != to:
-        raise Failure(answer["failed"] or f"the log was not moved: a move to {answer['progress']['to']} was under way")
+        other = f"the log was not moved: a move to {answer['progress']['to']} was under way; try again"
+        raise Failure(answer["failed"] or other)
     return cast(dict[str, Any], answer["progress"])
 
 
@@ -94,13 +115,14 @@ async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) 
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
     from dataclasses import asdict
 
+    from sidecar.cli.control import MOVING, by_ourselves
     from sidecar.config import load_config
     from streams.identity import system_identity
     from streams.log import Log
     from streams.migrate import Migration
 
     config = load_config(home.config_path)
-    with home.lock():
+    with home.lock(), by_ourselves(MOVING):
         log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
         try:
             return asdict(await Migration(log, to, lambda progress: tell(asdict(progress))).run())
@@ -108,15 +130,13 @@ async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) 
             await log.close()
 
 
-async def _discard(out: Output, home: Home) -> int:
+async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
     from sidecar.cli.output import bytes_text
 
     if home.running() is not None:
-        from sidecar.client import ControlClient
-        from sidecar.version import VERSION
-        from streams.identity import system_identity
+        from sidecar.cli.control import DISCARDING, control
 
-        async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        async with control(home, DISCARDING) as client:
             freed = (await client.request("discard_old"))["freed"]
     else:
         import asyncio
@@ -125,7 +145,8 @@ async def _discard(out: Output, home: Home) -> int:
 
         with home.lock():
             freed = await asyncio.to_thread(discard_kept, home.store_path)
-    text = f"deleted the old store: {bytes_text(freed)} freed" if freed else "no old store is kept"
+    what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"
+    text = f"deleted {what}: {bytes_text(freed)} freed" if freed else "no old store is kept: nothing to delete"
     return _told(out, text, {"freed": freed})
 
 

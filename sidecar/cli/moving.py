@@ -42,5 +42,5 @@ def rows(migration: dict[str, Any] | None) -> list[tuple[str, str]]:
     kept = migration["kept"]
     if kept is None:
         return []
-    text = f"the old {kept['backend']} store, up to record {kept['head']}"
+    text = f"the old {kept['backend']} store, up to position {kept['head']}"
     return [("kept", f"{text}; `durable-stream migrate --discard-old` deletes it")]

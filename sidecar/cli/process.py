@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, home_of
+from sidecar.cli.command import Failure, JsonFlag, complain, home_of
 
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
@@ -59,7 +59,8 @@ async def serve(
             out.flush()
 
     try:
-        return await run(home, load_config(home.config_path), idle_exit=idle_exit, announce=announce)
+        config = load_config(home.config_path)
+        return await run(home, config, idle_exit=idle_exit, announce=announce, complain=complain)
     except HomeLocked:
         raise
     except Exception as error:

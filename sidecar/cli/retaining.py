@@ -12,6 +12,7 @@ from sidecar.cli.command import Failure, JsonFlag, home_of, note
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.home import Home
+    from streams.log import LogReader
     from streams.prune_plan import Wishes
 
 YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without it you are only told what would go.")]
@@ -49,16 +50,19 @@ async def prune(
         raise typer.BadParameter("say what shall go: --older-than AGE, --max-bytes SIZE or --stream STREAM")
     older_than_ms, most = _age(older_than), _size(max_bytes)
     home.check_owner()
-    reader = open_reader(home.store_path)
-    named = tuple([await find_stream(reader, stream) for stream in streams or ()])
-    await reader.close()
+    named: tuple[str, ...] = ()
+    if streams:
+        reader = open_reader(home.store_path)
+        named = tuple([await find_stream(reader, stream) for stream in streams])
+        await reader.close()
     out = Output(json)
+    titles = {} if json else await _titles(home)  # before they go
     answer = await _prune(home, Wishes(older_than_ms, most, named), dry_run=not yes)
     plan, done = answer["plan"], answer["done"]
     if json:
         out.object(answer)
     else:
-        _show(out, plan, done)
+        _show(out, plan, done, titles)
         if done is None and plan["cuts"]:
             note("Nothing was changed: --yes removes it.")
     return 0
@@ -81,21 +85,20 @@ async def forget(
     nothing is changed.
     """
     from sidecar.cli.output import Output
-    from sidecar.cli.select import family_of, find_stream, open_reader
+    from sidecar.cli.select import find_stream, open_reader
 
     home = home_of(context)
     home.check_owner()
     reader = open_reader(home.store_path)
-    family = await family_of(reader, await find_stream(reader, session))
+    would = await _would_forget(reader, await find_stream(reader, session))
     await reader.close()
-    out, streams = Output(json), sorted(family.streams)
+    out, streams = Output(json), would["streams"]
     if not yes:
         if json:
-            out.object({"streams": streams, "done": None})
+            out.object(would | {"done": None})
         else:
-            names = "the stream" if len(streams) == 1 else f"{len(streams)} streams"
-            out.text(f"would forget all that was recorded in {names} {', '.join(streams)}")
-            note("Nothing was changed: --yes forgets it for good.")
+            _show_forget(out, would)
+            note("Nothing was changed: --yes forgets it for good." if would["records"] else "Nothing to forget.")
         return 0
     done = await _forget(home, streams)
     if json:
@@ -104,6 +107,60 @@ async def forget(
         out.text(f"forgot the payloads of {_records(done['records'])} in {', '.join(streams)}")
         _warn_of_spool(home)
     return 0
+
+
+async def _titles(home: Home) -> dict[str, str]:
+    """The titles of the sessions that streams are named after; what cannot be read has none."""
+    from sidecar.cli.select import catalog_of
+    from streams.errors import StreamError
+    from streams.log import LogReader
+
+    try:
+        reader = LogReader(home.store_path)
+        catalog, _ = await catalog_of(reader)
+        await reader.close()
+    except (StreamError, OSError):
+        return {}  # which is told where the log is opened to remove
+    return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
+
+
+async def _would_forget(reader: LogReader, stream: str) -> dict[str, Any]:
+    """``{streams, records, sessions}``; of records those that hold payloads, of sessions the first one's own first."""
+    from sidecar.cli.select import Family, catalog_of
+
+    catalog, _ = await catalog_of(reader)
+    streams, gone = sorted(Family(stream, catalog.lineage).streams), await reader.removed()
+    records = 0
+    sessions: list[dict[str, Any]] = []
+    for name in sorted(streams, key=lambda name: name != stream):
+        found = catalog.streams.get(name)
+        if found is None:
+            continue
+        lost = gone.get(name)
+        records += found.records - (max(lost.forgotten_to - lost.first_offset, 0) if lost is not None else 0)
+        for session in found.sessions:
+            known = catalog.lineage.sessions.get(session)
+            parent = known.parent if known is not None else None
+            sessions.append({"id": session, "title": catalog.sessions[session].title, "parent": parent})
+    return {"streams": streams, "records": max(records, 0), "sessions": sessions}
+
+
+def _show_forget(out: Output, would: dict[str, Any]) -> None:
+    from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
+    from sidecar.cli.output import Column
+
+    sessions, streams = would["sessions"], would["streams"]
+    short = out.terminal and out.width < WHOLE_ID_WIDTH
+    shown = sessions if not out.terminal else sessions[:SHOWN_STREAMS]
+    rows = [(shortened(s["id"]) if short else s["id"], "child" if s["parent"] else "", s["title"]) for s in shown]
+    if rows:
+        out.table([Column("session"), Column("", False), Column("title", wide=True)], rows)
+    if len(sessions) > len(shown):
+        out.text(f"… and {len(sessions) - len(shown)} more", "dim")
+    children = sum(session["parent"] is not None for session in sessions)
+    below = {0: "", 1: ", its child session's too"}.get(children, f", its {children} child sessions' too")
+    named = streams[0] if len(streams) == 1 else _streams(len(streams))
+    out.prose("", f"would forget the payloads of {_records(would['records'])} in {named}{below}")
 
 
 def _age(text: str | None) -> int | None:
@@ -136,18 +193,23 @@ async def _prune(home: Home, wishes: Wishes, *, dry_run: bool) -> dict[str, Any]
     from dataclasses import asdict
 
     if home.running() is not None:
-        return await _ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run})
+        from sidecar.cli.control import LOOKING, REMOVING
+
+        cut_off = LOOKING if dry_run else REMOVING
+        return await _ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run}, cut_off)
 
     async def work(upkeep: Any) -> dict[str, Any]:
         plan, done = await upkeep.prune(wishes, dry_run=dry_run)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
-    return await _by_ourselves(home, work)
+    return await _by_ourselves(home, work, is_looking=dry_run)
 
 
 async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
     if home.running() is not None:
-        return await _ask(home, "forget", {"streams": streams})
+        from sidecar.cli.control import REMOVING
+
+        return await _ask(home, "forget", {"streams": streams}, REMOVING)
 
     async def work(upkeep: Any) -> dict[str, Any]:
         return dict((await upkeep.forget(streams))._asdict())
@@ -155,17 +217,16 @@ async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
     return await _by_ourselves(home, work)
 
 
-async def _ask(home: Home, method: str, args: dict[str, Any]) -> dict[str, Any]:
-    from sidecar.client import ControlClient
-    from sidecar.version import VERSION
-    from streams.identity import system_identity
+async def _ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
+    from sidecar.cli.control import control
 
-    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+    async with control(home, cut_off) as client:
         return dict(await client.request(method, args))
 
 
-async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
+async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    from sidecar.cli.control import LOOKING, REMOVING, by_ourselves
     from sidecar.config import load_config
     from sidecar.upkeep import Upkeep, restore
     from streams.identity import system_identity
@@ -174,8 +235,8 @@ async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
     if not home.store_path.exists():
         raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
     config, identity = load_config(home.config_path), system_identity()
-    with home.lock():
-        log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)
+    with home.lock(), by_ourselves(LOOKING if is_looking else REMOVING):
+        log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes, to_remove=True)
         try:
             state, kept = await restore(log)
             upkeep = Upkeep(log, state, lambda: True, identity.now_ms, kept=kept, config=config.store)
@@ -184,7 +245,7 @@ async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
             await log.close()
 
 
-def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None) -> None:
+def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str]) -> None:
     from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
     from sidecar.cli.output import Column, ago, bytes_text, iso_time
     from streams.identity import system_identity
@@ -196,7 +257,7 @@ def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None) -> Non
             out.text(title)
         if items:
             columns = [Column("stream"), Column("last record"), Column("records", right=True)]
-            columns += [Column("size", right=True), Column("why", wide=True)]
+            columns += [Column("size", right=True), Column("why"), Column("title", wide=True)]
             rows = [
                 (
                     shortened(item["stream_id"]) if short else item["stream_id"],
@@ -204,6 +265,7 @@ def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None) -> Non
                     str(item["records"]),
                     bytes_text(item["bytes"]),
                     item["why"],
+                    titles.get(item["stream_id"], ""),
                 )
                 for item in (items if not out.terminal else items[:SHOWN_STREAMS])
             ]

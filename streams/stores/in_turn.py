@@ -1,11 +1,12 @@
-"""Long work on a store: one piece at a time, each to its end."""
+"""Long work on a store, on threads: one piece at a time, or only each to its end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from streams.errors import StoreClosed
 
@@ -55,3 +56,23 @@ class InTurn:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # whoever waited has it; if nobody does any more, it is not told as lost
+
+
+async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable[[], None] | None = None) -> Result:
+    """As ``asyncio.to_thread``, but who is cancelled waits for the work to end: what it uses may be closed then.
+
+    A file or a database connection that is closed under a thread that uses it ends the process, or worse: writes into
+    another file. ``interrupt`` makes long work end soon.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if interrupt is not None:
+            interrupt()
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # nobody is left to be told
+        raise

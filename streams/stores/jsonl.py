@@ -40,7 +40,7 @@ from streams.stores.disk import (
     write_durably,
 )
 from streams.stores.hints import Hints, KeepsHints
-from streams.stores.in_turn import InTurn
+from streams.stores.in_turn import InTurn, in_thread
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.jsonl_removal import JsonlRemover
 from streams.stores.live import LiveTail
@@ -346,7 +346,7 @@ class JsonlStore(KeepsHints):
     async def copy_in(self, records: Sequence[Stored]) -> None:
         """See ``Copyable.copy_in``."""
         try:
-            await asyncio.to_thread(self._copy, records)
+            await in_thread(self._copy, records)
         except OSError as error:
             raise self._copy_failed(error) from error
 
@@ -370,11 +370,9 @@ class JsonlStore(KeepsHints):
             raise ValueError("the log holds something already")
         try:
             runs = [
-                run
-                async for some in entries
-                if (run := await asyncio.to_thread(self._removed.write_run, some)) is not None
+                run async for some in entries if (run := await in_thread(self._removed.write_run, some)) is not None
             ]
-            await asyncio.to_thread(self._adopt, removal.finished(), runs)
+            await in_thread(self._adopt, removal.finished(), runs)
         except OSError as error:
             raise self._copy_failed(error) from error
 

@@ -5,12 +5,16 @@ or listed as forgotten. Then each segment that holds some of them is rewritten
 beside itself with the lines that stay, the very same bytes, and renamed into
 place, or deleted when none stays; the active segment is rolled before. What a
 ``kill -9`` leaves to do, the next opening does.
+
+On a disk that is nearly full the records go in portions, each making room for the next, and a segment that could not be
+rewritten beside itself is compressed first; what cannot be done even so is refused before anything is noted.
 """
 
 from __future__ import annotations
 
+import errno
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -22,19 +26,23 @@ import orjson
 
 from streams.errors import CorruptLog, StoreUnavailable
 from streams.hashing import digest_form_of, is_digest, stored_form_of
-from streams.retention import Base, Entry, Forgotten, Mark, Pruned, Removal, body_digest
+from streams.retention import ENTRY_BYTES, Base, Entry, Forgotten, Mark, Pruned, Removal, body_digest
 from streams.stores.commit import GroupCommit
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.in_turn import InTurn
 from streams.stores.recovery import Index, StreamTail, key_digest
 from streams.stores.removed_files import RemovedFiles, Run
-from streams.stores.rewriting import remove_segment, replace_segment, write_segment_beside
+from streams.stores.reserve import free_bytes, no_room
+from streams.stores.rewriting import compress, remove_segment, replace_segment, write_segment_beside
 from streams.stores.segment_files import read_segment
 from streams.stores.segments import BadLine, Segment, format_stored, parse_keys, parse_stored, split_lines
 
 ENTRIES_A_RUN: Final = 50_000
 """Entries sorted in memory at a time."""
+
+SLACK_BYTES: Final = 64 * 1024
+"""What the manifest and the names of new files take, and a little more."""
 
 
 class JsonlRemover:
@@ -63,24 +71,34 @@ class JsonlRemover:
         """See ``StreamStore.prune``."""
         with _told(self._store, "pruned"):
             self.resume(lambda: commits.exclusively(self._roll))
+            records = size = 0
             victims = self._victims(cuts)
             positions = sorted(position for found in victims.values() for position in found)
-            if not positions:
-                return Pruned()
-            runs: list[Run] = []
-            bases: dict[str, Base] = {}
-            size = self._write_entries(positions, at_ms, runs, bases)
-            removal = self._files.removal.pruned(positions, bases)
-            commits.exclusively(lambda: self._switch(removal, runs, bases, positions[-1]))
-            self._forget_keys(runs)
-            self._apply(self._segments_of(positions))
-            self._finish()
-            return Pruned(len(positions), size, len(victims))
+            while positions:
+                portion = positions[: self._fitting(positions)]
+                size += self._prune(portion, at_ms, commits)
+                records, positions = records + len(portion), positions[len(portion) :]
+            return Pruned(records, size, len(victims))
+
+    def _prune(self, positions: Sequence[int], at_ms: int, commits: GroupCommit) -> int:
+        """Remove these records, of each stream the first that it holds; returns the size of their events."""
+        self._make_rewritable(positions, self._files.removal.pruned(positions, {}), commits)
+        runs: list[Run] = []
+        bases: dict[str, Base] = {}
+        size = self._write_entries(positions, at_ms, runs, bases)
+        removal = self._files.removal.pruned(positions, bases)
+        commits.exclusively(lambda: self._switch(removal, runs, bases, positions[-1]))
+        self._forget_keys(runs)
+        self._apply(self._segments_of(positions))
+        self._finish()
+        return size
 
     def forget(self, streams: Collection[str], at_ms: int, commits: GroupCommit) -> Forgotten:
         """See ``StreamStore.forget``."""
         with _told(self._store, "forgotten"):
             self.resume(lambda: commits.exclusively(self._roll))
+            named = [tail.positions for name in set(streams) if (tail := self._index.streams.get(name)) is not None]
+            self._make_rewritable(sorted(p for found in named for p in found), self._files.removal, commits)
             positions = commits.exclusively(lambda: self._mark(set(streams), at_ms))
             if not positions:
                 return Forgotten()
@@ -107,6 +125,58 @@ class JsonlRemover:
             remove_kept_aside(self._store, self._disk)
         self._apply(segments[:-1])
         self._finish()
+
+    # Room for it
+
+    def _fitting(self, positions: Sequence[int]) -> int:
+        """How many of these records can go at once: what is kept of them must find room before they give any."""
+        room = free_bytes(self._store) - 2 * len(self._files.manifest()) - SLACK_BYTES
+        # The other half is for the segments that are rewritten.
+        most = room // 2 // ENTRY_BYTES
+        if len(positions) <= most:
+            return len(positions)
+        if most <= 0:
+            raise no_room(self._store, SLACK_BYTES * 2 - room)
+        # Up to where a segment begins: then those before it go as a whole, and none is rewritten twice.
+        firsts = [segment.first for segment in self._index.segments]
+        boundary = firsts[bisect_right(firsts, positions[most]) - 1]
+        return bisect_left(positions, boundary) or most
+
+    def _make_rewritable(self, positions: Sequence[int], removal: Removal, commits: GroupCommit) -> None:
+        """Before anything is noted: compress the segments of these records for whose rewriting there is no room.
+
+        Raises:
+            StoreUnavailable: there is none for that either. No record was touched.
+        """
+        touched = self._segments_of(positions)
+        following = {a: b.first for a, b in zip(self._index.segments, self._index.segments[1:], strict=False)}
+        end = self._index.next_position()
+        rewritten = [s for s in touched if removal.ranges.kept(s.first, following.get(s, end))]
+        given_back = sum(_size(segment) for segment in touched if segment not in rewritten)
+        for segment in sorted(rewritten, key=_size):
+            if self._fits(segment, given_back):
+                continue
+            if segment not in following:
+                commits.exclusively(self._roll)
+            self._compress(segment, given_back)
+
+    def _fits(self, segment: Segment, given_back: int = 0) -> bool:
+        return _size(segment) + SLACK_BYTES <= free_bytes(self._store) + given_back
+
+    def _compress(self, segment: Segment, given_back: int = 0) -> Segment:
+        """A closed segment in its compressed form, for whose rewriting there is room."""
+        try:
+            compressed = segment if segment.is_compressed else compress(self._disk, segment).segment
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise no_room(self._store, _size(segment) + SLACK_BYTES - free_bytes(self._store) - given_back) from error
+        if compressed is not segment:
+            with self._places:
+                self._index.segments[self._index.segments.index(segment)] = compressed
+        if not self._fits(compressed, given_back):
+            raise no_room(self._store, _size(compressed) + SLACK_BYTES - free_bytes(self._store) - given_back)
+        return compressed
 
     # What is to go
 
@@ -224,9 +294,10 @@ class JsonlRemover:
                 remove_segment(self._disk, segment)
                 self._index.segments.remove(segment)
         saved = 0
-        for segment in left:
+        for segment in sorted(left, key=_size):
             self._turns.check()
-            saved += self._rewrite(segment, following[segment])
+            end = following[segment]
+            saved += self._rewrite(segment if self._fits(segment) else self._compress(segment), end)
         return saved
 
     def _rewrite(self, segment: Segment, end: int) -> int:
@@ -275,7 +346,20 @@ class JsonlRemover:
     def _finish(self) -> None:
         self._hints.forget_snapshots()
         self._files.replace(self._files.removal.finished())
-        self._files.compact()
+        try:
+            self._files.compact()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            # It only makes fewer files of them: the next removal does it.
+            self._files.sweep()
+
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _size(segment: Segment) -> int:
+    return segment.path.stat().st_size
 
 
 def forgotten_line(line: bytes) -> bytes:

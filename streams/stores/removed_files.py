@@ -185,6 +185,10 @@ class RemovedFiles:
         """What the manifest says."""
         return self._content.removal
 
+    def manifest(self) -> bytes:
+        """The manifest's bytes as they are."""
+        return self._content.as_bytes()
+
     def find(self, key: bytes) -> Entry | None:
         """The entry of a removed record, by the digest of its key."""
         for entries in self._entries:

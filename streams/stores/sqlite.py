@@ -25,7 +25,7 @@ from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.hints import Hints, KeepsHints
-from streams.stores.in_turn import InTurn
+from streams.stores.in_turn import InTurn, in_thread
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.recovery import key_digest
@@ -312,7 +312,7 @@ class SqliteStore(KeepsHints):
     async def copy_in(self, records: Sequence[Stored]) -> None:
         """See ``Copyable.copy_in``."""
         try:
-            await asyncio.to_thread(self._copy, records)
+            await in_thread(self._copy, records)
         except OSError as error:
             raise StoreUnavailable(
                 f"the copy {self._path} could not be written: {error.strerror or error}",
@@ -336,12 +336,12 @@ class SqliteStore(KeepsHints):
         if self._head > NOTHING or self._has_entries:
             raise ValueError("the log holds something already")
         try:
-            await asyncio.to_thread(self._execute, "BEGIN IMMEDIATE")
+            await in_thread(self._execute, "BEGIN IMMEDIATE")
             try:
                 async for some in entries:
-                    await asyncio.to_thread(adopt_entries, self._connection, some)
-                await asyncio.to_thread(adopt, self._connection, removal)
-                await asyncio.to_thread(self._execute, "COMMIT")
+                    await in_thread(adopt_entries, self._connection, some)
+                await in_thread(adopt, self._connection, removal)
+                await in_thread(self._execute, "COMMIT")
             except BaseException:
                 self._connection.rollback()
                 raise

@@ -117,9 +117,11 @@ def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int
     yield from connection.execute("SELECT what, stream, offset, at_ms FROM pending ORDER BY what, stream").fetchall()
 
 
-def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int) -> tuple[int, int, int]:
-    """Remove the next records below ``offset``; (how many, bytes, where to go on)."""
-    rows = _chunk(connection, stream_id, 0, offset)
+def prune_chunk(
+    connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int, most: int = CHUNK
+) -> tuple[int, int, int]:
+    """Remove the next records below ``offset``, at ``most`` so many; (how many, bytes, where to go on)."""
+    rows = _chunk(connection, stream_id, 0, offset, most)
     if rows:
         entries = [_entry_of(position, at, hash_, event) for position, at, hash_, event in rows]
         connection.executemany(_INSERT_ENTRY, entries)
@@ -135,9 +137,11 @@ def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_
     return len(rows), sum(len(row[3]) for row in rows), rows[-1][1] + 1 if rows else offset
 
 
-def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, offset: int) -> tuple[int, int, int]:
+def forget_chunk(
+    connection: sqlite3.Connection, stream_id: str, first: int, offset: int, most: int = CHUNK
+) -> tuple[int, int, int]:
     """Make the next records from ``first`` to below ``offset`` digests; (how many, bytes saved, where to go on)."""
-    rows = _chunk(connection, stream_id, first, offset)
+    rows = _chunk(connection, stream_id, first, offset, most)
     changed = []
     saved = 0
     for position, _, _, event in rows:
@@ -158,13 +162,13 @@ def finish(connection: sqlite3.Connection) -> None:
 
 
 def _chunk(
-    connection: sqlite3.Connection, stream_id: str, first: int, end: int
+    connection: sqlite3.Connection, stream_id: str, first: int, end: int, most: int
 ) -> Sequence[tuple[int, int, bytes, bytes]]:
     """(position, offset, hash, event) of the next records of a stream, as many as one transaction takes."""
     found = connection.execute(
         "SELECT position, offset, hash, event FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
         " AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?",
-        [stream_id, first, end, CHUNK],
+        [stream_id, first, end, most],
     )
     rows: list[tuple[int, int, bytes, bytes]] = []
     size = 0

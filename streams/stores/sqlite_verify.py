@@ -27,6 +27,7 @@ from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
 from streams.stores import sqlite_keys as keys
 from streams.stores.directory import is_being_written
+from streams.stores.in_turn import in_thread
 from streams.stores.recovery import key_digest
 from streams.stores.segments import Head, read_head
 from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
@@ -137,7 +138,11 @@ class SqliteVerification:
             connection = None
         else:
             self._take_finding(manifest_finding(self.store, has_log=connection is not None))
-            if self._head is None and connection is not None and await asyncio.to_thread(self._had_head, connection):
+            if (
+                self._head is None
+                and connection is not None
+                and await in_thread(self._had_head, connection, interrupt=connection.interrupt)
+            ):
                 reason = "it is missing or damaged; the next start renews it"
                 self._take_finding(Finding("missing", str(self.store / HEAD_FILE), None, None, None, reason))
         for finding in self._drain():
@@ -147,12 +152,12 @@ class SqliteVerification:
             return
         try:
             while True:
-                version = await asyncio.to_thread(self._version, connection)
-                if await asyncio.to_thread(self._begin, connection) == version:
+                version = await in_thread(self._version, connection, interrupt=connection.interrupt)
+                if await in_thread(self._begin, connection, interrupt=connection.interrupt) == version:
                     is_done = True
                     async for finding in self._pass(connection):
                         # What is missing or different may just have been removed: then the log is judged anew.
-                        if await asyncio.to_thread(self._version, connection) != version:
+                        if await in_thread(self._version, connection, interrupt=connection.interrupt) != version:
                             is_done = False
                             break
                         if finding not in self._told:
@@ -215,10 +220,10 @@ class SqliteVerification:
 
     async def _pass(self, connection: sqlite3.Connection) -> AsyncIterator[Finding]:
         if self.quick:
-            await asyncio.to_thread(self._skip_to_the_end, connection)
+            await in_thread(self._skip_to_the_end, connection, interrupt=connection.interrupt)
         done = False
         while not done:
-            fetched, done = await asyncio.to_thread(self._fetch, connection)
+            fetched, done = await in_thread(self._fetch, connection, interrupt=connection.interrupt)
             self.summary.bytes += fetched
             if self.progress is not None:
                 self.progress(fetched)
@@ -229,7 +234,7 @@ class SqliteVerification:
         following, end = self._removal.ranges.following(self._last + 1), self._removal.ranges.end
         if following < end:
             self._find("missing", following, None, f"records {following} to {end - 1} at the end are missing")
-        await asyncio.to_thread(self._check_file, connection)
+        await in_thread(self._check_file, connection, interrupt=connection.interrupt)
         for finding in self._drain():
             yield finding
 

@@ -14,7 +14,7 @@ import pytest
 
 from sidecar.client import ControlClient, LinkClosed, LinkUnavailable
 from sidecar.home import Home, SidecarInfo
-from sidecar.launch import ensure_running
+from sidecar.launch import LastWords, ensure_running
 from sidecar.play import MAX_FAILURES, Progress, RecordingError, play, read_recording
 from streams.identity import system_identity
 from streams.stores.jsonl_reader import JsonlReader
@@ -118,6 +118,9 @@ class TestLife:
         segment.write_bytes(data)
         refused = run(home, "serve")
         assert refused.returncode == 1 and f"{segment}:" in refused.stderr and "Traceback" not in refused.stderr
+        played = run(home, "play", str(RECORDINGS / "chat.jsonl"))
+        assert played.returncode == 1 and "ended right after its start" in played.stderr
+        assert refused.stderr.removeprefix("durable-stream: ") in played.stderr, "the sidecar's own reason"
         assert segment.read_bytes() == data, "nothing was changed"
 
     def test_why_it_could_not_start_is_in_its_log_and_in_status(self, home: Home) -> None:
@@ -207,8 +210,11 @@ class TestPlay:
     ) -> None:
         tries = 0
 
-        async def up(*_: object) -> None:
+        async def up(home: Home, seconds: float, words: LastWords) -> None:
             """A sidecar runs, as on a full disk, until it must write."""
+            assert words.file is not None
+            words.file.write(b"durable-stream: the log could not be written; free disk space\n")
+            words.file.flush()
 
         async def lost(*_: object, **__: object) -> None:
             nonlocal tries
@@ -217,7 +223,9 @@ class TestPlay:
 
         monkeypatch.setattr("sidecar.play.ensure_running", up)
         monkeypatch.setattr("sidecar.play.ShimClient.connect", lost)
-        with pytest.raises(LinkUnavailable, match="without taking anything"):
+        with pytest.raises(
+            LinkUnavailable, match=r"without taking anything: the log could not be written; free disk space$"
+        ):
             await play(home, RECORDINGS / "chat.jsonl")
         assert tries == MAX_FAILURES + 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,21 @@ async def test_a_log_that_fails_finishes_nothing_more(store: GatedStore, ingest:
     for _ in range(20):
         await asyncio.sleep(0)
     assert link.finished == set()
+
+
+async def test_what_fails_behind_the_first_is_no_traceback(store: GatedStore, caplog: pytest.LogCaptureFixture) -> None:
+    ingest, link = Ingest(store, Translator(seeded_identity(1))), FakeLink()
+    store.fault = StoreFailed("the disk is full")
+    for first, name in ((1, "chat"), (1000, "reasoning")):
+        take(ingest, link, items(name), first=first)
+        async with asyncio.timeout(10):
+            await asyncio.shield(ingest.failed)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await ingest.close()
+    del ingest
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_an_excluded_project_is_not_recorded(store: GatedStore, ingest: Ingest) -> None:

@@ -17,12 +17,14 @@ from streams.errors import CorruptLog, StoreUnavailable
 from streams.identity import seeded_identity
 from streams.log import Log, LogReader
 from streams.migrate import Migration, MigrationFailed, Progress, discard_kept
+from streams.query import Filter
 from streams.store import Record
-from streams.stores.directory import Backend, read_manifest
+from streams.stores.directory import Backend, Manifest, read_manifest, write_manifest
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.stored import Stored
+from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.disks import GatedDisk
 from tests.streams.opened import collect
@@ -264,6 +266,60 @@ async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path
     written += await fill(log, 5, "later-")
     assert await collect(reader.read_all()) == written and reader.head == log.head
     await reader.close()
+    await log.close()
+
+
+@BOTH
+async def test_a_reader_goes_on_where_the_log_lies_when_its_store_is_discarded(
+    tmp_path: Path, start: Backend, to: Backend
+) -> None:
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 300)
+    reader, begun = LogReader(tmp_path), LogReader(tmp_path)
+    readings = [reader.read_all(), reader.read("ses_3"), reader.query(Filter(streams=("ses_1", "ses_2")))]
+    wanted = [written, *[[r for r in written if r.event.stream_id in s] for s in (("ses_3",), ("ses_1", "ses_2"))]]
+    firsts = [await anext(reading) for reading in readings]
+    unread = begun.read_all()
+    await Migration(log, to).run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    for first, reading, expected in zip(firsts, readings, wanted, strict=True):
+        assert [first, *await collect(reading)] == expected
+    assert await collect(unread) == written, "what is not there any more does not read as empty"
+    assert await reader.find(written[-1].event.idempotency_key) == written[-1]
+    assert await reader.find_event(written[-1].event.id) == written[-1]
+    assert await reader.removed() == {}
+    for one in (reader, begun):
+        await one.close()
+    await log.close()
+
+
+@BOTH
+async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Path, start: Backend, to: Backend) -> None:
+    log = await open_log(tmp_path, start)
+    await fill(log, 300)
+    check = Verification(tmp_path)
+    await Migration(log, to).run()
+    assert [finding async for finding in Verification(tmp_path).run()] == []
+    await asyncio.to_thread(discard_kept, tmp_path)
+    with pytest.raises(StoreUnavailable, match=f"moved to {to} while it was verified.*run it again"):
+        assert [finding async for finding in check.run()] == []
+    assert [finding async for finding in Verification(tmp_path).run()] == []
+    await log.close()
+
+
+@BOTH
+async def test_what_a_discarding_that_was_cut_off_left_is_deleted_by_the_next(
+    tmp_path: Path, start: Backend, to: Backend
+) -> None:
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 30)
+    await Migration(log, to).run()
+    # Killed after the pointer, before the files.
+    write_manifest(tmp_path, Manifest(to, log.manifest.log_id))
+    assert await asyncio.to_thread(discard_kept, tmp_path) > 0
+    assert not (tmp_path / ("log" if start == "jsonl" else "log.db")).exists()
+    assert await asyncio.to_thread(discard_kept, tmp_path) == 0
+    assert plain(await collect(log.read_all())) == plain(written)
     await log.close()
 
 

@@ -51,6 +51,8 @@ class TestPrune:
         told = run(home, "prune", "--older-than", "1s")
         assert told.code == 0 and "would remove" in told.out and "--yes" in told.err
         assert len(told.rows()) == len(streams(home)) + 1
+        titles = {s["stream_id"]: s["title"] for s in run(home, "streams", "--json").objects()}
+        assert {row[0]: row[-1] for row in told.rows()[:-1]} == titles
         plan = run(home, "prune", "--older-than", "1s", "--json").objects()[0]
         assert plan["done"] is None and plan["plan"]["records"] == sum(streams(home).values())
         assert run(home, "query", "--json").out == before
@@ -133,6 +135,21 @@ class TestForget:
         told = run(home, "forget", first)
         assert told.code == 0 and first in told.out and "--yes" in told.err
         assert run(home, "log", first, "--json").out == before
+
+    def test_it_says_first_what_would_go(self, home: Path) -> None:
+        counts = streams(home)
+        sessions = {s["stream_id"]: s["sessions"] for s in run(home, "streams", "--json").objects()}
+        parent = next(name for name, count in sessions.items() if count > 1)
+        would = run(home, "forget", parent, "--json").objects()[0]
+        assert (would["streams"], would["records"], would["done"]) == ([parent], counts[parent], None)
+        assert would["sessions"][0]["id"] == parent and len(would["sessions"]) == sessions[parent] == 2
+        assert [s["parent"] for s in would["sessions"]] == [None, parent] and would["sessions"][0]["title"]
+        told = run(home, "forget", parent)
+        assert f"would forget the payloads of {counts[parent]} records in {parent}, its child session's too" in told.out
+        assert told.rows()[1][1:] == ["child", would["sessions"][1]["title"]]
+        assert run(home, "forget", parent, "--yes").code == 0
+        again = run(home, "forget", parent)
+        assert again.code == 0 and "payloads of 0 records" in again.out and again.err == "Nothing to forget.\n"
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
     def test_nothing_of_it_stays_and_the_log_verifies(self, home: Path, backend: str) -> None:

@@ -24,8 +24,8 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, append, command, environmen
 ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def on_terminal(home: Path, *arguments: str, width: int, **environ: str) -> str:
-    """What a command prints on a terminal of that width."""
+def on_terminal(home: Path, *arguments: str, width: int, code: int = 0, **environ: str) -> str:
+    """What a command that ends with ``code`` prints on a terminal of that width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     process = subprocess.Popen(
@@ -40,7 +40,7 @@ def on_terminal(home: Path, *arguments: str, width: int, **environ: str) -> str:
         pass  # how Linux says that the other end of a terminal was closed
     finally:
         os.close(ours)
-    assert process.wait(LIMIT_SECONDS) == 0
+    assert process.wait(LIMIT_SECONDS) == code
     return said.decode().replace("\r\n", "\n")
 
 
@@ -51,6 +51,20 @@ def test_nothing_is_wider_than_the_terminal(home: Path, verb: str, width: int) -
     said = on_terminal(home, verb, *([stream] if verb == "log" else []), width=width)
     lines = ANSI.sub("", said).splitlines()
     assert len(lines) > 5 and max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_errors_and_plans_are_broken_at_words(home: Path, width: int) -> None:
+    parent = run(home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
+    whole = run(home, "log", "ses_").err
+    assert len(whole) > 200 and len(whole.splitlines()) == 1, "one line where no terminal is"
+    said = on_terminal(home, "log", "ses_", width=width, code=1)
+    assert said.replace("\n", " ").strip() == whole.strip() and "\n" in said.strip()
+    for verb in (["prune", "--older-than", "1s"], ["forget", parent]):
+        lines = ANSI.sub("", on_terminal(home, *verb, width=width)).splitlines()
+        assert max(map(len, lines)) <= width and "title" in lines[0]
+        assert "--yes" in lines[-1] and any(line.startswith("would ") for line in lines)
+    assert max(map(len, said.splitlines())) <= width
 
 
 def test_child_sessions_are_indented_and_ids_can_be_used(home: Path) -> None:

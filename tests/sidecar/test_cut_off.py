@@ -1,0 +1,169 @@
+"""Commands that change the log, cut off in the middle or met by another: one sentence, and the log is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bridge.opencode.state import CaptureState
+from sidecar.config import StoreConfig
+from sidecar.home import Home
+from sidecar.upkeep import Upkeep
+from streams.errors import StoreUnavailable
+from streams.identity import system_identity
+from streams.log import Log
+from streams.verify import Verification
+from tests.sidecar import life
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, start, wait_for
+from tests.streams.builders import event
+
+DAY_MS = 86_400_000
+SESSIONS, RECORDS = 20, 400
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that takes a moment to move or to prune."""
+
+    async def record(store: Path) -> None:
+        log = await Log.open(store, system_identity(), segment_bytes=256 * 1024)
+        old = system_identity().now_ms() - 40 * DAY_MS
+        for number in range(SESSIONS):
+            made = [
+                event(f"{number}-{n}", stream=f"ses_{number:03}", ts=old + number, payload={"text": f"{n:0400}"})
+                for n in range(RECORDS)
+            ]
+            await log.append(made)
+        await log.close()
+
+    store = tmp_path_factory.mktemp("recorded") / "store"
+    asyncio.run(record(store))
+    return store
+
+
+@pytest.fixture
+def home(tmp_path: Path, recorded: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.config_path.write_text("[store]\nsegment_bytes = 262144\ncompress = false\n")
+    shutil.copytree(recorded, home.store_path, dirs_exist_ok=True)
+    yield home
+    life.end_sidecars(home)
+
+
+def begin(home: Home, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        cli(home, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
+    )
+
+
+def verified(home: Home) -> bool:
+    return run(home.path, "verify").code == 0
+
+
+def one_sentence(text: str) -> bool:
+    return len(text.splitlines()) == 1 and "Traceback" not in text
+
+
+def is_pruning(home: Home) -> bool:
+    return (home.store_path / "log" / "removed.json").exists()
+
+
+def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home) -> None:
+    sidecar = start(home)
+    running(home)
+    pruning = begin(home, "prune", "--older-than", "1d", "--yes", "--json")
+    wait_for(lambda: is_pruning(home) or pruning.poll() is not None, "it is under way", every_s=0.0005)
+    sidecar.kill()
+    sidecar.wait(HANG_SECONDS)
+    out, err = pruning.communicate(timeout=HANG_SECONDS)
+    if pruning.returncode:  # else it was quicker
+        assert pruning.returncode == 1 and out == "" and one_sentence(err), err
+        assert "was killed or died before it was done" in err and "finished at the next start" in err
+        assert "run the same command again, which is safe" in err
+    assert run(home.path, "prune", "--older-than", "1d", "--yes").code == 0
+    assert verified(home) and run(home.path, "streams").out == ""
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home, serving: bool) -> None:
+    sidecar = start(home) if serving else None
+    if sidecar is not None:
+        running(home)
+    moving = begin(home, "migrate", "--to", "sqlite")
+    wait_for(lambda: (home.store_path / "log.db-wal").exists(), "it is under way", every_s=0.002)
+    moving.send_signal(signal.SIGINT)
+    out, err = moving.communicate(timeout=HANG_SECONDS)
+    assert moving.returncode in (0, 130), (moving.returncode, err)
+    if moving.returncode:
+        assert (
+            out == "" and one_sentence(err) and err.startswith("Interrupted: ") and "run the same command again" in err
+        )
+    assert run(home.path, "migrate", "--to", "sqlite").code == 0
+    assert verified(home)
+    if sidecar is not None:
+        assert run(home.path, "stop").code == 0 and sidecar.wait(HANG_SECONDS) == 0
+
+
+def test_what_is_already_so_is_no_failure_and_what_cannot_be_is_one(home: Home) -> None:
+    already = run(home.path, "migrate", "--to", "jsonl")
+    assert already.code == 0 and already.out == "the log lies in jsonl already\n"
+    nothing = run(home.path, "migrate", "--discard-old")
+    assert nothing.code == 0 and nothing.out == "no old store is kept: nothing to delete\n"
+    assert json.loads(run(home.path, "migrate", "--discard-old", "--json").out) == {"freed": 0}
+    back = run(home.path, "migrate", "--rollback")
+    assert back.code == 1 and "nothing to go back to; the log stays in jsonl" in back.err
+    assert "`durable-stream migrate --to sqlite`" in back.err
+    assert run(home.path, "migrate", "--to", "sqlite").code == 0
+    assert run(home.path, "migrate", "--rollback").code == 0
+    assert run(home.path, "migrate", "--discard-old").out.startswith("deleted the old store: ")
+    assert run(home.path, "migrate", "--rollback").code == 1 and verified(home)
+
+
+def test_two_at_once_without_a_sidecar(home: Home) -> None:
+    with home.lock():
+        for command in (
+            ["prune", "--older-than", "1d", "--yes"],
+            ["forget", "ses_000", "--yes"],
+            ["migrate", "--to", "sqlite"],
+        ):
+            done = run(home.path, *command)
+            assert done.code == 1 and one_sentence(done.err)
+            assert "a command that changes its log is at work; wait until the command has ended" in done.err
+    assert run(home.path, "forget", "ses_000", "--yes").code == 0 and verified(home)
+
+
+async def test_nothing_is_deleted_while_the_log_moves(home: Home) -> None:
+    log = await Log.open(home.store_path, system_identity())
+    upkeep = Upkeep(log, CaptureState(), lambda: True, system_identity().now_ms, config=StoreConfig())
+    upkeep.migrate("sqlite")
+    with pytest.raises(StoreUnavailable, match="is being moved to another backend, so nothing was deleted"):
+        await upkeep.discard()
+    await upkeep.close()
+    await log.close()
+    assert [finding async for finding in Verification(home.store_path).run()] == []
+
+
+def test_a_log_that_is_on_its_way_is_not_called_where_it_is_wished(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def moving(*_: object) -> AsyncIterator[object]:
+        class Client:
+            async def request(self, method: str) -> dict[str, object]:
+                assert method == "migration"
+                return {"running": True, "progress": {"to": "sqlite"}}
+
+        yield Client()
+
+    monkeypatch.setattr("sidecar.cli.control.control", moving)
+    monkeypatch.setattr(Home, "running", lambda self: object())
+    done = run(home.path, "migrate", "--to", "jsonl")
+    assert done.code == 1 and "lies in jsonl, but a move to sqlite is under way" in done.err

@@ -1,0 +1,113 @@
+"""``prune`` and ``forget`` where the disk has no byte left: they are what a user makes room with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.home import Home
+from streams.errors import StreamError
+from streams.identity import system_identity
+from streams.log import Log
+from streams.stores.directory import Backend
+from streams.stores.reserve import RESERVE_FILE, free_bytes
+from tests.mounts import can_mount, mounted
+from tests.sidecar.bad_places import fill
+from tests.sidecar.cli.helpers import run
+from tests.streams.builders import event
+
+pytestmark = pytest.mark.skipif(not can_mount(), reason="only root may mount a small disk, and nothing else is full")
+
+DAY_MS = 86_400_000
+SESSION_RECORDS = 500
+BOTH = pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    with mounted(place, "32m"):
+        home = Home(place / "home")
+        home.create()
+        yield home
+
+
+async def record(home: Home, backend: Backend, *, bytes_: int | None = None, first: int = 0) -> int:
+    """Sessions of a day each, from long ago on, until the log takes so much or the disk is full; how many."""
+    log = await Log.open(home.store_path, system_identity(), backend=backend, segment_bytes=1024 * 1024)
+    now, number = system_identity().now_ms(), first
+    try:
+        await log.keep_reserve()
+        while bytes_ is None or sum(size.bytes for size in await log.sizes()) < bytes_:
+            for begin in range(0, SESSION_RECORDS, 100):
+                name, ts = f"ses_{number:03}", now - (60 - number) * DAY_MS
+                keys = [f"{number}-{begin + n}" for n in range(100)]
+                await log.append(
+                    [event(key, stream=name, ts=ts, payload={"text": os.urandom(200).hex()}) for key in keys]
+                )
+            number += 1
+    except StreamError as full:
+        assert bytes_ is None, full
+    finally:
+        await log.close()
+    return number
+
+
+def full(home: Home, backend: Backend) -> int:
+    """Record until the disk is full, to its last byte."""
+    home.config_path.write_text(f'[store]\nsegment_bytes = {1024 * 1024}\nbackend = "{backend}"\n')
+    count = asyncio.run(record(home, backend, bytes_=3 * 1024 * 1024))
+    fill(home.path)
+    filler = home.path / "filler"
+    # What is left for the last life of the log; a write-ahead file takes several times what it adds.
+    os.truncate(filler, max(filler.stat().st_size - 3 * 1024 * 1024, 0))
+    count = asyncio.run(record(home, backend, first=count))
+    fill(home.path)
+    assert free_bytes(home.store_path) == 0
+    return count
+
+
+def verified(home: Home) -> bool:
+    return run(home.path, "verify").code == 0
+
+
+@BOTH
+def test_a_prune_makes_room_and_the_next_one_can_too(home: Home, backend: Backend) -> None:
+    count = full(home, backend)
+    for cut in (count // 2, count - 1):
+        done = run(home.path, "prune", "--older-than", f"{60 - cut}d", "--yes", "--json")
+        assert done.code == 0, done
+        assert done.objects()[0]["done"]["streams"] and verified(home)
+        assert (home.store_path / RESERVE_FILE).stat().st_size >= 1024 * 1024, "it is set aside again"
+        assert free_bytes(home.store_path) > 256 * 1024
+        asyncio.run(record(home, backend, first=count))
+        fill(home.path)
+    assert free_bytes(home.store_path) == 0 and verified(home)
+
+
+@BOTH
+def test_a_forget_needs_room_and_finds_it(home: Home, backend: Backend) -> None:
+    full(home, backend)
+    done = run(home.path, "forget", "ses_001", "--yes")
+    assert done.code == 0 and f"forgot the payloads of {SESSION_RECORDS} records" in done.out, done
+    assert verified(home)
+
+
+@BOTH
+def test_without_a_reserve_it_says_how_much_to_free_and_changes_nothing(home: Home, backend: Backend) -> None:
+    count = full(home, backend)
+    (home.store_path / RESERVE_FILE).unlink()
+    fill(home.path)
+    before = run(home.path, "query", "--json").out
+    for command in (("prune", "--older-than", f"{60 - count // 2}d"), ("forget", "ses_001")):
+        done = run(home.path, *command, "--yes")
+        assert done.code == 1 and len(done.err.splitlines()) == 1, done
+        assert "too little free space" in done.err and "MiB on that disk, then run the same command again" in done.err
+        assert run(home.path, "query", "--json").out == before and verified(home)
+    (home.path / "filler").unlink()
+    assert run(home.path, "prune", "--older-than", f"{60 - count // 2}d", "--yes").code == 0 and verified(home)
