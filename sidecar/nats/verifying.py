@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from bridge.nats.comparing import Comparer, Comparison, Difference, Family, Limits
@@ -149,6 +149,9 @@ class MirrorCheck:
                 while (message := await side.due()) is not None:
                     for found in side.comparer.take(message):
                         yield found
+                    if side.comparer.rebuild != mirror.rebuild:
+                        # The next ones are of the same, most likely: expected with its number, they are exactly equal.
+                        mirror = replace(mirror, rebuild=side.comparer.rebuild)
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:
                 self.progress(record.position)
@@ -253,12 +256,18 @@ class _Side:
         return message
 
     async def due(self) -> Found | None:
-        """The next message, if the comparer wants it before the next record."""
-        message = await self.next()
-        if message is None or self.comparer.is_due(message):
-            return message
-        self._ahead = message
-        return None
+        """The next message that the comparer wants before the next record, and that is not exactly as expected."""
+        while True:
+            message = self._ahead or await self.next()
+            if message is None:
+                return None
+            self._ahead = None
+            if self.comparer.takes_exactly(message):
+                continue
+            if self.comparer.is_due(message):
+                return message
+            self._ahead = message
+            return None
 
     async def front_is_whole(self) -> bool:
         """See ``Comparer.finish``. Asked after the last message, it may say no where limits struck since: never yes."""
