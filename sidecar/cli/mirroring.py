@@ -49,11 +49,12 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
     home = home_of(context)
     home.check_owner()
     config, out = load_config(home.config_path), Output(json)
-    found = await _asked(home) if home.running() is not None else await _at_rest(home, config)
+    runs = home.running() is not None
+    found = await _ask(home, "mirror") if runs else _at_rest(home, config)
     if json:
         out.object(found)
     else:
-        for name, value in _rows(found):
+        for name, value in _rows(found, runs=runs):
             out.prose(f"{name:9}", value, "red" if name == "problem" else "")
     return 1 if found["problem"] else 0
 
@@ -126,47 +127,28 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
 # --- what the mirror says of itself ---
 
 
-async def _asked(home: Home) -> dict[str, Any]:
-    return await _ask(home, "mirror")
-
-
-async def _at_rest(home: Home, config: Config) -> dict[str, Any]:
+def _at_rest(home: Home, config: Config) -> dict[str, Any]:
     """No sidecar runs: what the mirror noted last, beside the log."""
-    from sidecar.nats.settings import external_options
-    from streams.log import LogReader
-    from streams.store import NOTHING
-    from streams.stores.hints import Hints
+    from sidecar.cli.nats import at_rest
 
-    reader = LogReader(home.store_path)
-    head = reader.head
-    position = min(Hints(home.store_path).cursor("mirror"), head) if head != NOTHING else NOTHING
-    return {
-        "mode": config.nats.mode,
-        "servers": external_options(config.nats).shown if config.nats.mode == "external" else "",
-        "state": "off" if config.nats.mode == "off" else "stopped",
-        "position": position,
-        "head": head,
-        "lag": head - position,
-        "rebuild": None,
-        "problem": "",
-    }
+    found = at_rest(home, config.nats)
+    mirror = found.pop("mirror") or {"state": "off", "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
+    del found["deltas"]
+    return {**found, **mirror}
 
 
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
+    from sidecar.cli.nats import mirror_words, nats_words
+
+    rows = [("nats", nats_words(found, runs=runs))]
     if found["mode"] == "off":
-        from sidecar.cli.nats import TURN_ON
-
-        return [("mirror", f"off; {TURN_ON}")]
-    where = "the embedded server" if found["mode"] == "embedded" else found["servers"]
-    states = {"stopped": "no sidecar runs; what waits is published when one does"}
-    rows = [("mirror", f"{where}: {states.get(found['state'], found['state'])}")]
-    if found["position"] < 0:
-        rows.append(("mirrored", f"nothing yet of {_records(found['head'] + 1)}"))
-    else:
-        rows.append(("mirrored", f"up to record {found['position']} of {found['head']}"))
-    rows.append(("waiting", _records(found["lag"]) if found["lag"] else "nothing"))
+        return rows
+    rows.append(("mirror", mirror_words(found)))
+    if found["lag"]:
+        last = f"record {found['position']} of {found['head']}" if found["position"] >= 0 else "none yet"
+        rows.append(("last", last))
     if found["rebuild"]:
-        rows.append(("rebuilt", f"{found['rebuild']} time{'' if found['rebuild'] == 1 else 's'}"))
+        rows.append(("rebuilds", f"number {found['rebuild']}"))
     if found["problem"]:
         rows.append(("problem", found["problem"]))
     return rows

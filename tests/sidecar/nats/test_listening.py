@@ -93,7 +93,11 @@ def with_server(home: Home, *sent: tuple[str, dict[str, str], bytes], delete: in
 def test_the_mirrors_commands_ask_the_sidecar(home: Home) -> None:
     found = level(home)
     assert found["problem"] == "" and found["position"] == found["head"] >= 5
-    assert re.search(r"the embedded server: idle", run(home.path, "mirror", "status").out)
+    assert re.search(
+        r"^nats +embedded server .* running, port \d+.*\nmirror +all \d+ records$",
+        run(home.path, "mirror", "status").out,
+        re.M,
+    )
     done = run(home.path, "mirror", "verify")
     assert done.code == 0 and re.match(r"the copy equals the log: \d+ messages of \d+ records compared$", done.out)
     with_server(home, delete=3)
