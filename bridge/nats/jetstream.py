@@ -12,8 +12,12 @@ Errors of the library are translated in ``_told``, and nowhere else.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
+import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -538,12 +542,28 @@ def _told(error: Exception, options: ConnectOptions) -> NatsError:
     if "certificate" in text.lower() or "ssl" in type(error).__name__.lower():
         return NatsRefused(f"TLS with {where} failed: {text}", "check cert_dir in [nats] and the server's certificate")
     if isinstance(error, OSError | nats.errors.Error | TimeoutError | asyncio.TimeoutError):
-        return NatsUnavailable(f"NATS at {where} cannot be reached: {text}")
+        # Of an embedded server the port is in no configuration: it comes back by itself, or its own problem is told.
+        hint = "" if options.token else "start it, or correct servers in [nats]"
+        return NatsUnavailable(f"NATS at {where} cannot be reached: {_why(error)}", hint)
     return NatsUnavailable(f"NATS at {where}: {text}")
 
 
 def _no_entry(where: str) -> NatsRefused:
     return NatsRefused(f"the NATS server at {where} does not let us in", "check the token or the credentials file")
+
+
+def _why(error: Exception) -> str:
+    """Why there was no connection, in words without numbers and addresses."""
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        return "it does not answer"
+    if isinstance(error, socket.gaierror):
+        return "that name is not known here"
+    # Of several addresses of one host asyncio tells in the text alone.
+    told = re.search(r"\[Errno (\d+)\]", str(error))
+    number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
+    if number == errno.ECONNREFUSED:
+        return "nothing listens there"
+    return os.strerror(number).lower() if number > 0 else _short(error)
 
 
 def _short(error: Exception) -> str:

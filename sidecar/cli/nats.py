@@ -1,4 +1,4 @@
-"""What the commands that tell of NATS share: the way to the home's server, and the words for how it and the mirror are."""
+"""What the commands that tell of NATS share: the way to the server, and the words for how it and the mirror are."""
 
 from __future__ import annotations
 

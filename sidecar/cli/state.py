@@ -34,7 +34,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
     ``log.head`` is a position; ``log.pruned`` is how many of the records up to it were removed.
     Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, problems, notes``;
-    ``sidecar`` is null when none answers, ``nats`` where the configuration or the store cannot be read. ``problems`` and ``notes`` are texts.
+    ``sidecar`` is null when none answers, ``nats`` where the configuration or the store cannot be read.
+    ``problems`` and ``notes`` are texts.
     """
     problems: list[str] = []
     notes: list[str] = []

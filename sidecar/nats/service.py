@@ -146,7 +146,8 @@ class NatsService:
 
     def status(self) -> dict[str, Any]:
         """For ``status``: ``mode``, ``connected``, ``servers`` (host and port without secrets, null while there is
-        none), ``version``, ``problem``; ``server`` and ``mirror``, the embedded server's and the mirror's own accounts, or null; ``deltas``, counts.
+        none), ``version``, ``problem``; ``server`` and ``mirror``, the embedded server's and the mirror's own accounts,
+        or null; ``deltas``, counts.
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -170,7 +171,7 @@ class NatsService:
         return f"127.0.0.1:{server['port']}" if server is not None and server["port"] is not None else None
 
     def mirror_status(self) -> dict[str, Any]:
-        """For ``mirror status``: the mirror's account with ``status`` but the deltas; ``problem`` is either's."""
+        """For ``mirror status``: as ``status``, with the mirror's account beside the rest; ``problem`` is either's."""
         whole = self.status()
         at_rest = {"state": "off" if self._config.mode == "off" else "waiting"}
         found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
