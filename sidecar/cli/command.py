@@ -123,12 +123,22 @@ def complain(text: str) -> None:
     """One line on stderr, in the program's name."""
     from sidecar.cli.output import one_line
 
-    print(f"durable-stream: {one_line(text)}", file=sys.stderr)  # noqa: T201
+    _tell(f"durable-stream: {one_line(text)}")
 
 
 def note(text: str) -> None:
     """One line on stderr that is no error: why nothing was printed, or what is waited for."""
-    print(" ".join(text.split()), file=sys.stderr)  # noqa: T201
+    _tell(" ".join(text.split()))
+
+
+def _tell(line: str) -> None:
+    """A pipe gets it as it is; a terminal would break it in the middle of words."""
+    if sys.stderr.isatty():
+        import textwrap
+
+        width = max(os.get_terminal_size(sys.stderr.fileno()).columns, 20)
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)  # noqa: T201
 
 
 def explain(error: Exception) -> str:
@@ -136,6 +146,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, Failure) or _is_ours(error):
         return str(error)
     if isinstance(error, OSError):
+        if error.errno == errno.EADDRINUSE:
+            return f"a port to listen on is taken; {_REMEDIES[errno.EADDRINUSE]}"
         what = error.strerror or type(error).__name__
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{what}; {_REMEDIES.get(error.errno or 0, 'check that the path is right and yours')}"

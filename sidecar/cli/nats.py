@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 TURN_ON = 'set mode = "embedded" or "external" in [nats] of config.toml'
 
 
-def connection(home: Home, config: NatsConfig) -> Sessions:
-    """A connection to be made to the home's server; the caller closes it.
+def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessions:
+    """A connection to be made to the home's server; the caller closes it. ``waits``: for an embedded one, too.
 
     Raises:
         Failure: NATS is off, the embedded server does not run, or the client library is missing.
     """
     if config.mode == "off":
         raise Failure(f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
-    if config.mode == "embedded" and home.running() is None:
+    if config.mode == "embedded" and home.running() is None and not waits:
         raise Failure(
             f"the embedded NATS server of {home.path} runs with the sidecar, and none runs; "
             "start it: `durable-stream serve`"
