@@ -263,7 +263,12 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
 
 
 def _tell_before(out: Output, facts: dict[str, Any]) -> None:
-    out.text(f"would remove {_messages(facts['messages'])} of this log and publish {_records(facts['records'])} again")
+    would = f"remove {_messages(facts['messages'])} of this log and publish {_records(facts['records'])} again"
+    if facts["differences"] or facts["unreadable"]:
+        out.text(f"would {would}")
+    else:
+        out.text("the copy equals the log already, so there is nothing to rebuild", "green")
+        out.text(f"a rebuild would {would} all the same")
     if facts["unreadable"]:
         out.prose("", f"the copy could not be read to its end, so it may hold more: {facts['unreadable']}", "yellow")
     if facts["pruned"]:
@@ -272,8 +277,6 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
             f"{_messages(facts['pruned'])} of records that the log has pruned would be lost: only the copy has them",
             "yellow",
         )
-    if not facts["differences"] and not facts["unreadable"]:
-        out.text("the copy equals the log already: nothing needs to be rebuilt")
 
 
 async def _by_sidecar(home: Home, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -296,6 +299,8 @@ async def _by_sidecar(home: Home, tell: Callable[[dict[str, Any]], None]) -> dic
 
 async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    import logging
+
     from sidecar.nats.mirroring import MirrorTask
     from sidecar.nats.reaching import sessions_of
     from sidecar.nats.rebuilding import Rebuild, RebuildStopped
@@ -303,6 +308,8 @@ async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, An
     from streams.identity import system_identity
     from streams.log import Log
 
+    # What it notes for a sidecar's log is no news for who asked for it.
+    logging.getLogger("sidecar").addHandler(logging.NullHandler())
     identity = system_identity()
     with home.lock():
         log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)

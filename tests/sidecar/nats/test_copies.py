@@ -107,6 +107,19 @@ def test_a_log_that_is_damaged_does_not_replace_its_copy(copy: Copy) -> None:
     assert run(copy.home.path, "mirror", "verify").code == 1 and copy.messages() == before
 
 
+def test_where_nothing_differs_that_is_said_and_each_rebuild_has_the_next_number(copy: Copy) -> None:
+    copy.make("chat").publish()
+    dry = told(copy, "rebuild")
+    assert dry.startswith("the copy equals the log already, so there is nothing to rebuild a rebuild would remove")
+    for number in (1, 2):
+        done = copy.rebuild()
+        assert done.err == "" and done.objects()[0]["done"]["rebuild"] == number, done
+        assert {m.headers[h.MESSAGE_ID].rpartition(":")[2] for m in copy.messages() if copy.log_id in m.subject} == {
+            str(number)
+        }
+    clean(copy)
+
+
 def begun(copy: Copy, process: subprocess.Popen[bytes], last: int) -> bool:
     """Whether the last message of the stream is another one."""
     return process.poll() is not None or max([0, *(m.sequence for m in copy.messages())]) != last
