@@ -39,10 +39,14 @@ _NS: Final = 1_000_000_000
 
 
 class Disturbed(Exception):
-    """The log was pruned, or something in it forgotten, while it was compared: the result says nothing."""
+    """What was compared became something else meanwhile, so the result says nothing; ``what`` says which."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
 
     def __str__(self) -> str:
-        return "the log was pruned or something forgotten meanwhile; run `durable-stream mirror verify` again"
+        return f"{self.what} meanwhile; run `durable-stream mirror verify` again"
 
 
 @dataclass(slots=True)
@@ -130,11 +134,13 @@ class MirrorCheck:
                 for found in side.comparer.finish(min(mirrored_to, head), front_is_whole=whole):
                     async for named in self._named(names, side.comparer, found):
                         yield named
+        except NotFound:
+            raise Disturbed("a stream of the copy was removed on the server") from None
         finally:
             for side in sides:
                 await side.close()
         if await self._reader.removed() != removed:
-            raise Disturbed
+            raise Disturbed("the log was pruned or something in it forgotten")
 
     async def _compare(self, sides: list[_Side], mirror: Mirror, head: int) -> AsyncIterator[Difference]:
         places = Places()
