@@ -204,7 +204,7 @@ class Comparer:
         if self._old_before is not None and record.event.ts <= self._old_before:
             flags |= _OLD
         for message in mine:
-            part = _split_id(message.headers[h.MESSAGE_ID])[1]
+            part = _OWN if self._family == "records" else _split_id(message.headers[h.MESSAGE_ID])[1]
             flags |= 1 << _PARTS.index(part)
             opened[part] = message
         self._wanted[record.position] = flags
