@@ -47,6 +47,7 @@ import orjson
 from bridge.nats import headers as h
 from bridge.nats.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored, wire_size
 from bridge.nats.places import Place
+from bridge.nats.wire import HeaderBlock
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 
@@ -158,7 +159,8 @@ class _Held(NamedTuple):
 
 class Comparer:
     """One stream against one log. Give it each record (``expect``) and, before the next one, ``take`` the messages
-    that ``is_due``; after the last record ``take`` what is left, then ask ``finish``.
+    that ``is_due`` (``takes_exactly`` is both, and quick, where it says yes); after the last record ``take`` what is
+    left, then ask ``finish``.
 
     ``head`` is the last position of the log, and no record after it is given.
     ``removed`` is what the log says it has lost. ``now_ms`` is the time, in ms UTC.
@@ -187,6 +189,8 @@ class Comparer:
         self._last = self._latest = NOTHING
         self._required = NOTHING
         self._front_is_whole = False
+        self.rebuild = mirror.rebuild
+        """Number of the rebuild that published the last message that was taken apart."""
 
     # --- the two sides ---
 
@@ -200,12 +204,39 @@ class Comparer:
         if self._old_before is not None and record.event.ts <= self._old_before:
             flags |= _OLD
         for message in mine:
-            part = _split_id(message.headers[h.MESSAGE_ID])[1]
+            part = _OWN if self._family == "records" else _split_id(message.headers[h.MESSAGE_ID])[1]
             flags |= 1 << _PARTS.index(part)
             opened[part] = message
         self._wanted[record.position] = flags
         self._last = record.position
         self._move_on(_Held(record, place, opened, sum(len(message.body) for message in mine) + 1024))
+
+    def takes_exactly(self, message: KeptMessage) -> bool:
+        """Take the message if it is byte for byte the next one expected of the current record; else nothing is done.
+
+        Nearly all are, and to see it costs a tenth of taking one apart.
+        """
+        current, headers = self._current, message.headers
+        if current is None or not current.open or not isinstance(headers, HeaderBlock):
+            return False
+        part, expected = next(iter(current.open.items()))
+        if (
+            message.body != expected.body
+            or message.subject != expected.subject
+            or not headers.begins_with(expected.headers)
+        ):
+            return False
+        position, bit = current.record.position, _PARTS.index(part)
+        place = position * len(_PARTS) + bit
+        if place < self._latest:
+            return False
+        del current.open[part]
+        self._seen[position] |= 1 << bit
+        self._latest = place
+        self._came(position, message)
+        self.result.messages += 1
+        self.result.compared += 1
+        return True
 
     def is_due(self, message: KeptMessage) -> bool:
         """Whether the message is to be taken before the next record."""
@@ -234,13 +265,13 @@ class Comparer:
         if self._seen[position] & bit:
             return [self._told("extra", position, message, "the record has another message already")]
         self._seen[position] |= bit
+        self.rebuild = rebuild
         found = self._content(message, held, part, rebuild)
         place = position * len(_PARTS) + _PARTS.index(part)
         if place < self._latest:
             found.append(self._told("order", position, message, "it comes after a later record's"))
         self._latest = max(self._latest, place)
-        if self.result.first_position is None:
-            self.result.first_position, self.result.first_sequence = position, message.sequence
+        self._came(position, message)
         if held is not None:
             held.open.pop(part, None)
             if not held.open:
@@ -291,6 +322,10 @@ class Comparer:
         self.result.differences["missing"] += count
         text = "1 message is not there" if count == 1 else f"{count} messages are not there"
         return Difference("missing", self.result.stream, first, last, None, text)
+
+    def _came(self, position: int, message: KeptMessage) -> None:
+        if self.result.first_position is None:
+            self.result.first_position, self.result.first_sequence = position, message.sequence
 
     def _known(self, position: int) -> _Held | None:
         """The record of a position, while it is remembered."""

@@ -11,8 +11,11 @@ from typing import Any, Final
 from bridge.nats.errors import NatsUnavailable, NotFound, NotNow, ServerRefused, StreamRefused
 from bridge.nats.jetstream import API, JetStream, Received, decoded, waited
 from bridge.nats.stream_plan import StreamDefinition, StreamPlan, plan, server_version
+from bridge.nats.wire import HeaderBlock
 
-READ_BATCH: Final = 500
+READ_BATCH: Final = 256
+"""Messages that are asked for at once; while those come, the next are asked for."""
+
 _PAGE: Final = 256
 """Streams in one answer of the server."""
 
@@ -256,25 +259,24 @@ async def read_back(
     name, left = str(made["name"]), int(made.get("num_pending") or 0)
     inbox = session.new_inbox()
     arrived: asyncio.Queue[Received] = asyncio.Queue()
-    expected = 1
+    taken = asked = 0
     try:
         async with session.hearing(inbox, arrived.put_nowait):
             while left > 0:
-                request = b'{"batch": %d, "expires": %d}' % (min(left, READ_BATCH), int(silence_seconds * _NS))
-                await session.send(f"{API}CONSUMER.MSG.NEXT.{stream}.{name}", request, reply=inbox)
-                for _ in range(min(left, READ_BATCH)):
-                    message = await arriving(session, arrived, silence_seconds + 1)
-                    place = Delivered.of(message.reply) if not message.status else None
-                    if place is None or place.consumer_sequence != expected:
-                        why = message.description or "a message is missing between two"
-                        raise NatsUnavailable(f"reading {stream} was interrupted: {why}")
-                    expected += 1
-                    left = place.pending if place.stream_sequence < last else 0
-                    if place.stream_sequence > last:
-                        return
-                    yield Found(message.subject, place.stream_sequence, message.headers, message.body)
-                    if not left:
-                        return
+                if asked - taken <= READ_BATCH < left or asked == taken:
+                    request = b'{"batch": %d, "expires": %d}' % (READ_BATCH, int(silence_seconds * _NS))
+                    await session.send(f"{API}CONSUMER.MSG.NEXT.{stream}.{name}", request, reply=inbox)
+                    asked += READ_BATCH
+                message = await arriving(session, arrived, silence_seconds + 1)
+                place = Delivered.of(message.reply) if not message.status else None
+                if place is None or place.consumer_sequence != taken + 1:
+                    why = message.description or "a message is missing between two"
+                    raise NatsUnavailable(f"reading {stream} was interrupted: {why}")
+                taken += 1
+                left = place.pending if place.stream_sequence < last else 0
+                if place.stream_sequence > last:
+                    return
+                yield Found(message.subject, place.stream_sequence, message.headers, message.body)
     finally:
         if session.is_open:
             await _forget_consumer(session, stream, name)
@@ -338,12 +340,6 @@ def _found(answer: Mapping[str, Any]) -> Found:
     return Found(
         str(message["subject"]),
         int(message["seq"]),
-        _headers(base64.b64decode(message.get("hdrs") or "")),
+        HeaderBlock(base64.b64decode(message.get("hdrs") or "")),
         base64.b64decode(message.get("data") or ""),
     )
-
-
-def _headers(raw: bytes) -> dict[str, str]:
-    lines = raw.decode("utf-8", "replace").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if line)
-    return {name: value.strip() for name, _, value in pairs}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from sidecar.checks import home as at_home
-from sidecar.checks import opencode, recording
+from sidecar.checks import nats, opencode, recording
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.checks.check import Check, Scene, scene_of
 from sidecar.home import Home
@@ -29,6 +29,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     at_home.check_port,
     at_home.check_space,
     recording.check_sidecar,
+    nats.check_nats,
 )
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (

@@ -132,15 +132,16 @@ def note(text: str) -> None:
 
 
 def _tell(line: str) -> None:
-    from sidecar.cli.output import NARROWEST
-
+    """A pipe gets it as it is; a terminal would break it in the middle of words."""
     if sys.stderr.isatty():
-        import shutil
         import textwrap
 
-        width = shutil.get_terminal_size().columns
+        from sidecar.cli.output import NARROWEST
+
+        # A terminal that does not know its size says 0.
+        width = max(os.get_terminal_size(sys.stderr.fileno()).columns or 80, NARROWEST)
         # A path or a command is longer than the line sometimes: it stays whole, so that it can be copied.
-        line = textwrap.fill(line, max(width, NARROWEST), break_long_words=False, break_on_hyphens=False)
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     print(line, file=sys.stderr)  # noqa: T201
 
 
@@ -149,6 +150,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, Failure) or _is_ours(error):
         return str(error)
     if isinstance(error, OSError):
+        if error.errno == errno.EADDRINUSE:
+            return f"a port to listen on is taken; {_REMEDIES[errno.EADDRINUSE]}"
         what = error.strerror or type(error).__name__
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{what}; {_REMEDIES.get(error.errno or 0, 'check that the path is right and yours')}"

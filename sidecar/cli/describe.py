@@ -91,6 +91,9 @@ def tool_text(payload: dict[str, Any]) -> str:
         for name in ("command", "filePath", "path", "pattern", "url", "query", "description", "prompt"):
             if said := _text(given.get(name)):
                 return said
+        asked = given.get("questions")
+        if isinstance(asked, list) and (said := "; ".join(_text(_mapping(each).get("question")) for each in asked)):
+            return said
         return ", ".join(f"{name}={_text(value)}" for name, value in given.items())
     return _text(given)
 
@@ -215,7 +218,17 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return one_line((value if isinstance(value, str) else str(value))[:LONGEST])
+    return one_line((value if isinstance(value, str) else _json(value))[:LONGEST])
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _json(value: Any) -> str:
+    import orjson
+
+    return orjson.dumps(value, default=str).decode()
 
 
 def _number(value: Any) -> bool:

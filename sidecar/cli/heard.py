@@ -7,7 +7,7 @@ of another shape, or meant to drive a terminal.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -16,10 +16,11 @@ import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.subjects import CATEGORIES, COMPONENTS, L0Subject, RecordSubject
-from sidecar.cli.describe import LONGEST, Line, Tone, describe, short_type
+from sidecar.cli.describe import LONGEST, Line, Tone, describe, short_type, spent
 from sidecar.cli.output import iso_time, one_line
 from streams.errors import StreamError
 from streams.event import StreamEvent
+from streams.query import describe_span
 from streams.subjects import REST, SubjectError, check_pattern
 
 PLACE_CHARACTERS: Final = 10
@@ -71,7 +72,8 @@ def heard(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) ->
         return Heard(ts, _end_of(event.stream_id), event.type, event.actor, line)
     place, told = _place(subject)
     type_ = type_ or told
-    return Heard(ts, place, type_, actor, Line(short_type(type_) if type_ else "message", _said(body), _tone(subject)))
+    line = _meaning(subject, body) or Line(short_type(type_) if type_ else "message", _said(body), _tone(subject))
+    return Heard(ts, place, type_, actor, line)
 
 
 def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> dict[str, Any]:
@@ -87,6 +89,76 @@ def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) 
         return {**told, "text": body.decode()}
     except UnicodeDecodeError:
         return {**told, "base64": base64.b64encode(body).decode()}
+
+
+def _meaning(subject: str, body: bytes) -> Line | None:
+    """What an agent's step, state, task or piece of an answer says, in the words that ``log`` has for them."""
+    try:
+        l0 = L0Subject.parse(subject)
+        payload = orjson.loads(body)
+    except (SubjectError, ValueError):
+        return None
+    tell = _MEANINGS.get(l0.suffix) if l0.component == "agent" and isinstance(payload, dict) else None
+    return tell(payload) if tell is not None else None
+
+
+def _step(payload: dict[str, Any]) -> Line:
+    about = _mapping(payload.get("metadata"))
+    took = _mapping(about.get("timing")).get("duration_ms")
+    # That it is completed is said where nothing else is.
+    finish, phase, child = _word(about.get("finish")), _word(payload.get("phase")), _word(about.get("child"))
+    said = [finish or phase]
+    if isinstance(took, int | float) and took >= 1000:
+        said.append(describe_span(int(took)))
+    said += [spent(about), f"child {_end_of(child)}" if child else ""]
+    text = " · ".join(filter(None, said))
+    if payload.get("phase") == "failed":
+        return Line(_word(about.get("tool")) or "step", text, "bad")
+    is_model = about.get("kind") == "inference"
+    label = "model" if is_model else _word(about.get("tool")) or _word(about.get("kind")) or "step"
+    return Line(label, text, "quiet" if is_model else "plain")
+
+
+def _state(payload: dict[str, Any]) -> Line:
+    about = _mapping(payload.get("metadata"))
+    turn = payload.get("turn_epoch")
+    said = [_word(payload.get("status")), f"turn {turn}" if isinstance(turn, int) and turn else ""]
+    said.append(_word(about.get("outcome")) or _word(about.get("trigger")))
+    return Line("state", " · ".join(filter(None, said)), "quiet")
+
+
+def _task(payload: dict[str, Any]) -> Line:
+    stats, status = _mapping(payload.get("stats")), _word(payload.get("status"))
+    steps = stats.get("steps")
+    said = [status, _word(payload.get("error"))]
+    said.append(f"{steps} step{'' if steps == 1 else 's'}" if isinstance(steps, int) and steps else "")
+    said.append(spent(stats))
+    tone: Tone = "good" if status == "success" else "bad" if status == "failed" else "asks"
+    return Line("task", " · ".join(filter(None, said)), tone)
+
+
+def _chunk(payload: dict[str, Any]) -> Line | None:
+    content = payload.get("content")
+    thinks = payload.get("chunk_type") == "reasoning"
+    if not isinstance(content, str):
+        return None
+    return Line("thinks" if thinks else "says", one_line(content[:LONGEST]), "quiet" if thinks else "output")
+
+
+_MEANINGS: Final[dict[str, Callable[[dict[str, Any]], Line | None]]] = {
+    "step": _step,
+    "state": _state,
+    "task": _task,
+    "chunk": _chunk,
+}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _word(value: Any) -> str:
+    return one_line(value[:LONGEST]) if isinstance(value, str) else ""
 
 
 def _event(body: bytes) -> StreamEvent | None:

@@ -46,7 +46,7 @@ async def listen(
         raise typer.BadParameter(str(error), param_hint="SUBJECT") from None
     home = home_of(context)
     home.check_owner()
-    sessions = connection(home, load_config(home.config_path).nats)
+    sessions = connection(home, load_config(home.config_path).nats, waits=True)
     try:
         await _until_interrupted(_Listening(Output(json), sessions, pattern))
     finally:
@@ -86,42 +86,58 @@ class _Listening:
     async def run(self) -> None:
         """Hear and print, through every restart of the server; ends by being cancelled.
 
+        A server that is not there yet is waited for like one that went away.
+
         Raises:
-            NatsError: there is no server to begin with, or the settings cannot work.
+            NatsRefused: the settings cannot work: a wrong token, a missing certificate.
         """
         import asyncio
 
         from bridge.nats.errors import NatsUnavailable
 
         self._news = asyncio.Event()
-        session = await self._sessions.get()
-        note(f"Listening to {self._pattern}. End with Ctrl-C.")
+        try:
+            session = await self._sessions.get()
+        except NatsUnavailable as error:
+            self._tell(f"{error}. Waiting for it; end with Ctrl-C.")
+            session = await self._again(error, first=True)
+        self._tell(f"Listening to {self._pattern}. End with Ctrl-C.")
         while True:
             try:
                 await self._hear(session)
             except NatsUnavailable as error:
                 self._print_waiting()
-                note(f"{error}. Waiting for the server; what is published meanwhile is not shown.")
-            session = await self._again()
-            note(f"Connected again, to NATS {session.server.version}.")
+                self._tell(f"{error}. Waiting for the server; what is published meanwhile is not shown.")
+                session = await self._again(error)
+            self._tell(f"Connected again, to NATS {session.server.version}.")
 
-    async def _again(self) -> JetStream:
-        """The next connection. What keeps it from being made is told once."""
+    async def _again(self, told: NatsError, *, first: bool = False) -> JetStream:
+        """The next connection. What keeps it from being made is told when it is something else than before.
+
+        Raises:
+            NatsRefused: ``first``, and the settings cannot work; where they worked before, they may again.
+        """
         import asyncio
 
-        from bridge.nats.errors import NatsError
+        from bridge.nats.errors import NatsError, NatsUnavailable
 
-        told: NatsError | None = None
         pause = 0.1
         while True:
             try:
                 return await self._sessions.get()
             except NatsError as error:
-                if told is not None and str(told) != str(error):
-                    note(f"Still waiting: {error}.")
+                if first and not isinstance(error, NatsUnavailable):
+                    raise
+                if str(told) != str(error):
+                    self._tell(f"Still waiting: {error}.")
                 told = error
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)
+
+    def _tell(self, text: str) -> None:
+        """A notice beside what is heard: on stderr, broken at words where that is a terminal."""
+        self._out.flush()
+        note(text)
 
     async def _hear(self, session: JetStream) -> None:
         import asyncio
@@ -181,9 +197,9 @@ class _Listening:
             self._out.cells(iso_time(told.ts), message.subject, told.type, told.actor, str(told.line))
 
     def _on_terminal(self, told: Heard) -> None:
-        from sidecar.cli.describe import short_type
+        from sidecar.cli.heard import PLACE_CHARACTERS
         from sidecar.cli.output import fitted, local_time, one_line, padded
-        from sidecar.cli.records import ROOMY, SHORT_ID, STYLES
+        from sidecar.cli.records import LABEL_WIDTH, MOST_LINES, ROOMY, SHORT_ID, STYLES
 
         day = local_time(told.ts, "%A, %d %B %Y")
         if day != self._day:
@@ -192,20 +208,15 @@ class _Listening:
         roomy = self._out.width >= ROOMY
         gap = "  " if roomy else " "
         style = STYLES[told.line.tone]
-        place = told.place if roomy else told.place[-SHORT_ID:]
-        actor = fitted(told.actor, 12 if roomy else 8)
-        type_ = fitted(short_type(told.type), 18 if roomy else 14)
-        label = one_line(told.line.label)
+        place, width = (told.place, PLACE_CHARACTERS) if roomy else (told.place[-SHORT_ID:], SHORT_ID)
+        label = padded(one_line(told.line.label), LABEL_WIDTH) + (" " if told.line.text else "")
         parts = [
             (f"{local_time(told.ts, '%H:%M:%S')}{gap}", "dim"),
-            (padded(place, 10 if roomy else SHORT_ID) + gap, "dim"),
-            (actor + gap, "cyan" if told.actor == "user" else ""),
-            (type_ + gap, "dim"),
+            (padded(place, width) + gap, "dim"),
+            (fitted(told.actor, 12 if roomy else 8) + gap, "cyan" if told.actor == "user" else ""),
+            (label, style if style in ("dim", "bold cyan") else f"bold {style}".strip()),
         ]
-        if label != short_type(told.type):
-            parts.append((f"{label}: " if told.line.text else label, f"bold {style}" if style != "dim" else style))
-        parts.append((told.line.text, style))
-        self._out.line(parts)
+        self._out.lines(parts, told.line.text, style, most=MOST_LINES.get(told.line.tone, 1))
 
 
 def _ended(why: str) -> NatsError:

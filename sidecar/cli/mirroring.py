@@ -49,11 +49,12 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
     home = home_of(context)
     home.check_owner()
     config, out = load_config(home.config_path), Output(json)
-    found = await _asked(home) if home.running() is not None else await _at_rest(home, config)
+    runs = home.running() is not None
+    found = await _ask(home, "mirror") if runs else _at_rest(home, config)
     if json:
         out.object(found)
     else:
-        for name, value in _rows(found):
+        for name, value in _rows(found, runs=runs):
             out.prose(f"{name:9}", value, "red" if name == "problem" else "")
     return 1 if found["problem"] else 0
 
@@ -126,47 +127,28 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
 # --- what the mirror says of itself ---
 
 
-async def _asked(home: Home) -> dict[str, Any]:
-    return await _ask(home, "mirror")
-
-
-async def _at_rest(home: Home, config: Config) -> dict[str, Any]:
+def _at_rest(home: Home, config: Config) -> dict[str, Any]:
     """No sidecar runs: what the mirror noted last, beside the log."""
-    from sidecar.nats.settings import external_options
-    from streams.log import LogReader
-    from streams.store import NOTHING
-    from streams.stores.hints import Hints
+    from sidecar.cli.nats import at_rest
 
-    reader = LogReader(home.store_path)
-    head = reader.head
-    position = min(Hints(home.store_path).cursor("mirror"), head) if head != NOTHING else NOTHING
-    return {
-        "mode": config.nats.mode,
-        "servers": external_options(config.nats).shown if config.nats.mode == "external" else "",
-        "state": "off" if config.nats.mode == "off" else "stopped",
-        "position": position,
-        "head": head,
-        "lag": head - position,
-        "rebuild": None,
-        "problem": "",
-    }
+    found = at_rest(home, config.nats)
+    mirror = found.pop("mirror") or {"state": "off", "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
+    del found["deltas"]
+    return {**found, **mirror}
 
 
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
+    from sidecar.cli.nats import mirror_words, nats_words
+
+    rows = [("nats", nats_words(found, runs=runs))]
     if found["mode"] == "off":
-        from sidecar.cli.nats import TURN_ON
-
-        return [("mirror", f"off; {TURN_ON}")]
-    where = "the embedded server" if found["mode"] == "embedded" else found["servers"]
-    states = {"stopped": "no sidecar runs; what waits is published when one does"}
-    rows = [("mirror", f"{where}: {states.get(found['state'], found['state'])}")]
-    if found["position"] < 0:
-        rows.append(("mirrored", f"nothing yet of {_records(found['head'] + 1)}"))
-    else:
-        rows.append(("mirrored", f"up to record {found['position']} of {found['head']}"))
-    rows.append(("waiting", _records(found["lag"]) if found["lag"] else "nothing"))
+        return rows
+    rows.append(("mirror", mirror_words(found)))
+    if found["lag"]:
+        last = f"record {found['position']} of {found['head']}" if found["position"] >= 0 else "none yet"
+        rows.append(("last", last))
     if found["rebuild"]:
-        rows.append(("rebuilt", f"{found['rebuild']} time{'' if found['rebuild'] == 1 else 's'}"))
+        rows.append(("rebuilds", f"number {found['rebuild']}"))
     if found["problem"]:
         rows.append(("problem", found["problem"]))
     return rows
@@ -281,7 +263,12 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
 
 
 def _tell_before(out: Output, facts: dict[str, Any]) -> None:
-    out.text(f"would remove {_messages(facts['messages'])} of this log and publish {_records(facts['records'])} again")
+    would = f"remove {_messages(facts['messages'])} of this log and publish {_records(facts['records'])} again"
+    if facts["differences"] or facts["unreadable"]:
+        out.text(f"would {would}")
+    else:
+        out.text("the copy equals the log already, so there is nothing to rebuild", "green")
+        out.text(f"a rebuild would {would} all the same")
     if facts["unreadable"]:
         out.prose("", f"the copy could not be read to its end, so it may hold more: {facts['unreadable']}", "yellow")
     if facts["pruned"]:
@@ -290,8 +277,6 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
             f"{_messages(facts['pruned'])} of records that the log has pruned would be lost: only the copy has them",
             "yellow",
         )
-    if not facts["differences"] and not facts["unreadable"]:
-        out.text("the copy equals the log already: nothing needs to be rebuilt")
 
 
 async def _by_sidecar(home: Home, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -314,6 +299,8 @@ async def _by_sidecar(home: Home, tell: Callable[[dict[str, Any]], None]) -> dic
 
 async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    import logging
+
     from sidecar.nats.mirroring import MirrorTask
     from sidecar.nats.reaching import sessions_of
     from sidecar.nats.rebuilding import Rebuild, RebuildStopped
@@ -321,6 +308,8 @@ async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, An
     from streams.identity import system_identity
     from streams.log import Log
 
+    # What it notes for a sidecar's log is no news for who asked for it.
+    logging.getLogger("sidecar").addHandler(logging.NullHandler())
     identity = system_identity()
     with home.lock():
         log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)

@@ -29,7 +29,7 @@ MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 3, "bad": 3}
 """Lines that a terminal gives to what people and agents say, to questions and to faults; others get one."""
 
 _PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
-_LABEL_WIDTH = 9
+LABEL_WIDTH = 9
 
 
 class Lines:
@@ -77,7 +77,7 @@ class Lines:
             parts.append((f"{place:{2 * depth - 1}} ", _PLACE_STYLES[number % len(_PLACE_STYLES)]))
         else:
             parts.append(("  " * depth, ""))
-        parts.append((padded(one_line(line.label), _LABEL_WIDTH), strong))
+        parts.append((padded(one_line(line.label), LABEL_WIDTH), strong))
         if line.text:
             parts[-1] = (parts[-1][0] + " ", strong)
         self._out.lines(parts, line.text, style, most=MOST_LINES.get(line.tone, 1))

@@ -18,8 +18,10 @@ from sidecar.checks import (
     torn_files,
 )
 from sidecar.cli import moving
+from sidecar.cli.nats import at_rest, mirror_words, nats_words
 from sidecar.cli.output import Output, bytes_text, local_time
 from sidecar.cli.select import catalog_of
+from sidecar.config import ConfigError, load_config
 from sidecar.home import Home
 from streams.errors import StreamError
 from streams.log import LogReader
@@ -31,8 +33,9 @@ async def gather_status(home: Home) -> dict[str, Any]:
     """The running sidecar's own account, or what log and spool say without one.
 
     ``log.head`` is a position; ``log.pruned`` is how many of the records up to it were removed.
-    Keys: ``home, running, sidecar, links, counts, log, migration, spool, held, gaps, problems, notes``;
-    ``sidecar`` is null when none answers. ``problems`` and ``notes`` are texts.
+    Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, problems, notes``;
+    ``sidecar`` is null when none answers, ``nats`` where the configuration or the store cannot be read.
+    ``problems`` and ``notes`` are texts.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -56,6 +59,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems)
+        found["nats"] = _nats_stopped(home)
     found["log"]["pruned"] = await _pruned(home)
     for check in quick_checks(home):
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
@@ -81,6 +85,13 @@ async def _pruned(home: Home) -> int:
         return sum(gone.first_offset for gone in (await reader.removed()).values())
     except (StreamError, OSError):
         return 0  # what is wrong is among the problems
+
+
+def _nats_stopped(home: Home) -> dict[str, Any] | None:
+    try:
+        return at_rest(home, load_config(home.config_path).nats)
+    except (ConfigError, StreamError, OSError):
+        return None  # what is wrong is among the problems
 
 
 async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
@@ -152,10 +163,10 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     rows.append(
         ("spool", f"{counted(spool['files'], 'file')}, {bytes_text(spool['bytes'])}" if spool["files"] else "empty")
     )
-    if nats := _nats_line(found.get("nats") or {"mode": "off"}):
-        rows.append(("nats", nats))
-    if mirror := (found.get("nats") or {}).get("mirror"):
-        rows.append(("mirror", _mirror_line(mirror)))
+    nats = found.get("nats") or {"mode": "off"}
+    if nats["mode"] != "off":
+        rows.append(("nats", nats_words(nats, runs=bool(sidecar))))
+        rows += [("mirror", mirror_words(nats["mirror"]))] if nats["mirror"] else []
     rows.append(("waiting", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     for name, value in rows:
@@ -170,27 +181,3 @@ def _one_each(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if place not in chosen or (link.get("delivers") and not chosen[place].get("delivers")):
             chosen[place] = link
     return list(chosen.values())
-
-
-def _mirror_line(found: dict[str, Any]) -> str:
-    """How far the mirror is, in one line."""
-    doing = "" if found["state"] in ("idle", "publishing") else f", {found['state']}"
-    if found["lag"]:
-        return f"{counted(found['lag'], 'record')} behind the log{doing}"
-    return f"all {counted(found['head'] + 1, 'record')}{doing}"
-
-
-def _nats_line(found: dict[str, Any]) -> str:
-    """What ``status`` says in one line; empty when ``[nats]`` is off."""
-    if found["mode"] == "off":
-        return ""
-    server = found["server"]
-    if found["mode"] == "external":
-        where = f"{found['servers']}, {'connected' if found['connected'] else 'not connected'}"
-        return f"{where}, {found['version']}" if found["version"] else where
-    if server is None:
-        return "embedded server cannot run"
-    if server["port"] is None:
-        return f"embedded server {server['state']}"
-    again = f", {counted(server['restarts'], 'restart')}" if server["restarts"] else ""
-    return f"embedded server {server['version']} {server['state']}, port {server['port']}, pid {server['pid']}{again}"

@@ -358,7 +358,13 @@ class MirrorTask:
         else:
             state.position, state.places = NOTHING, MirrorState().places
         state.sequence = 0
+        kept = folded.rebuild
         await self._fold(state, plan.after)
+        if state.rebuild > kept:
+            # Before anything is published under it: what was, and is then removed, is taken for a duplicate for a
+            # while, so no number may be used twice, whenever this process ends.
+            await self._store.put_snapshot(MIRROR, state.snapshot())
+            self._kept = state.position
         self._state = state
         return max(self._store.head - plan.after, MAX_RUN) if plan.note else MAX_RUN
 

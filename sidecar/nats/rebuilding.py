@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from bridge.nats import headers as h
 from bridge.nats.errors import NotFound
 from bridge.nats.jetstream import JetStream
-from bridge.nats.keeping import delete_messages, last_message, read_back
-from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION, MirrorState
-from bridge.nats.mirroring import mirrored_of
+from bridge.nats.keeping import delete_messages, read_back
 from bridge.nats.sessions import Sessions
-from bridge.nats.stream_plan import EVENTS, L0_EVENTS
-from bridge.nats.subjects import l0_pattern, log_pattern
+from bridge.nats.stream_plan import L0_EVENTS
+from bridge.nats.subjects import l0_pattern
 from sidecar.nats.mirroring import MirrorTask
 from streams.store import NOTHING, StreamReader, StreamStore
 
@@ -88,7 +85,6 @@ class Rebuild:
         try:
             report(self.progress())
             session = await self._sessions.get()
-            await self._number(session)
             self.erased = await erase_meanings(session, self._log_id)
             self._task.rebuild()
             self._phase = "publishing"
@@ -97,19 +93,6 @@ class Rebuild:
         await self._until_done(before, report)
         self._phase = "done"
         return self.progress()
-
-    async def _number(self, session: JetStream) -> None:
-        """Keep which numbers were used before anything is removed: what was published under one and then removed is
-        taken for a duplicate, so one that was cut off must never be repeated with the same number.
-        """
-        kept = await self._store.snapshot(MIRROR, MIRROR_VERSION)
-        try:
-            state = MirrorState.of(kept) if kept is not None else MirrorState()
-        except ValueError:
-            state = MirrorState()
-        last = await last_message(session, EVENTS, log_pattern(self._log_id))
-        used = (state.rebuild, self._task.status()["rebuild"], mirrored_of(last).rebuild if last is not None else 0)
-        await self._store.put_snapshot(MIRROR, replace(state, rebuild=max(used)).anew().snapshot())
 
     async def _until_done(self, before: int, report: Callable[[dict[str, Any]], None]) -> None:
         loop = asyncio.get_running_loop()

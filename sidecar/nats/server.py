@@ -150,7 +150,7 @@ class EmbeddedServer:
         self._process = process = await ServerProcess.start(found.path, self._directory, config)
         try:
             async with asyncio.timeout(self._timing.start):
-                port = await process.port()
+                port = await self._listening(process)
                 options = embedded_options(self._config, port=port, token=token, server_id=None)
                 facts = await self._first_answer(options)
         except TimeoutError:
@@ -163,6 +163,15 @@ class EmbeddedServer:
         self.problem = ""
         self._went(Happening.READY)
         log.info("NATS server %s runs on port %d, pid %d", facts.version, port, process.pid)
+
+    async def _listening(self, process: ServerProcess) -> int:
+        try:
+            return await process.port()
+        except StartFailed as error:
+            if not self._config.port or "address already in use" not in str(error):
+                raise
+            taken = f"port {self._config.port} is taken by another program; set another port in [nats], or 0 for any"
+            raise StartFailed(taken) from None
 
     async def _first_answer(self, options: ConnectOptions) -> ServerFacts:
         """JetStream may still be reading its store when the port is open."""

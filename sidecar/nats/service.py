@@ -145,8 +145,9 @@ class NatsService:
             await self._server.stop()
 
     def status(self) -> dict[str, Any]:
-        """For ``status``: ``mode``, ``connected``, ``servers`` (shown without secrets), ``version``, ``problem``;
-        ``server`` and ``mirror``, the embedded server's and the mirror's own accounts, or null; ``deltas``, counts.
+        """For ``status``: ``mode``, ``connected``, ``servers`` (host and port without secrets, null while there is
+        none), ``version``, ``problem``; ``server`` and ``mirror``, the embedded server's and the mirror's own accounts,
+        or null; ``deltas``, counts.
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -156,7 +157,7 @@ class NatsService:
         return {
             "mode": self._config.mode,
             "connected": session is not None,
-            "servers": external_options(self._config).shown if self._config.mode == "external" else "",
+            "servers": self._shown(server),
             "version": session.server.version if session is not None else None,
             "problem": problem,
             "server": server,
@@ -164,13 +165,19 @@ class NatsService:
             "deltas": self._deltas.counts if self._deltas is not None else None,
         }
 
+    def _shown(self, server: dict[str, Any] | None) -> str | None:
+        if self._config.mode == "external":
+            return external_options(self._config).shown
+        return f"127.0.0.1:{server['port']}" if server is not None and server["port"] is not None else None
+
     def mirror_status(self) -> dict[str, Any]:
-        """For ``mirror status``: the mirror's account with ``mode`` and ``servers``; ``problem`` is either's."""
+        """For ``mirror status``: as ``status``, with the mirror's account beside the rest; ``problem`` is either's."""
         whole = self.status()
         at_rest = {"state": "off" if self._config.mode == "off" else "waiting"}
         found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
         problem = found["problem"] or whole["problem"]
-        return {"mode": whole["mode"], "servers": whole["servers"], **found, "problem": problem}
+        about = {name: whole[name] for name in ("mode", "connected", "servers", "version", "server")}
+        return {**about, **found, "problem": problem}
 
     def rebuild(self) -> dict[str, Any]:
         """Begin to publish everything anew, unless that is under way; as ``rebuilding`` tells.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from bridge.nats.comparing import Comparer, Comparison, Difference, Family, Limits
@@ -39,10 +39,14 @@ _NS: Final = 1_000_000_000
 
 
 class Disturbed(Exception):
-    """The log was pruned, or something in it forgotten, while it was compared: the result says nothing."""
+    """What was compared became something else meanwhile, so the result says nothing; ``what`` says which."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
 
     def __str__(self) -> str:
-        return "the log was pruned or something forgotten meanwhile; run `durable-stream mirror verify` again"
+        return f"{self.what} meanwhile; run `durable-stream mirror verify` again"
 
 
 @dataclass(slots=True)
@@ -130,11 +134,13 @@ class MirrorCheck:
                 for found in side.comparer.finish(min(mirrored_to, head), front_is_whole=whole):
                     async for named in self._named(names, side.comparer, found):
                         yield named
+        except NotFound:
+            raise Disturbed("a stream of the copy was removed on the server") from None
         finally:
             for side in sides:
                 await side.close()
         if await self._reader.removed() != removed:
-            raise Disturbed
+            raise Disturbed("the log was pruned or something in it forgotten")
 
     async def _compare(self, sides: list[_Side], mirror: Mirror, head: int) -> AsyncIterator[Difference]:
         places = Places()
@@ -149,6 +155,9 @@ class MirrorCheck:
                 while (message := await side.due()) is not None:
                     for found in side.comparer.take(message):
                         yield found
+                    if side.comparer.rebuild != mirror.rebuild:
+                        # The next ones are of the same, most likely: expected with its number, they are exactly equal.
+                        mirror = replace(mirror, rebuild=side.comparer.rebuild)
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:
                 self.progress(record.position)
@@ -253,12 +262,18 @@ class _Side:
         return message
 
     async def due(self) -> Found | None:
-        """The next message, if the comparer wants it before the next record."""
-        message = await self.next()
-        if message is None or self.comparer.is_due(message):
-            return message
-        self._ahead = message
-        return None
+        """The next message that the comparer wants before the next record, and that is not exactly as expected."""
+        while True:
+            message = self._ahead or await self.next()
+            if message is None:
+                return None
+            self._ahead = None
+            if self.comparer.takes_exactly(message):
+                continue
+            if self.comparer.is_due(message):
+                return message
+            self._ahead = message
+            return None
 
     async def front_is_whole(self) -> bool:
         """See ``Comparer.finish``. Asked after the last message, it may say no where limits struck since: never yes."""

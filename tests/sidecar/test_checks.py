@@ -91,7 +91,7 @@ def test_all_is_well(home: Home) -> None:
     assert {check.level for check in found.values()} == {"ok"}
     assert set(found) == {
         *("opencode", "switches", "plugin", "versions", "start-up", "home", "token", "config", "disk"),
-        *("sidecar", "links", "log", "clock", "spool"),
+        *("sidecar", "links", "log", "clock", "spool", "nats"),
     }  # fmt: skip
     assert "5 records" in found["log"].text
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from bridge.nats import headers as h
-from bridge.nats.comparing import _PARTS, HELD_RECORDS, Comparer, Comparison, Difference, Family, Limits
+from bridge.nats.comparing import _PARTS, HELD_RECORDS, Comparer, Comparison, Difference, Family, KeptMessage, Limits
+from bridge.nats.keeping import Found
 from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.messages import Message, Mirror, mirrored
 from bridge.nats.places import Places
+from bridge.nats.wire import HeaderBlock
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded
@@ -25,7 +27,7 @@ DAY_MS = 24 * 3_600_000
 class Kept:
     subject: str
     sequence: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
 
@@ -53,18 +55,28 @@ class Case:
     def compare(
         self, *, mirrored_to: int = NOTHING, front_is_whole: bool = True
     ) -> tuple[list[Difference], Comparison, Comparer]:
+        """What is found; the same with headers that are still as they came, which are compared as bytes."""
+        found = self._compare(self.kept, mirrored_to, front_is_whole)
+        raw = self._compare([as_it_came(each) for each in self.kept], mirrored_to, front_is_whole)
+        assert raw[:2] == found[:2]
+        return found
+
+    def _compare(
+        self, kept: Sequence[KeptMessage], mirrored_to: int, front_is_whole: bool
+    ) -> tuple[list[Difference], Comparison, Comparer]:
         head = self.head if self.head is not None else self.records[-1].position if self.records else NOTHING
         comparer = Comparer(
             "S", self.family, self.mirror, head=head, removed=self.removed, limits=self.limits, now_ms=self.now_ms
         )
         found: list[Difference] = []
-        places, messages = Places(), list(self.kept)
+        places, messages = Places(), list(kept)
         for record in self.records:
             places.apply(record)
             place = places.of(record.event)
             comparer.expect(record, place, mirrored(record, place, self.mirror).messages)
-            while messages and comparer.is_due(messages[0]):
-                found += comparer.take(messages.pop(0))
+            while messages and ((exact := comparer.takes_exactly(messages[0])) or comparer.is_due(messages[0])):
+                message = messages.pop(0)
+                found += [] if exact else comparer.take(message)
         for message in messages:
             found += comparer.take(message)
         found += comparer.finish(mirrored_to, front_is_whole=front_is_whole)
@@ -81,6 +93,11 @@ class Case:
 def kept(message: Message, sequence: int) -> Kept:
     # What the server and a publisher of batches add is nobody's fault.
     return Kept(message.subject, sequence, {**message.headers, "Nats-Batch-Id": "b"}, message.body)
+
+
+def as_it_came(message: Kept) -> KeptMessage:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in message.headers.items())
+    return Found(message.subject, message.sequence, HeaderBlock(f"NATS/1.0\r\n{lines}\r\n".encode()), message.body)
 
 
 def meanings(case: Case) -> list[int]:
@@ -102,6 +119,21 @@ def test_an_exact_mirror_has_no_difference(name: str, family: Family) -> None:
     assert found == [] and result.compared == result.messages == len(case.kept) > 0
     case.kept = case.published(case.records, replace(MIRROR, rebuild=7))
     assert case.compare()[0] == []
+
+
+def test_an_exact_message_is_taken_without_being_taken_apart() -> None:
+    case = Case()
+    comparer = Comparer("S", "records", MIRROR, head=0, removed={}, limits=Limits(), now_ms=0)
+    places = Places()
+    places.apply(case.records[0])
+    place = places.of(case.records[0].event)
+    comparer.expect(case.records[0], place, mirrored(case.records[0], place, MIRROR).messages)
+    wrong = replace(case.kept[0], headers={**case.kept[0].headers, h.HASH: "0"})
+    assert not comparer.takes_exactly(as_it_came(wrong)) and comparer.result.messages == 0
+    assert comparer.takes_exactly(as_it_came(case.kept[0])) and comparer.result.compared == 1
+    assert not comparer.takes_exactly(as_it_came(case.kept[0])), "the second one is too many"
+    assert [each.kind for each in comparer.take(as_it_came(case.kept[0]))] == ["extra"]
+    assert list(comparer.finish(0, front_is_whole=True)) == []
 
 
 def test_nothing_at_all() -> None:

@@ -64,7 +64,9 @@ async def test_a_wrong_token_is_refused_and_not_shown(server: RealServer) -> Non
 
 async def test_nobody_there() -> None:
     began = time.monotonic()
-    with pytest.raises(NatsUnavailable, match=r"127\.0\.0\.1:1 cannot be reached"):
+    with pytest.raises(
+        NatsUnavailable, match=r"127\.0\.0\.1:1 cannot be reached: nothing listens there; start it, or correct"
+    ):
         await JetStream.connect(ConnectOptions(("nats://127.0.0.1:1",)))
     with pytest.raises(NatsRefused, match="no NATS server is named"):
         await JetStream.connect(ConnectOptions(()))

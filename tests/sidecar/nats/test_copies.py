@@ -88,9 +88,10 @@ def test_what_waits_is_no_fault(copy: Copy) -> None:
     copy.make()
     assert clean(copy)["waiting"] == clean(copy)["records"]
     assert "not mirrored yet" in told(copy, "verify")
-    assert "nothing yet of" in told(copy, "status")
+    assert "behind the log; published when a sidecar runs last none yet" in told(copy, "status")
     copy.publish()
-    assert clean(copy)["waiting"] == 0 and "waiting nothing" in told(copy, "status")
+    records = clean(copy)["records"]
+    assert clean(copy)["waiting"] == 0 and f"mirror all {records} records" in told(copy, "status")
 
 
 def test_a_log_that_is_damaged_does_not_replace_its_copy(copy: Copy) -> None:
@@ -104,6 +105,19 @@ def test_a_log_that_is_damaged_does_not_replace_its_copy(copy: Copy) -> None:
         done = run(copy.home.path, "mirror", *arguments)
         assert done.code == 1 and "the copy on NATS may be the only one" in done.err and done.err.count("\n") == 1
     assert run(copy.home.path, "mirror", "verify").code == 1 and copy.messages() == before
+
+
+def test_where_nothing_differs_that_is_said_and_each_rebuild_has_the_next_number(copy: Copy) -> None:
+    copy.make("chat").publish()
+    dry = told(copy, "rebuild")
+    assert dry.startswith("the copy equals the log already, so there is nothing to rebuild a rebuild would remove")
+    for number in (1, 2):
+        done = copy.rebuild()
+        assert done.err == "" and done.objects()[0]["done"]["rebuild"] == number, done
+        assert {m.headers[h.MESSAGE_ID].rpartition(":")[2] for m in copy.messages() if copy.log_id in m.subject} == {
+            str(number)
+        }
+    clean(copy)
 
 
 def begun(copy: Copy, process: subprocess.Popen[bytes], last: int) -> bool:

@@ -5,19 +5,26 @@ RELIABILITY test 9.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.nats import headers as h
+from bridge.nats.errors import NotFound
 from bridge.nats.jetstream import JetStream
 from bridge.nats.keeping import Found, purge
 from bridge.nats.messages import Message, is_forgotten
 from bridge.nats.publishing import publish
+from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import EVENTS, L0_EVENTS
+from sidecar.nats.verifying import Disturbed, MirrorCheck
+from streams.identity import system_identity
+from streams.log import LogReader
 from tests.bridge.nats import vectors
 from tests.bridge.nats.records import event
 from tests.nats_servers import VERSIONS, RealServer, real_server
@@ -144,6 +151,28 @@ def test_the_store_wiped(own: Copy) -> None:
     code, found, summary = own.verify()
     assert code == 1 and summary["streams"][0]["differences"] == {"missing": summary["records"]}, shown(found)
     mended(own)
+
+
+class Removing(Sessions):
+    """Removes a stream when it is asked for a connection the second time: when the comparing has begun."""
+
+    async def get(self) -> JetStream:
+        again, session = self.opened > 0, await super().get()
+        if again:
+            with suppress(NotFound):
+                await session.api(f"STREAM.DELETE.{EVENTS}")
+        return session
+
+
+async def test_a_stream_that_is_removed_while_it_is_compared_is_told(tmp_path: Path) -> None:
+    with real_server(tmp_path / "nats", "2.15") as server:
+        copy = await asyncio.to_thread(lambda: Copy(tmp_path / "home", server).make("chat").publish())
+        sessions = Removing(server.ask_options)
+        check = MirrorCheck(LogReader(copy.home.store_path), copy.log_id, sessions, now_ms=system_identity().now_ms)
+        with pytest.raises(Disturbed, match=r"a stream of the copy was removed .* mirror verify` again"):
+            [found async for found in check.run()]
+        await sessions.close()
+        assert (await asyncio.to_thread(copy.rebuild)).code == 0
 
 
 def test_a_bit_of_a_block_flipped(own: Copy) -> None:

@@ -93,7 +93,11 @@ def with_server(home: Home, *sent: tuple[str, dict[str, str], bytes], delete: in
 def test_the_mirrors_commands_ask_the_sidecar(home: Home) -> None:
     found = level(home)
     assert found["problem"] == "" and found["position"] == found["head"] >= 5
-    assert re.search(r"the embedded server: idle", run(home.path, "mirror", "status").out)
+    assert re.search(
+        r"^nats +embedded server .* running, port \d+.*\nmirror +all \d+ records$",
+        run(home.path, "mirror", "status").out,
+        re.M,
+    )
     done = run(home.path, "mirror", "verify")
     assert done.code == 0 and re.match(r"the copy equals the log: \d+ messages of \d+ records compared$", done.out)
     with_server(home, delete=3)
@@ -122,7 +126,8 @@ def test_what_is_recorded_is_heard_and_ctrl_c_is_a_quiet_end(home: Home) -> None
         assert first["payload"]["type"] == "lifecycle.session.created" and first["headers"]["DS-Form"] == "whole"
         assert first["subject"].startswith("evt.") and set(first) == {"time", "subject", "headers", "payload"}
         time, subject, type_, _, text = steps.out.get(timeout=HANG_SECONDS).rstrip("\n").split("\t")
-        assert time.endswith("Z") and subject.startswith("cg.v1.") and type_ == "agent.step" and "phase=" in text
+        assert time.endswith("Z") and subject.startswith("cg.v1.") and type_ == "agent.step"
+        assert text == "bash: completed"
         assert every.interrupt() == 0 and steps.interrupt() == 0
         assert steps.err.empty()
     finally:
@@ -184,7 +189,55 @@ def test_nothing_drives_a_terminal_and_lines_fit(home: Home, width: int) -> None
     lines = [line for line in bare.splitlines() if line and not line.startswith("^C")]
     assert max(map(cell_len, lines)) <= width, lines
     told = [line for line in lines if re.match(r"\d\d:\d\d:\d\d ", line)]
-    assert len(told) == 5 and "human.input" in told[0] and "ses_1" in told[1] and "修复" in told[1]
+    assert len(told) == 5 and " input " in told[0] and "ses_1" in told[1] and "修复" in bare
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.path.mkdir(mode=0o700)
+    home.config_path.write_text('[nats]\nmode = "embedded"\n')
+    process = Process(home.path, "listen", "--json")
+    sidecar: subprocess.Popen[bytes] | None = None
+    try:
+        said = process.err.get(timeout=HANG_SECONDS)
+        assert "no sidecar runs" in said and "Waiting for it" in said and said.count("\n") == 1
+        sidecar = start(home)
+        running(home)
+        while not said.startswith("Listening to "):
+            said = process.err.get(timeout=HANG_SECONDS)
+        with_server(home, ("evt.p.l.s.note", {}, b"heard"))
+        assert process.record()["text"] == "heard"
+        assert process.interrupt() == 0
+    finally:
+        process.end()
+        if sidecar is not None:
+            sidecar.send_signal(signal.SIGTERM)
+            sidecar.wait(HANG_SECONDS)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_notices_on_a_terminal_are_broken_at_words(tmp_path: Path, width: int) -> None:
+    home = Home(tmp_path / "home")
+    home.path.mkdir(mode=0o700)
+    home.config_path.write_text('[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:1"]\n')
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    process = subprocess.Popen(
+        command(home.path, "listen"), stdin=theirs, stdout=theirs, stderr=theirs, env=environment(TERM="xterm")
+    )
+    os.close(theirs)
+    said = b""
+    while b"Ctrl-C." not in said:
+        said += os.read(ours, 65536)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(HANG_SECONDS) == 0
+    os.close(ours)
+    lines = ANSI.sub("", said.decode()).split("\r\n")
+    assert " ".join(" ".join(lines).split()) == (
+        "NATS at 127.0.0.1:1 cannot be reached: nothing listens there; start it, or correct servers in [nats]. "
+        "Waiting for it; end with Ctrl-C."
+    )
+    assert max(map(len, lines)) <= width
 
 
 # What is shown, without a server
@@ -214,6 +267,25 @@ def test_what_is_no_pattern_is_wrong_usage(given: str, tmp_path: Path) -> None:
         expanded(given)
     done = run(tmp_path, "listen", given)
     assert done.code == 2 and "\x1b" not in done.err
+
+
+def test_what_is_of_the_l0_protocol_reads_like_the_log() -> None:
+    lines = [
+        str(heard(message.subject, message.headers, message.body, 5).line)
+        for made in mirror_all(recorded("task_nested"))
+        for message in made.messages[:-1]
+    ]
+    assert any(re.match(r"state: running · turn 1", line) for line in lines)
+    assert any(re.match(r"task: success · \d steps? · 1?\d+ in, \d+ out", line) for line in lines), lines
+    assert any(re.match(r"task: completed.* · child \w{10}$", line) for line in lines), lines
+    assert any(re.match(r"model: stop · ", line) for line in lines)
+    assert not [line for line in lines if "{" in line or "=" in line]
+    step = "cg.v1.p.public.evt.agent.ses_1.step"
+    failed = heard(step, {}, b'{"phase": "failed", "metadata": {"tool": "bash", "timing": {"duration_ms": 2500}}}', 5)
+    assert (str(failed.line), failed.line.tone) == ("bash: failed · 2.5s", "bad")
+    for strange in (b"{}", b"[]", b'{"metadata": 3, "phase": {"a": 1}}', b'{"stats": [1], "turn_epoch": "x"}', b"1"):
+        for suffix in ("step", "state", "task", "chunk"):
+            assert heard(step.replace("step", suffix), {}, strange, 5).line.label
 
 
 def test_every_message_of_a_recording_has_its_line() -> None:

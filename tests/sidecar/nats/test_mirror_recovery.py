@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import nats
 import pytest
 from nats.js.client import JetStreamContext
 
-from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION
+from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION, MirrorState
 from bridge.nats.publishing import publish_all
 from bridge.nats.sessions import Sessions
 from sidecar.nats.mirroring import MirrorTask
+from sidecar.nats.rebuilding import erase_meanings
 from streams.identity import seeded_identity
 from streams.log import Log
 from streams.migrate import Migration
@@ -134,6 +136,61 @@ async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
     async with mirroring(store, server) as task:
         await drained(task)
     await check_equal(store, server)
+
+
+class Dies(Exception):
+    """Stands for a kill -9."""
+
+
+@pytest.mark.parametrize("step", ["purged", "told in L0", "published"])
+async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Within the duplicate window, where what was stored under a number and then purged is taken for a duplicate."""
+    from bridge.nats import mirroring as module
+    from sidecar.nats import mirroring as task_module
+
+    store = await mirrored_log(60, server)
+    publish = module._publish
+    used: list[set[int]] = []
+
+    async def dying(session: Any, parts: Any) -> Any:
+        messages = [message for part in parts for message in part.messages]
+        if not messages:
+            return await publish(session, parts)
+        kept = await store.snapshot(MIRROR, MIRROR_VERSION)
+        number = max(int(message.headers["Nats-Msg-Id"].rpartition(":")[2]) for message in messages)
+        assert kept is not None and MirrorState.of(kept).rebuild >= number, "kept before it is used"
+        used[-1].add(number)
+        if step != "purged" and not messages[0].subject.startswith("evt."):
+            return await publish(session, parts)
+        if step == "published":
+            await publish_all(session, messages[: len(messages) // 2])
+        raise Dies
+
+    monkeypatch.setattr(module, "_publish", dying)
+    for _ in range(3):
+        used.append(set())
+        sessions = Sessions(server.ask_options)
+        task = task_module.MirrorTask(store, LOG_ID, sessions, lambda: NOW_MS)
+        await erase_meanings(await sessions.get(), LOG_ID)
+        task.rebuild()
+        task.start()
+        await until(lambda task=task: task.status()["problem"], "it died")
+        monkeypatch.setattr(task, "_keep_last", _nothing)  # one that is killed keeps nothing more
+        await task.close()
+        await sessions.close()
+    monkeypatch.setattr(module, "_publish", publish)
+    assert [max(before) < min(after) for before, after in pairwise(used)] == [True, True], "after each purge another"
+    async with mirroring(store, server) as last:
+        last.rebuild()
+        await until(lambda: last.counts["republished"], "it is published anew")
+        await drained(last)
+    await check_equal(store, server)
+
+
+async def _nothing() -> None:
+    pass
 
 
 async def test_a_cursor_beyond_the_log_is_not_believed(server: RealServer) -> None:

@@ -76,8 +76,21 @@ def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
     )
     assert served.end(signal.SIGTERM) == 0
     assert servers_of(served.home.nats_path) == []
-    said = json.loads(run(served.home, "status", "--json").stdout)
-    assert said.get("nats") is None
+    said = json.loads(run(served.home, "status", "--json").stdout)["nats"]
+    assert (said["mode"], said["servers"], said["server"], said["mirror"]["state"]) == (
+        "embedded",
+        None,
+        None,
+        "stopped",
+    )
+    rows = status_rows(served.home)
+    assert rows["nats"] == "embedded server, which runs with the sidecar" and rows["mirror"] == "nothing to mirror yet"
+
+
+def status_rows(home: Home, *command: str) -> dict[str, str]:
+    """What `status` or `mirror status` says of NATS."""
+    lines = [line.split(None, 1) for line in run(home, *(command or ("status",))).stdout.splitlines()]
+    return {name: words for name, words in (line for line in lines if len(line) == 2) if name in ("nats", "mirror")}
 
 
 def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None:
@@ -89,9 +102,14 @@ def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None
         "all is mirrored",
     )
     assert mirror["problem"] == "" and mirror["rebuild"] == 0 and mirror["published"] > mirror["head"]
-    line = next(line for line in run(served.home, "status").stdout.splitlines() if line.startswith("mirror "))
-    assert line.split(None, 1)[1] == f"all {mirror['head'] + 1} records"
+    rows = status_rows(served.home)
+    assert rows["mirror"] == f"all {mirror['head'] + 1} records"
+    assert served.nats()["servers"] == f"127.0.0.1:{served.nats()['server']['port']}"
+    assert status_rows(served.home, "mirror", "status") == rows, "the same words for the same"
     assert served.end(signal.SIGTERM) == 0
+    rows = status_rows(served.home)
+    assert rows["mirror"] == f"all {mirror['head'] + 1} records" and rows["nats"].startswith("embedded server, which")
+    assert status_rows(served.home, "mirror", "status") == rows
 
 
 def test_a_killed_sidecar_leaves_no_server_and_the_next_one_starts_its_own(served: Served) -> None:
@@ -160,7 +178,7 @@ async def test_off_nothing_is_there(tmp_path: Path) -> None:
     assert service.status() == {
         "mode": "off",
         "connected": False,
-        "servers": "",
+        "servers": None,
         "version": None,
         "problem": "",
         "server": None,

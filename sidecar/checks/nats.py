@@ -1,0 +1,156 @@
+"""NATS: the program and the directory of an embedded server, or the way to an external one.
+
+Nothing of it keeps a session from being recorded, so what is wrong is a note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sidecar.checks.check import Check, Scene, counted
+
+if TYPE_CHECKING:
+    from sidecar.config import NatsConfig
+
+
+def check_nats(scene: Scene) -> list[Check]:
+    """What ``[nats]`` needs, and how it is now."""
+    if scene.config is None:
+        return []
+    config = scene.config.nats
+    found: list[Check] = []
+    now = (scene.answer or {}).get("nats")
+    if now is not None and now["mode"] != config.mode:
+        text = f"{config.mode} is configured, and the running sidecar began with {now['mode']}"
+        found.append(_note(text, "run `durable-stream stop`: the next one takes it"))
+        now = None
+    if config.mode == "off":
+        return [*found, Check("nats", "ok", "off: the log is not mirrored")]
+    if (missing := _library()) is not None:
+        return [*found, _note(*missing)]
+    if config.mode == "embedded":
+        return [*found, *_embedded(config, scene.home.nats_path, now), *_mirror(now)]
+    return [*found, *_external(config), *_mirror(now)]
+
+
+def _library() -> tuple[str, str] | None:
+    from sidecar.nats.service import LIBRARY, MISSING
+
+    try:
+        import bridge.nats.jetstream  # noqa: F401 - whether it can be
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in LIBRARY:
+            raise
+        text, _, hint = MISSING.partition("; ")
+        return text, hint
+    return None
+
+
+def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None) -> list[Check]:
+    from sidecar.nats.executable import NoServer, find_executable
+
+    found: list[Check] = []
+    program = ""
+    try:
+        executable = asyncio.run(find_executable(config.executable))
+        program = f"nats-server {executable.version} ({executable.path})"
+    except NoServer as error:
+        text, _, hint = str(error).rpartition("; ")
+        found.append(_note(text, hint))
+    if (bad := _bad_directory(directory)) is not None:
+        found.append(_note(*bad))
+    server = (now or {}).get("server")
+    if now is not None and now["problem"]:
+        found.append(_note(f"the embedded server: {now['problem']}", f"see {directory / 'server.log'}"))
+    elif now is None and config.port and (taken := _taken(config.port)) is not None:
+        found.append(_note(taken, "set another port in [nats], or 0 for any"))
+    if found:
+        return found
+    if server is None:
+        return [Check("nats", "ok", f"{program}; it runs with the sidecar, and none runs")]
+    state = f"{server['state']}, pid {server['pid']}, port {server['port']}" if server["port"] else server["state"]
+    return [Check("nats", "ok", f"{program}; {state}")]
+
+
+def _bad_directory(directory: Path) -> tuple[str, str] | None:
+    """What is wrong with the directory of an embedded server; one that is not there yet is made."""
+    move = "stop the sidecar and move it away: it holds a copy, and is made anew"
+    for path in (directory, directory / "store"):
+        try:
+            about = path.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{path} cannot be looked at: {error.strerror}", move
+        if not stat.S_ISDIR(about.st_mode):
+            return f"{path} is no directory", move
+        if about.st_uid != os.geteuid():
+            return f"{path} belongs to another user", move
+        if os.statvfs(path).f_flag & os.ST_RDONLY or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            return f"{path} cannot be written", f"run: chmod -R u+rwX {path}"
+    return None
+
+
+def _taken(port: int) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            return f"port {port} is taken by another program" if taken else f"port {port}: {error.strerror}"
+    return None
+
+
+def _external(config: NatsConfig) -> list[Check]:
+    from bridge.nats.errors import NatsError, NatsRefused, NatsUnavailable
+    from bridge.nats.stream_plan import server_version
+    from sidecar.nats.executable import OLDEST
+    from sidecar.nats.settings import external_options
+
+    options = external_options(config)
+    try:
+        version = asyncio.run(_asked(options))
+    except (NatsRefused, NatsUnavailable) as error:
+        return [_note(error.reason, error.hint)]
+    except NatsError as error:
+        return [_note(str(error), "turn JetStream on there, and let this user use it")]
+    if server_version(version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return [_note(f"NATS at {options.shown} is {version}, and {oldest} is the oldest", "use a newer server")]
+    return [Check("nats", "ok", f"{options.shown} lets us in; {version}, with JetStream")]
+
+
+async def _asked(options: Any) -> str:
+    """The version of the server; it has JetStream."""
+    from bridge.nats.jetstream import JetStream
+
+    session = await JetStream.connect(options)
+    try:
+        await session.api("INFO")
+        return session.server.version
+    finally:
+        await session.close()
+
+
+def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
+    """How far the running sidecar's mirror is; what keeps it is told as the server's, where it is that."""
+    mirror = (now or {}).get("mirror")
+    if now is None or mirror is None:
+        return []
+    if mirror["problem"] and mirror["problem"] != now["problem"]:
+        text, _, hint = mirror["problem"].partition("; ")
+        return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} wait: {text}", hint)]
+    behind = f"{counted(mirror['lag'], 'record')} behind the log" if mirror["lag"] else "level with the log"
+    return [Check("mirror", "ok", f"{behind}; `durable-stream mirror verify` compares them")]
+
+
+def _note(text: str, hint: str) -> Check:
+    return Check("nats", "note", text, hint)

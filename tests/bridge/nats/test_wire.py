@@ -1,0 +1,67 @@
+"""Header blocks: read as the client library reads them, whatever is in them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from nats.aio.client import Client
+
+from bridge.nats.wire import HeaderBlock
+
+LINES = st.one_of(
+    st.binary(max_size=12),
+    st.tuples(
+        st.sampled_from([b"A", b"Nats-X", b"DS-Position", b"", b" A", b"A ", b"B B", b"\xc3\xa4", b"Status"]),
+        st.sampled_from([b": ", b":", b":\t", b" : ", b""]),
+        st.sampled_from([b"1", b"", b"x y", b" v ", b"\xff", b"\xc2\xa0", b"a: b", b"DS-Position", b"\x1c1"]),
+    ).map(b"".join),
+).filter(lambda line: b"\r\n" not in line)
+
+
+def as_the_library_says(raw: bytes) -> dict[str, str]:
+    found = asyncio.run(Client()._process_headers(raw)) or {}
+    return {name: value for name, value in found.items() if name}
+
+
+@given(st.lists(LINES, max_size=5))
+@example([b"DS-Position: 1", b"DS-Position:2"])
+def test_any_block_says_what_the_library_makes_of_it(lines: list[bytes]) -> None:
+    raw = b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+    wanted, block = as_the_library_says(raw), HeaderBlock(raw)
+    # Asked for one at a time before all are known, and then all.
+    names = {*wanted, "A", "DS-Position", "absent"}
+    assert {name: HeaderBlock(raw).get(name) for name in names} == {name: wanted.get(name) for name in names}
+    assert dict(block) == wanted and len(block) == len(wanted) and not block.has_status
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "words"),
+    [
+        (b"NATS/1.0 503\r\n\r\n", "503", None),
+        (b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 1\r\n\r\n", "408", "Request Timeout"),
+        (b"NATS/1.0 404 No Messages\r\n\r\n", "404", "No Messages"),
+    ],
+)
+def test_a_notice_of_the_server(raw: bytes, status: str, words: str | None) -> None:
+    block = HeaderBlock(raw)
+    assert block.has_status and block["Status"] == status and block.get("Description") == words
+    assert dict(block).items() >= as_the_library_says(raw).items()
+
+
+def test_exactly_these_headers_and_what_the_server_adds() -> None:
+    wanted = {"DS-Log": "l", "Nats-Msg-Id": "e"}
+    begin = b"NATS/1.0\r\nDS-Log: l\r\nNats-Msg-Id: e\r\n"
+    for raw in (begin + b"\r\n", begin + b"Nats-Batch-Id: b\r\nNats-Batch-Sequence: 1\r\n\r\n"):
+        assert HeaderBlock(raw).begins_with(wanted)
+    for raw in (
+        begin,
+        begin + b"CG-More: 1\r\n\r\n",
+        begin + b"Nats-Batch-Id: b\r\nCG-More: 1\r\n\r\n",
+        begin.replace(b"l\r", b"l2\r") + b"\r\n",
+        b"NATS/1.0\r\nNats-Msg-Id: e\r\nDS-Log: l\r\n\r\n",
+        b"NATS/1.0 100\r\nDS-Log: l\r\nNats-Msg-Id: e\r\n\r\n",
+    ):
+        assert not HeaderBlock(raw).begins_with(wanted)

@@ -1,0 +1,112 @@
+"""What ``doctor`` says of NATS: off, embedded, external, and what is wrong with each."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.checks.check import Check, scene_of
+from sidecar.checks.nats import check_nats
+from sidecar.home import Home
+from tests.nats_servers import TOKEN, RealServer, program, real_server
+
+EMBEDDED = f'[nats]\nmode = "embedded"\nexecutable = "{program("2.15")}"\n'
+SERVER = {"state": "running", "pid": 7, "port": 4222, "version": "2.15.0", "restarts": 0, "problem": ""}
+MIRROR = {"state": "idle", "position": 4, "head": 4, "lag": 0, "problem": ""}
+NOW = {"mode": "embedded", "problem": "", "server": SERVER, "mirror": MIRROR}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with real_server(tmp_path_factory.mktemp("nats"), "2.10") as one:
+        yield one
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.create()
+    return made
+
+
+def look(home: Home, config: str, now: dict[str, Any] | None = None) -> list[Check]:
+    home.config_path.write_text(config)
+    scene = scene_of(home)
+    return check_nats(replace(scene, answer={"nats": now}) if now is not None else scene)
+
+
+def only(found: list[Check], name: str = "nats") -> Check:
+    (one,) = [check for check in found if check.name == name]
+    return one
+
+
+def test_off_is_one_line(home: Home) -> None:
+    assert look(home, "") == [Check("nats", "ok", "off: the log is not mirrored")]
+    found = look(home, "", NOW)
+    assert [check.level for check in found] == ["note", "ok"] and "durable-stream stop" in found[0].hint
+
+
+def test_embedded(home: Home, tmp_path: Path) -> None:
+    found = only(look(home, EMBEDDED))
+    assert found.level == "ok" and "nats-server 2.15" in found.text and "none runs" in found.text
+    assert "running, pid 7, port 4222" in only(look(home, EMBEDDED, NOW)).text
+    assert only(look(home, EMBEDDED, NOW), "mirror").text.startswith("level with the log")
+    behind = {**NOW, "mirror": {**MIRROR, "lag": 3, "problem": "no room; it is tried again"}}
+    assert only(look(home, EMBEDDED, behind), "mirror").text == "3 records wait: no room"
+    ill = only(look(home, EMBEDDED, {**NOW, "problem": "it ended: why"}))
+    assert ill.level == "note" and "it ended: why" in ill.text and str(home.nats_path) in ill.hint
+
+    gone = look(home, f'[nats]\nmode = "embedded"\nexecutable = "{tmp_path / "none"}"\n')
+    assert only(gone).level == "note" and "cannot be run" in only(gone).text and "[nats]" in only(gone).hint
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho nats-server: v2.9.1\n")
+    old.chmod(0o755)
+    assert "too old (2.9.1)" in only(look(home, f'[nats]\nmode = "embedded"\nexecutable = "{old}"\n')).text
+
+
+def test_a_directory_that_cannot_be_used_and_a_port_that_is_taken(home: Home) -> None:
+    home.nats_path.write_text("no directory")
+    found = only(look(home, EMBEDDED))
+    assert found.level == "note" and "is no directory" in found.text and "move it away" in found.hint
+    home.nats_path.unlink()
+    home.nats_path.mkdir(mode=0o700)
+    assert only(look(home, EMBEDDED)).level == "ok"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = only(look(home, f"{EMBEDDED}port = {port}\n"))
+        assert (found.level, found.text) == ("note", f"port {port} is taken by another program")
+        assert only(look(home, f"{EMBEDDED}port = {port}\n", NOW)).level == "ok", "it is the server's own"
+
+
+def test_external(home: Home, server: RealServer, tmp_path: Path) -> None:
+    def external(address: str, more: str = "") -> Check:
+        return only(look(home, f'[nats]\nmode = "external"\nservers = ["{address}"]\n{more}'))
+
+    place = f"127.0.0.1:{server.port}"
+    good = external(f"nats://{TOKEN}@{place}")
+    assert good.level == "ok" and place in good.text and "2.10" in good.text and TOKEN not in str(good)
+    for found, text, hint in (
+        (external(f"nats://wrong@{place}"), "does not let us in", "the token"),
+        (external("nats://127.0.0.1:1"), "nothing listens there", "start it"),
+        (external("nats://no.such.name.invalid:4222"), "not known here", "correct servers"),
+        (external(f"nats://{place}", f'credentials = "{tmp_path}/a.creds"\n'), "a.creds is missing", "put it there"),
+        (external(f"tls://{place}"), "offers no TLS", "turn TLS on"),
+    ):
+        assert found.level == "note" and text in found.text and hint in found.hint, found
+
+
+def test_an_external_one_without_jetstream_or_too_old(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with real_server(tmp_path / "plain", "2.10", authorization={}) as plain:
+        config = f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{plain.port}"]\n'
+        monkeypatch.setattr("sidecar.nats.executable.OLDEST", (2, 11))
+        assert "2.11 is the oldest" in only(look(home, config)).text
+    with real_server(tmp_path / "bare", "2.10", authorization={}, jetstream=False) as bare:
+        found = only(look(home, f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{bare.port}"]\n'))
+        assert found.level == "note" and "JetStream does not answer" in found.text and "it is off" in found.hint
