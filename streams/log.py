@@ -111,6 +111,16 @@ class LogReader:
         """The record of an event id, or ``None``."""
         return await self._backend().find_event(event_id)
 
+    async def glance(self) -> None:
+        """Look whether every file of the log is there and reaches as far as it must; quick, whatever its size.
+
+        Raises:
+            CorruptLog: one is missing or was cut short.
+        """
+        # A sqlite log is compared with its head file wherever it is located.
+        if self._backend() is self._jsonl:
+            await self._jsonl.glance()
+
     def file_sizes(self) -> Sizes | None:
         """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
         return self._jsonl.file_sizes() if self._backend() is self._jsonl else None

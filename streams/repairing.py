@@ -76,7 +76,9 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     known = hints.known()
     whole = {hint.name for hint in known}
     ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
-    ahead |= {f"hints/{name}": until for name, until in known if until > head and truth is not None}
+    if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
+        # Of a log that is damaged it is not known how far it went: brought back from a backup, it may reach them.
+        ahead |= {f"hints/{name}": until for name, until in known if until > head}
     return Facts(
         manifest=manifest,
         manifest_is_damaged=damaged,

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.identity import seeded_identity
 from streams.log import Log
+from streams.projection import fold
+from streams.store import Snapshot
 from tests.streams.builders import events
 
 Backend = Literal["jsonl", "sqlite"]
@@ -20,11 +23,16 @@ STREAM = "ses_a"
 
 
 def make_store(store: Path, backend: Backend) -> str:
-    """A sound log of three segments, or of one database; returns the id of one of its events."""
+    """A sound log of three segments, or of one database, with the catalog that a sidecar keeps of it.
+
+    Returns the id of one of its events.
+    """
 
     async def write() -> str:
         log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=1500)
         made = [await log.append(events(2, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}")) for n in range(6)]
+        catalog = await fold(Catalog(), log.read_all())
+        await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
         await log.close()
         return made[0][0].event.id
 
@@ -69,6 +77,24 @@ def pointer_to_jsonl(store: Path) -> None:
 
 def middle_segment_gone(store: Path) -> None:
     segments(store)[1].unlink()
+
+
+def first_segment_gone(store: Path) -> None:
+    segments(store)[0].unlink()
+
+
+def middle_segment_cut(store: Path) -> None:
+    path = segments(store)[1]
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def middle_segment_empty(store: Path) -> None:
+    os.truncate(segments(store)[1], 0)
+
+
+def last_segment_cut(store: Path) -> None:
+    path = segments(store)[-1]
+    os.truncate(path, path.stat().st_size - 1)
 
 
 def last_segment_gone(store: Path) -> None:
@@ -173,6 +199,10 @@ REFUSED: dict[Backend, dict[State, str]] = {
         no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
         pointer_to_sqlite: r"lies in sqlite, but log\.db is not there, or is empty; records in jsonl.*restore",
         middle_segment_gone: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
+        first_segment_gone: r"records 0 to \d+ are missing before it.*restore the file from a backup",
+        middle_segment_cut: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
+        middle_segment_empty: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
+        last_segment_cut: r"(records 11 to 11 were written and are missing|is incomplete;).*restore the file",
         last_segment_gone: r"records \d+ to 11 were written and are missing.*restore the file from a backup",
         all_segments_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
         log_directory_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
