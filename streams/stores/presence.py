@@ -23,6 +23,7 @@ def located(store: Path) -> Manifest | None:
         ForeignStore: as ``read_manifest``.
         MissingLog: records lie there without a ``store.json``, or it names a store that is not there.
         CorruptLog: a sqlite log holds less than its head file says. A jsonl log is judged where it is read.
+        StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)
     if manifest is None:

@@ -272,12 +272,15 @@ def holds_log(path: Path, *, records: bool = False) -> bool:
 
     Raises:
         ForeignStore: it is a symbolic link.
+        StoreLocked: another program holds it.
     """
     _refuse_links(path)
     if not path.exists():
         return False
     try:
         connection = connect_to_read(path, len(STEPS))
+    except StoreLocked:
+        raise
     except StreamError:
         return True
     if connection is None:

@@ -22,7 +22,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from streams.errors import CorruptLog, StreamError
+from streams.errors import CorruptLog, StoreLocked, StreamError
 from streams.findings import Kind
 from streams.store import NOTHING
 from streams.stores.disk import Disk, open_or_create, write_durably
@@ -104,6 +104,7 @@ def holds_known_log(store: Path) -> bool:
     Raises:
         CorruptLog: it holds less than its head file says.
         ForeignStore: a file is a symbolic link.
+        StoreLocked: another program holds it; who asks next would wait as long again.
     """
     path = store / LOG_FILE
     while True:
@@ -111,6 +112,8 @@ def holds_known_log(store: Path) -> bool:
         known = read_head(store / HEAD_FILE)
         try:
             connection = connect_to_read(path, len(STEPS))
+        except StoreLocked:
+            raise
         except StreamError:
             return True
         if connection is None:

@@ -77,11 +77,15 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Tail:
-    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one."""
+    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one.
+
+    ``kept``: the stream holds records, not all of it was pruned.
+    """
 
     next_offset: int = 0
     hash: bytes = GENESIS
     lost: int = 0
+    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -157,7 +161,8 @@ class SqliteVerification:
                         break
         finally:
             connection.close()
-        self.summary.streams, self.summary.head = len(self._tails), self._removal.ranges.following(self._last + 1) - 1
+        self.summary.streams = sum(tail.kept for tail in self._tails.values())
+        self.summary.head = self._removal.ranges.following(self._last + 1) - 1
         fault = None if self._head is None else head_fault(self._head, self.summary.head, self._hash_at_head)
         if fault is not None:
             self._find(fault.kind, fault.position, None, fault.reason)
@@ -403,7 +408,7 @@ class SqliteVerification:
         elif not 0 < skipped <= self._lost - tail.lost:
             reason = f"it is offset {row.offset} of its stream where {tail.next_offset} must follow"
             self._find("tampered", row.position, stream, reason)
-        self._tails[stream] = _Tail(row.offset + 1, row.hash, self._lost)
+        self._tails[stream] = _Tail(row.offset + 1, row.hash, self._lost, True)
 
     def _find(self, kind: Kind, position: int | None, stream: str | None, reason: str) -> None:
         self._found.append(self._finding(kind, position, stream, reason))

@@ -23,6 +23,8 @@ import pytest
 
 from sidecar.cli.app import app
 from sidecar.home import Home
+from streams.errors import StoreLocked
+from streams.stores import sqlite_files
 from tests.sidecar.bad_stores import (
     REFUSED,
     STREAM,
@@ -161,6 +163,8 @@ def test_it_is_refused_in_one_sentence(
     for name in TELLING:
         done = run(home.path, name, "--json")
         assert done.code == 1 and done.err == "" and re.search(wanted, told(done)), (name, told(done))
+    [row] = re.findall("^log +(.*)$", run(home.path, "status").out, re.M)
+    assert row.endswith("see above") and "0 records" not in row, row
     done = run(home.path, "verify")
     assert done.code == 1 and "Traceback" not in done.err
     assert is_sentence(done, wanted) or re.search("^(missing|corrupt): ", done.out, re.M), done
@@ -240,10 +244,27 @@ def test_a_store_that_another_process_writes(home: Home, sound: dict[Backend, So
     assert snapshot(store) == before
 
 
+def count_waits(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The openings that waited in vain for another program to let go of a database."""
+    waits: list[Path] = []
+    connect = sqlite_files._connect_to_read
+
+    def counted(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:
+        try:
+            return connect(path, mode, damaged)
+        except StoreLocked:
+            waits.append(path)
+            raise
+
+    monkeypatch.setattr(sqlite_files, "_connect_to_read", counted)
+    return waits
+
+
 def test_a_database_that_another_program_holds(
     home: Home, sound: dict[Backend, Sound], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.stores.sqlite_files.BUSY_MS", 20)
+    waits = count_waits(monkeypatch)
     store = put(home, sound["sqlite"])
     before = snapshot(store)
     other = sqlite3.connect(store / "log.db", isolation_level=None)
@@ -253,8 +274,12 @@ def test_a_database_that_another_program_holds(
         for name in registered(READING + WRITING):
             done = run(home.path, *arguments(name, sound["sqlite"]))
             assert is_sentence(done, r"log\.db is held by another program; close the program"), (name, done)
+            assert len(waits) <= 1, (name, waits)
+            waits.clear()
         for name in TELLING:
             assert "held by another program" in told(run(home.path, name, "--json")), name
+            assert len(waits) == 1, (name, waits)
+            waits.clear()
     finally:
         other.execute("ROLLBACK")
         other.close()

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.checks import counted
 from sidecar.home import Home
+from streams.identity import system_identity
+from streams.log import Log
 from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_process
 from tests.streams.builders import event
 
@@ -73,14 +76,38 @@ class TestPrune:
         told = run(home, "log", first)
         assert told.code == 1 and f"its first {counts[first]} records were pruned" in told.err
         left, gone = sum(counts.values()) - counts[first], counts[first]
-        assert f"{left} records and {gone} pruned" in run(home, "status").out
-        assert f"{left} records and {gone} pruned; the newest {left} are whole" in run(home, "doctor").out
+        assert f"{left} records ({gone} pruned)" in run(home, "status").out
+        assert f"{left} records ({gone} pruned); the newest {left} are whole" in run(home, "doctor").out
         again = run(home, "prune", "--older-than", "1s", "--yes")
         assert again.code == 0 and streams(home) == {}
-        assert f"0 records and {left + gone} pruned" in run(home, "status").out
-        assert f"0 records and {left + gone} pruned; nothing is left" in run(home, "doctor").out
+        assert f"0 records ({left + gone} pruned)" in run(home, "status").out
+        assert f"0 records ({left + gone} pruned); nothing is left" in run(home, "doctor").out
         assert run(home, "status", "--json").objects()[0]["log"]["pruned"] == left + gone
         assert run(home, "verify").code == 0
+
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_every_command_counts_alike_what_is_left(self, home: Path, backend: str) -> None:
+        if backend == "sqlite":
+            assert run(home, "migrate", "--to", "sqlite").code == 0
+        counts = streams(home)
+        first, second, *others = sorted(counts, key=lambda name: counts[name])[::-1]
+        cut_to = counts[second] - 1
+
+        async def prune() -> None:
+            log = await Log.open(home / "store", system_identity())
+            await log.prune({first: counts[first], second: cut_to}, at_ms=1)
+            await log.close()
+
+        asyncio.run(prune())
+        left, gone = sum(counts[name] for name in others) + 1, counts[first] + cut_to
+        held = f"{left} records ({gone} pruned) in {counted(len(others) + 1, 'stream')}"
+        assert f" {held}" in run(home, "status").out
+        assert f"all {held} verified" in run(home, "verify").out
+        assert f"{left} records ({gone} pruned)" in run(home, "doctor").out
+        told = {stream["stream_id"]: stream for stream in run(home, "streams", "--json").objects()}
+        assert sum(stream["records"] for stream in told.values()) == left and len(told) == len(others) + 1
+        assert told[second]["pruned"] == cut_to and not any(told[name]["pruned"] for name in others)
+        assert f"({cut_to} pruned)" in run(home, "streams").out
 
     def test_a_size(self, home: Path) -> None:
         asyncio.run(append(home / "store", [[event("old", stream="ses_old")]]))
