@@ -192,7 +192,7 @@ class Log(KeepsHints):
             create(store)
             lock = take_lock(store)
             try:
-                return lock, located(store)
+                return lock, located(store, alone=True)
             except BaseException:
                 os.close(lock)
                 raise

@@ -188,7 +188,7 @@ def _manifest(store: Path) -> tuple[Manifest | None, bool]:
 
 def _is_there(store: Path, backend: Backend) -> bool:
     if backend == "sqlite":
-        return holds_log(store / LOG_FILE)
+        return holds_log(store / LOG_FILE, alone=True)
     return (store / "head").exists() or bool(list_segments(store / "log"))
 
 
@@ -213,7 +213,7 @@ def _is_of_records(finding: Finding) -> bool:
 
 
 def _reader(store: Path, backend: Backend) -> SqliteReader | JsonlReader:
-    return SqliteReader(store) if backend == "sqlite" else JsonlReader(store)
+    return SqliteReader(store, alone=True) if backend == "sqlite" else JsonlReader(store)
 
 
 async def _head(store: Path, backend: Backend) -> int:

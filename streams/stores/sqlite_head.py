@@ -84,7 +84,7 @@ def make_head_file(store: Path) -> bool:
     """
     path = store / LOG_FILE
     known = read_head(store / HEAD_FILE)
-    connection = connect_to_read(path, len(STEPS))
+    connection = connect_to_read(path, len(STEPS), alone=True)
     try:
         with translated(path, "opening"):
             _refuse(path, None if known is None else _fault(connection, known))
@@ -98,8 +98,10 @@ def make_head_file(store: Path) -> bool:
     return known is None and was_made
 
 
-def holds_known_log(store: Path) -> bool:
+def holds_known_log(store: Path, *, alone: bool = False) -> bool:
     """Whether ``log.db`` holds a log; one that cannot be read counts, and is told where it is read.
+
+    ``alone``: see ``connect_to_read``.
 
     Raises:
         CorruptLog: it holds less than its head file says.
@@ -111,7 +113,7 @@ def holds_known_log(store: Path) -> bool:
         # This file first: a writer beside us moves the log on before it.
         known = read_head(store / HEAD_FILE)
         try:
-            connection = connect_to_read(path, len(STEPS))
+            connection = connect_to_read(path, len(STEPS), alone=alone)
         except StoreLocked:
             raise
         except StreamError:

@@ -70,7 +70,7 @@ def is_search_damaged(store: Path, head: int) -> bool:
     if not path.exists():
         return False
     try:
-        connection = connect_to_read(path, len(SEARCH_STEPS))
+        connection = connect_to_read(path, len(SEARCH_STEPS), alone=True)
     except (StreamError, OSError):
         return True
     if connection is None:

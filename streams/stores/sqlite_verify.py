@@ -32,6 +32,7 @@ from streams.stores.segments import Head, read_head
 from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
 from streams.stores.sqlite_head import HEAD_FILE, head_fault, is_marked
 from streams.stores.sqlite_removed import load, version_of
+from streams.stores.sqlite_still import ReadConnection
 from streams.stores.store_verify import lost_findings, manifest_finding
 
 Answer = TypeVar("Answer")
@@ -127,7 +128,9 @@ class SqliteVerification:
         # Before anything else: a writer beside us moves the log on before this file.
         self._head = read_head(self.store / HEAD_FILE)
         try:
-            connection = await asyncio.to_thread(connect_to_read, self._path, len(STEPS), damaged=True)
+            connection = await asyncio.to_thread(
+                connect_to_read, self._path, len(STEPS), damaged=True, alone=self.alone
+            )
         except ForeignStore as error:
             if "upgrade" in error.reason:
                 raise
@@ -150,15 +153,20 @@ class SqliteVerification:
                 if await asyncio.to_thread(self._begin, connection) == version:
                     is_done = True
                     async for finding in self._pass(connection):
-                        # What is missing or different may just have been removed: then the log is judged anew.
-                        if await asyncio.to_thread(self._version, connection) != version:
+                        # What is missing or different may just have been removed, or a writer begun: judge it anew.
+                        if await asyncio.to_thread(self._version, connection) != version or not self._is_right(
+                            connection
+                        ):
                             is_done = False
                             break
                         if finding not in self._told:
                             self._told.add(finding)
                             yield finding
-                    if is_done:
+                    if is_done and self._is_right(connection):
                         break
+                if not connection.can_go_on(self._path):
+                    connection.close()
+                    connection = await asyncio.to_thread(self._connected_again)
         finally:
             connection.close()
         self.summary.streams = sum(tail.kept for tail in self._tails.values())
@@ -173,6 +181,15 @@ class SqliteVerification:
             self._told.add(finding)
             yield finding
         self.summary.findings = len(self._told)
+
+    def _is_right(self, connection: ReadConnection) -> bool:
+        return connection.is_right(self._path)
+
+    def _connected_again(self) -> ReadConnection:
+        connection = connect_to_read(self._path, len(STEPS), damaged=True, alone=self.alone)
+        if connection is None:
+            raise StoreUnavailable(f"{self._path} was moved away while it was verified", "verify the log again")
+        return connection
 
     def _asked(self, connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with translated(self._path, "reading"):

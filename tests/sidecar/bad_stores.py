@@ -227,13 +227,18 @@ REFUSED: dict[Backend, dict[State, str]] = {
 
 
 def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file with its time and its bytes, but the lock and SQLite's shared memory: they are no part of the log."""
+    """Every file with its time and its bytes, but the lock: what a command leaves besides is seen, too."""
     return {
         str(path.relative_to(store)): (path.stat().st_mtime_ns, path.read_bytes())
         for path in sorted(store.rglob("*"))
-        if path.is_file() and path.name != "lock" and not _is_shared_memory(path)
+        if path.is_file() and path.name != "lock"
     }
 
 
-def _is_shared_memory(path: Path) -> bool:
-    return path.name.endswith("-shm") or (path.name.endswith("-wal") and not path.stat().st_size)
+def without_shared_memory(files: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes]]:
+    """What is left of ``snapshot`` without what SQLite makes beside a log that has a writer: no part of the log."""
+    return {
+        name: (time, data)
+        for name, (time, data) in files.items()
+        if not (name.endswith("-shm") or (name.endswith("-wal") and not data))
+    }
