@@ -24,7 +24,16 @@ from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, StreamSize
 from streams.store import NOTHING, OnKnown, Record, Snapshot
 from streams.stores.copies import discard_copy
-from streams.stores.directory import Backend, Manifest, create, name_log, read_manifest, take_lock, write_manifest
+from streams.stores.directory import (
+    Backend,
+    Manifest,
+    create,
+    is_being_written,
+    name_log,
+    read_manifest,
+    take_lock,
+    write_manifest,
+)
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints, Lost
 from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
@@ -130,9 +139,21 @@ class LogReader:
         return self._backend().event_ids()
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``: what the log's writer kept last."""
+        """See ``StreamStore.snapshot``: what the log's writer kept last. None while something is being removed."""
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
-        return found if found is not None and found.position <= self.head else None
+        if found is None or found.position > self.head:
+            return None
+        # It may count what is gone: a removal drops it last.
+        return None if (await self._backend().removal()).pending else found
+
+    async def cut_off(self) -> str | None:
+        """What to say of a prune or forget that was cut off, as by a kill; ``None`` where none was."""
+        if not (await self._backend().removal()).pending or await asyncio.to_thread(is_being_written, self.store):
+            return None
+        return (
+            "a prune or forget was cut off, so of what was to be removed some may still be there: "
+            "the next start of the sidecar ends it, or `durable-stream repair`"
+        )
 
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""

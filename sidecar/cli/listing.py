@@ -58,6 +58,8 @@ async def streams(context: typer.Context, limit: LimitOption = None, json: JsonF
             _stream_cells(out, stream)
     if fault is not None:
         raise fault
+    if (cut_off := await reader.cut_off()) is not None:
+        note(f"{cut_off}.")
     if not found:
         note(f"No streams yet: {EMPTY_HINT}.")
 

@@ -56,7 +56,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the mirror waits: {mirror['problem']}")
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
-        found |= await _read_stopped(home, problems)
+        found |= await _read_stopped(home, problems, notes)
     else:
         known = len(problems)
         found["log"]["pruned"] = await _look(home, problems)
@@ -90,7 +90,7 @@ async def _look(home: Home, problems: list[str]) -> int:
         return 0
 
 
-async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
+async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> dict[str, Any]:
     """What the log says of itself. Where it cannot be opened, nothing is counted, and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
@@ -110,6 +110,8 @@ async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
             "damaged": fault is not None,
         }
         gaps = catalog.gaps
+        if (cut_off := await reader.cut_off()) is not None:
+            notes.append(cut_off)
         if fault is not None:
             problems.append(str(fault))
         migration = moving.at_rest(home.store_path)

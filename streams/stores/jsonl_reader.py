@@ -19,7 +19,7 @@ import orjson
 
 from streams.errors import CorruptLog
 from streams.query import Filter
-from streams.retention import Gone, Ranges, StreamSize, Tally
+from streams.retention import Gone, Ranges, Removal, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.disk import open_to_read
@@ -133,9 +133,13 @@ class JsonlReader:
         async for place in self._places(NOTHING):
             yield [_checked(parse_keys, place).event.id]
 
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return (await asyncio.to_thread(read_removed, self._log)).removal
+
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
-        return (await asyncio.to_thread(read_removed, self._log)).removal.gone()
+        return (await self.removal()).gone()
 
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``. Scans the log."""

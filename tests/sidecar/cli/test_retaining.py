@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.checks import counted
 from sidecar.home import Home
+from streams.errors import StoreUnavailable
 from streams.identity import system_identity
 from streams.log import Log
+from streams.projection import fold
+from streams.store import Snapshot
 from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_process
 from tests.streams.builders import event
 
@@ -108,6 +112,42 @@ class TestPrune:
         assert sum(stream["records"] for stream in told.values()) == left and len(told) == len(others) + 1
         assert told[second]["pruned"] == cut_to and not any(told[name]["pruned"] for name in others)
         assert f"({cut_to} pruned)" in run(home, "streams").out
+
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_one_that_was_cut_off_is_told_and_all_count_alike(
+        self, home: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if backend == "sqlite":
+            assert run(home, "migrate", "--to", "sqlite").code == 0
+        first, second, *_ = counts = streams(home)
+
+        async def cut_off() -> None:
+            log = await Log.open(home / "store", system_identity())
+            catalog = await fold(Catalog(), log.read_all())
+            await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
+            with monkeypatch.context() as patched:
+                patched.setattr("streams.stores.sqlite_removed.CHUNK", 2)
+                for where in ("jsonl_removal.JsonlRemover._apply", "sqlite_removal.SqliteRemover._shrink"):
+                    patched.setattr(f"streams.stores.{where}", fails)
+                patched.setattr("streams.stores.hints.Hints.forget_snapshots", fails)
+                with pytest.raises(StoreUnavailable, match="could not be pruned as a whole"):
+                    await log.prune({first: counts[first], second: counts[second] - 1}, at_ms=1)
+            await log.close()
+
+        def fails(*_: object) -> None:
+            raise OSError(5, "cut off")
+
+        asyncio.run(cut_off())
+        told = run(home, "status")
+        assert "a prune or forget was cut off" in told.out and "`durable-stream repair`" in told.out
+        listed = run(home, "streams", "--json")
+        assert "a prune or forget was cut off" in listed.err
+        left = sum(stream["records"] for stream in listed.objects())
+        held = f"{left} records ({sum(counts.values()) - left} pruned) in {counted(len(listed.objects()), 'stream')}"
+        assert f" {held}" in told.out and f"1 finding in {held}" in run(home, "verify").out
+        assert run(home, "repair").code == 0
+        told = run(home, "status")
+        assert f" {held}" in told.out and "cut off" not in told.out and run(home, "streams").err == ""
 
     def test_a_size(self, home: Path) -> None:
         asyncio.run(append(home / "store", [[event("old", stream="ses_old")]]))
