@@ -260,6 +260,17 @@ class Log(KeepsHints):
         return self._backend.head_lost
 
     @property
+    def head_warning(self) -> str | None:
+        """What to tell the user where ``head_lost``; ``verify`` says the same of a log that nobody opened since."""
+        if not self.head_lost:
+            return None
+        file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
+        return (
+            f"missing: {file}: it is missing or damaged, and was renewed now: "
+            "records lost at the log's very end would not have been noticed"
+        )
+
+    @property
     def head(self) -> int:
         """See ``StreamReader.head``."""
         return self._backend.head

@@ -25,7 +25,7 @@ from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import list_segments
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, holds_log
 from streams.stores.sqlite_reader import SqliteReader
-from streams.stores.sqlite_repair import copy_rows, is_search_damaged
+from streams.stores.sqlite_repair import SearchFault, copy_rows, search_fault
 from streams.stores.store_verify import is_newer
 from streams.stores.stored import Stored
 from streams.verify import Verification
@@ -88,7 +88,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
         damaged_hints=tuple(f"hints/{path.name}" for path in hints.files() if path.name not in whole),
         hints_ahead=tuple(sorted(ahead)),
         furthest_hint=max(ahead.values(), default=NOTHING),
-        search_is_damaged=truth == "sqlite" and await asyncio.to_thread(is_search_damaged, store, head),
+        search_fault=await _search_fault(store, stores[truth]) if truth == "sqlite" else None,
     )
 
 
@@ -247,6 +247,12 @@ async def _record_at(store: Path, backend: Backend, position: int) -> Stored | N
     finally:
         await reader.close()
     return None
+
+
+async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
+    fault = await asyncio.to_thread(search_fault, store, log.head)
+    # How far a damaged log goes is not known: brought back from a backup, it may reach what is indexed.
+    return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
 
 
 def _drafts(store: Path, manifest: Manifest | None) -> list[str]:

@@ -221,6 +221,14 @@ def test_a_lost_head_file_keeps_nobody_from_working(home: Home, sound: dict[Back
         assert run(home.path, *arguments(name, sound[backend])).code == 0, name
     assert run(home.path, "verify").code == 1 and snapshot(store) == before
     assert run(home.path, "repair").code == 0 and run(home.path, "verify").code == 0
+    for name in registered(("migrate", "prune", "forget")):
+        head_gone(put(home, sound[backend]))
+        done = run(home.path, *arguments(name, sound[backend]))
+        warned = re.search(
+            r"^durable-stream: missing: .*head: it is missing or damaged, and was renewed", done.err, re.M
+        )
+        assert done.code == 0 and warned, (name, done)
+        assert run(home.path, "verify").code == 0, name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
