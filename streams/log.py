@@ -11,6 +11,7 @@ Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -509,6 +510,9 @@ async def open_backend(
 
 def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     """What an operating system's error while opening means."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = "it belongs to another user or is closed to you: choose another home, or have its owner give it to you"
+        return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
     return StoreUnavailable(
         f"cannot open the log in {store}: {error.strerror or error}",
         "check that the directory is yours and the disk has space",

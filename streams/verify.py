@@ -7,7 +7,7 @@ from pathlib import Path
 
 from streams.errors import ForeignStore
 from streams.findings import Finding, Kind, Summary
-from streams.stores.directory import Backend, read_manifest
+from streams.stores.directory import Backend, read_manifest, refuse_links
 from streams.stores.jsonl_verify import JsonlVerification
 from streams.stores.presence import with_records
 from streams.stores.sqlite_verify import SqliteVerification
@@ -34,6 +34,7 @@ class Verification:
         alone: bool = False,
         quick: bool = False,
     ) -> None:
+        refuse_links(store)
         self._of_backend: JsonlVerification | SqliteVerification
         if (backend or _backend_of(store)) == "sqlite":
             self._of_backend = SqliteVerification(store, progress, alone, quick)

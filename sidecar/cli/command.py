@@ -38,7 +38,11 @@ _OUR_ERRORS = (
 )
 
 
+_CLOSED = "it belongs to another user or is closed to you: choose another --home, or have its owner give it to you"
+
 _REMEDIES = {
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
     errno.ENOSPC: "make room on that disk, then try again",
     errno.EDQUOT: "make room within your quota, then try again",
     errno.EROFS: "it lies on a read-only file system: mount that writable, or use another place",

@@ -189,7 +189,32 @@ def manifest_alone(store: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def _link(path: Path) -> None:
+    """The same as before, but elsewhere, with a symbolic link in its place."""
+    elsewhere = path.parents[0 if path.name == "store" else 1] / f"elsewhere-{path.name}"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def store_linked(store: Path) -> None:
+    _link(store)
+
+
+def lock_linked(store: Path) -> None:
+    (store / "lock").touch()
+    _link(store / "lock")
+
+
+def log_linked(store: Path) -> None:
+    _link(store / ("log.db" if (store / "log.db").exists() else "log"))
+
+
 State = Callable[[Path], None]
+
+LINKED: dict[State, str] = dict.fromkeys(
+    (store_linked, lock_linked, log_linked), "it is a symbolic link, which is not followed[:;] put what it leads to"
+)
+"""Links, which every command refuses, ``repair`` too: somebody put them there."""
 
 REFUSED: dict[Backend, dict[State, str]] = {
     "jsonl": {
@@ -206,6 +231,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
         last_segment_gone: r"records \d+ to 11 were written and are missing.*restore the file from a backup",
         all_segments_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
         log_directory_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
+        **LINKED,
         log_and_head_gone: r"lies in jsonl, but log/ and head are not there.*restore",
     },
     "sqlite": {
@@ -214,6 +240,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
         damaged_manifest: r"store\.json: it is damaged: `durable-stream repair`",
         no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
         pointer_to_jsonl: r"lies in jsonl, but log/ and head are not there; records in sqlite.*restore",
+        **LINKED,
         database_gone: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
         wal_gone: r"records 12 to 14 were written and are missing: log\.db-wal was deleted.*restore the file",
         database_empty: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",

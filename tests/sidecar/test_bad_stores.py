@@ -26,6 +26,7 @@ from sidecar.home import Home
 from streams.errors import StoreLocked
 from streams.stores import sqlite_files
 from tests.sidecar.bad_stores import (
+    LINKED,
     REFUSED,
     STREAM,
     Backend,
@@ -39,7 +40,7 @@ from tests.sidecar.bad_stores import (
     snapshot,
     without_shared_memory,
 )
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, run
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run
 
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
@@ -183,7 +184,7 @@ def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
     before = snapshot(store)
     would = run(home.path, "repair", "--dry-run", "--json")
     assert would.code == 1 and snapshot(store) == before
-    if state in (newer_manifest, foreign_manifest, database_newer):
+    if state in (newer_manifest, foreign_manifest, database_newer, *LINKED):
         assert is_sentence(would, wanted)
         return
     *items, last = would.objects()
@@ -311,6 +312,31 @@ def test_a_database_that_another_program_holds(
         other.execute("ROLLBACK")
         other.close()
     assert snapshot(store) == before
+
+
+@pytest.mark.parametrize(("backend", "part"), [("jsonl", "."), ("sqlite", "."), ("jsonl", "lock")])
+def test_a_store_that_is_closed_to_us(home: Home, sound: dict[Backend, Sound], backend: Backend, part: str) -> None:
+    store = put(home, sound[backend])
+    (store / "lock").touch()
+    # Root opens what is closed; without these two of its rights it is as anybody else.
+    as_anybody = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    (store / part).chmod(0)
+    answers = {}
+    try:
+        for name in ("status", "doctor", "migrate", "streams"):
+            asked = [*as_anybody, *command(home.path, *arguments(name, sound[backend]))]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=ROOT)
+            answers[name] = Done(done.returncode, done.stdout, done.stderr)
+    finally:
+        (store / part).chmod(0o700)
+    for name in TELLING:
+        assert answers[name].code == 1 and answers[name].err == "", answers
+        assert "cannot be written, so nothing is recorded" in answers[name].out, answers
+    assert is_sentence(answers["migrate"], r"Permission denied; .*closed to you: choose another"), answers
+    assert explained(answers["migrate"].err), answers
+    if part == ".":
+        assert is_sentence(answers["streams"], r"Permission denied; .*closed to you: choose another"), answers
+        assert "could not be read: see above" in answers["status"].out, answers
 
 
 # Places that only the system can make: a read-only file system and a full one, in a mount namespace of their own
