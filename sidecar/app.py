@@ -100,8 +100,8 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
     store = await asyncio.shield(opening)
     if store.torn is not None:
         log.warning("an incomplete tail was cut off the log and kept in %s", store.torn)
-    if store.head_lost:
-        log.warning("the head file was missing or damaged: records lost at the log's very end would not be noticed")
+    if store.head_warning is not None:
+        log.warning("%s", store.head_warning)
     for lost in store.lost:
         log.warning(
             "records %d to %d were written before and are lost: hints/%s", lost.after + 1, lost.until, lost.name

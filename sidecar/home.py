@@ -260,6 +260,9 @@ class Home:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
             found = path.lstat()
+            if stat.S_ISLNK(found.st_mode):
+                hint = "put what it leads to in its place, or choose another --home"
+                raise HomeError(path, "it is a symbolic link, which is not followed", hint)
             if not stat.S_ISDIR(found.st_mode):
                 raise HomeError(path, "it is not a directory", "move it away, or choose another --home")
             if found.st_uid != os.geteuid():

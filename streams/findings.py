@@ -49,7 +49,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Summary:
-    """What was verified; ``head`` is the last durable position, -1 for an empty log."""
+    """What was verified; ``head`` is the last durable position, -1 for an empty log.
+
+    ``streams`` counts those that hold records; one that was wholly pruned is not among them.
+    """
 
     records: int = 0
     streams: int = 0

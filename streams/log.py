@@ -11,6 +11,7 @@ Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -24,7 +25,16 @@ from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, StreamSize
 from streams.store import NOTHING, OnKnown, Record, Snapshot
 from streams.stores.copies import discard_copy
-from streams.stores.directory import Backend, Manifest, create, name_log, read_manifest, take_lock, write_manifest
+from streams.stores.directory import (
+    Backend,
+    Manifest,
+    create,
+    is_being_written,
+    name_log,
+    read_manifest,
+    take_lock,
+    write_manifest,
+)
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints, Lost
 from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
@@ -149,6 +159,16 @@ class LogReader:
         """The record of an event id, or ``None``."""
         return await self._now(lambda backend: backend.find_event(event_id))
 
+    async def glance(self) -> None:
+        """Look whether every file of the log is there and reaches as far as it must; quick, whatever its size.
+
+        Raises:
+            CorruptLog: one is missing or was cut short.
+        """
+        # A sqlite log is compared with its head file wherever it is located.
+        if self._backend() is self._jsonl:
+            await self._jsonl.glance()
+
     def file_sizes(self) -> Sizes | None:
         """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
         return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
@@ -158,9 +178,21 @@ class LogReader:
         return self._backend().event_ids()
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``: what the log's writer kept last."""
+        """See ``StreamStore.snapshot``: what the log's writer kept last. None while something is being removed."""
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
-        return found if found is not None and found.position <= self.head else None
+        if found is None or found.position > self.head:
+            return None
+        # It may count what is gone: a removal drops it last.
+        return None if (await self._backend().removal()).pending else found
+
+    async def cut_off(self) -> str | None:
+        """What to say of a prune or forget that was cut off, as by a kill; ``None`` where none was."""
+        if not (await self._backend().removal()).pending or await asyncio.to_thread(is_being_written, self.store):
+            return None
+        return (
+            "a prune or forget was cut off, so of what was to be removed some may still be there: "
+            "the next start of the sidecar ends it, or `durable-stream repair`"
+        )
 
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
@@ -229,7 +261,7 @@ class Log(KeepsHints):
             lock = take_lock(store)
             given_up = reserve.give_up() if to_remove else 0
             try:
-                return lock, located(store), given_up
+                return lock, located(store, alone=True), given_up
             except BaseException:
                 reserve.take_back(given_up)
                 os.close(lock)
@@ -278,6 +310,17 @@ class Log(KeepsHints):
     def head_lost(self) -> bool:
         """Whether the log's head file was missing, so that records lost at the very end could not be noticed."""
         return self._backend.head_lost
+
+    @property
+    def head_warning(self) -> str | None:
+        """What to tell the user where ``head_lost``; ``verify`` says the same of a log that nobody opened since."""
+        if not self.head_lost:
+            return None
+        file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
+        return (
+            f"missing: {file}: it is missing or damaged, and was renewed now: "
+            "records lost at the log's very end would not have been noticed"
+        )
 
     @property
     def head(self) -> int:
@@ -528,6 +571,9 @@ async def open_backend(
 
 def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     """What an operating system's error while opening means."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = "it belongs to another user or is closed to you: choose another home, or have its owner give it to you"
+        return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
     return StoreUnavailable(
         f"cannot open the log in {store}: {error.strerror or error}",
         "check that the directory is yours and the disk has space",

@@ -15,7 +15,7 @@ a copy that a migration did not finish         set aside, if its last record sta
 drafts of files that were replaced by rename   set aside: what they were to replace is there, or is judged by itself
 damaged cursors and snapshots                  set aside: they are hints, and may be lost
 cursors and snapshots beyond the last record   set aside, and told: what they had read is lost
-a damaged search index                         deleted: the sidecar makes it anew from the log
+a search index damaged or ahead of the log     deleted: the sidecar makes it anew from the log
 =============================================  ======================================================================
 
 Anything else is told with the reason why nothing is done: a record at or
@@ -87,7 +87,8 @@ class Facts:
     damaged_hints: tuple[str, ...] = ()
     hints_ahead: tuple[str, ...] = ()
     furthest_hint: int = NOTHING
-    search_is_damaged: bool = False
+    search_fault: Literal["damaged", "ahead"] | None = None
+    """``ahead``: it has indexed records that the log does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +230,12 @@ def _beside(facts: Facts) -> Iterator[Item]:
         found = f"{hint}: made when the log was longer (up to position {facts.furthest_hint}) than what is left of it"
         text = "set it aside; records at the end of the log are lost: only a backup has them"
         yield Item(found, "set aside", text, (hint,))
-    if facts.search_is_damaged:
+    if facts.search_fault is not None:
         files = tuple(file for file in FILES["sqlite"] if file.startswith("search"))
         text = "delete it: the sidecar makes it anew, and until then a search reads the log"
-        yield Item("search.db: the search index is damaged", "delete", text, files)
+        ahead = "the search index knows records that the log does not hold: the log was cut, or is an older copy"
+        found = "the search index is damaged" if facts.search_fault == "damaged" else ahead
+        yield Item(f"search.db: {found}", "delete", text, files)
 
 
 def _shown(name: Backend) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import list_segments
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, holds_log
 from streams.stores.sqlite_reader import SqliteReader
-from streams.stores.sqlite_repair import copy_rows, is_search_damaged
+from streams.stores.sqlite_repair import SearchFault, copy_rows, search_fault
 from streams.stores.store_verify import is_newer
 from streams.stores.stored import Stored
 from streams.verify import Verification
@@ -76,7 +76,9 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     known = hints.known()
     whole = {hint.name for hint in known}
     ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
-    ahead |= {f"hints/{name}": until for name, until in known if until > head and truth is not None}
+    if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
+        # Of a log that is damaged it is not known how far it went: brought back from a backup, it may reach them.
+        ahead |= {f"hints/{name}": until for name, until in known if until > head}
     return Facts(
         manifest=manifest,
         manifest_is_damaged=damaged,
@@ -86,7 +88,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
         damaged_hints=tuple(f"hints/{path.name}" for path in hints.files() if path.name not in whole),
         hints_ahead=tuple(sorted(ahead)),
         furthest_hint=max(ahead.values(), default=NOTHING),
-        search_is_damaged=truth == "sqlite" and await asyncio.to_thread(is_search_damaged, store, head),
+        search_fault=await _search_fault(store, stores[truth]) if truth == "sqlite" else None,
     )
 
 
@@ -186,7 +188,7 @@ def _manifest(store: Path) -> tuple[Manifest | None, bool]:
 
 def _is_there(store: Path, backend: Backend) -> bool:
     if backend == "sqlite":
-        return holds_log(store / LOG_FILE)
+        return holds_log(store / LOG_FILE, alone=True)
     return (store / "head").exists() or bool(list_segments(store / "log"))
 
 
@@ -211,7 +213,7 @@ def _is_of_records(finding: Finding) -> bool:
 
 
 def _reader(store: Path, backend: Backend) -> SqliteReader | JsonlReader:
-    return SqliteReader(store) if backend == "sqlite" else JsonlReader(store)
+    return SqliteReader(store, alone=True) if backend == "sqlite" else JsonlReader(store)
 
 
 async def _head(store: Path, backend: Backend) -> int:
@@ -245,6 +247,12 @@ async def _record_at(store: Path, backend: Backend, position: int) -> Stored | N
     finally:
         await reader.close()
     return None
+
+
+async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
+    fault = await asyncio.to_thread(search_fault, store, log.head)
+    # How far a damaged log goes is not known: brought back from a backup, it may reach what is indexed.
+    return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
 
 
 def _drafts(store: Path, manifest: Manifest | None) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from streams.errors import ForeignStore, StoreUnavailable, StreamError
 from streams.findings import Finding, Kind, Summary
-from streams.stores.directory import Backend, read_manifest
+from streams.stores.directory import Backend, read_manifest, refuse_links
 from streams.stores.jsonl_verify import JsonlVerification
 from streams.stores.presence import with_records
 from streams.stores.sqlite_verify import SqliteVerification
@@ -34,6 +34,7 @@ class Verification:
         alone: bool = False,
         quick: bool = False,
     ) -> None:
+        refuse_links(store)
         self._of_backend: JsonlVerification | SqliteVerification
         self._store, self._may_move = store, backend is None and not alone
         self._backend = backend or _backend_of(store)

@@ -4,7 +4,7 @@ The checks only read, and answer in bounded time; ``mending`` holds what ``docto
 """
 
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar, refused_plugin, spool_size, torn_files
-from sidecar.checks.check import Check, Fix, Level, counted
+from sidecar.checks.check import Check, Fix, Level, counted, kept_text
 from sidecar.checks.table import diagnose, quick_checks
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ask_sidecar",
     "counted",
     "diagnose",
+    "kept_text",
     "quick_checks",
     "refused_plugin",
     "spool_size",

@@ -53,9 +53,12 @@ def spool_size(home: Home) -> dict[str, int]:
 
 
 def torn_files(store: Path) -> list[Path]:
-    """Incomplete tails that openings set aside, oldest first."""
+    """Incomplete tails that openings set aside, oldest first; none of a store that may not be looked into."""
     torn = store / "torn"
-    return sorted(torn.glob("*.bin"), key=lambda file: file.stat().st_mtime_ns) if torn.is_dir() else []
+    try:
+        return sorted(torn.glob("*.bin"), key=lambda file: file.stat().st_mtime_ns) if torn.is_dir() else []
+    except PermissionError:
+        return []  # which is told where the log is read
 
 
 def refused_plugin(status: Mapping[str, Any]) -> tuple[str, str] | None:

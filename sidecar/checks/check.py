@@ -128,3 +128,8 @@ def again(target: Target) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def kept_text(records: int, pruned: int) -> str:
+    """How many records there are, and how many were pruned besides: ``12 records (3 pruned)``."""
+    return f"{counted(records, 'record')}{f' ({pruned} pruned)' if pruned else ''}"

@@ -8,6 +8,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from sidecar.checks.asking import spool_size
@@ -15,6 +16,7 @@ from sidecar.checks.check import Check, Fix, Scene, counted
 from sidecar.home import Home, HomeError
 from streams.identity import system_identity
 from streams.query import describe_span
+from streams.stores.directory import LOCK
 
 LOW_SPACE_BYTES = 200 * 1024 * 1024
 BACKLOG_BYTES = 64 * 1024 * 1024
@@ -35,14 +37,31 @@ def check_home(scene: Scene) -> list[Check]:
     if mode & 0o077:
         text = f"{home.path} is open to others (mode {mode:o})"
         return [Check("home", "problem", text, f"run: chmod 700 {home.path}", Fix("close", home.path))]
-    for path in (home.path, home.store_path, home.spool_path):
+    for path in (home.path, home.store_path, home.spool_path, home.store_path / LOCK):
+        if (foreign := _foreign(path)) is not None:
+            return [foreign]
         if path.exists() and os.statvfs(path).f_flag & os.ST_RDONLY:
             text = f"{path} is on a read-only file system, so nothing is recorded"
             return [Check("home", "problem", text, "mount it writable, or choose another --home and install again")]
-        if path.exists() and not os.access(path, os.W_OK | os.X_OK):
+        if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else os.R_OK)):
             text, hint = f"{path} cannot be written, so nothing is recorded", f"run: chmod -R u+rwX {home.path}"
             return [Check("home", "problem", text, hint, Fix("unlock", path))]
     return [Check("home", "ok", f"{home.path}, closed to others")]
+
+
+def _foreign(path: Path) -> Check | None:
+    """What there is to say of a part of the home that no sidecar of ours would use."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None  # not there, or within what was told already
+    if stat.S_ISLNK(found.st_mode):
+        text = f"{path} is a symbolic link, which is not followed, so nothing is recorded"
+        return Check("home", "problem", text, "put what it leads to in its place")
+    if found.st_uid != os.geteuid():
+        text = f"{path} belongs to user {found.st_uid}, not to you, so nothing is recorded"
+        return Check("home", "problem", text, "choose another --home, or have its owner give it to you")
+    return None
 
 
 def check_token(scene: Scene) -> list[Check]:
@@ -108,8 +127,9 @@ def check_clock(scene: Scene) -> list[Check]:
 
 def _times(home: Home) -> Iterator[tuple[Path, int]]:
     for path in (home.token_path, home.info_path, home.log_path, home.store_path / "head"):
-        if path.is_file():
-            yield path, path.stat().st_mtime_ns // 1_000_000
+        with suppress(PermissionError):  # which is told where it is read
+            if path.is_file():
+                yield path, path.stat().st_mtime_ns // 1_000_000
 
 
 def check_spool(scene: Scene) -> list[Check]:

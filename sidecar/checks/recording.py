@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sidecar.checks.asking import torn_files
-from sidecar.checks.check import Check, Scene, Survey, counted
+from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
 from streams.errors import CorruptLog, StreamError
 from streams.log import LogReader
@@ -120,10 +120,8 @@ def check_log(scene: Scene) -> list[Check]:
     if log.head == NOTHING:
         return [Check("log", "note", "nothing recorded yet", "work in OpenCode, then look again")]
     kept = log.head + 1 - log.pruned
-    pruned = f" and {log.pruned} pruned" if log.pruned else ""
-    text = f"{counted(kept, 'record')}{pruned}; " + (
-        f"the newest {log.newest} are whole" if kept else "nothing is left"
-    )
+    whole = f"the newest {log.newest} are whole" if kept else "nothing is left"
+    text = f"{kept_text(kept, log.pruned)}; {whole}"
     if log.torn is not None:
         return [
             Check(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sidecar.checks import Check
     from sidecar.cli.output import Output
     from sidecar.home import Home
-    from streams.verify import Verification
+    from streams.verify import Summary, Verification
 
 BAR_BYTES = 8 * 1024 * 1024
 """A log from this size on takes long enough to verify for a progress bar."""
@@ -41,15 +41,19 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     if json:
         out.object({"summary": summary.as_json()})
     elif not summary.findings:
-        streams = f"{summary.streams} stream{'' if summary.streams == 1 else 's'}"
         count = "all" if summary.records != 1 else "the"
-        out.text(
-            f"{count} {summary.records} record{'' if summary.records == 1 else 's'} in {streams} verified", "green"
-        )
+        out.text(f"{count} {held_text(summary)} verified", "green")
     else:
         faults = f"{summary.findings} finding{'' if summary.findings == 1 else 's'}"
-        out.text(f"{faults} in {summary.records} records of {summary.streams} streams; nothing was changed", "bold")
+        out.text(f"{faults} in {held_text(summary)}; nothing was changed", "bold")
     return 1 if summary.findings else 0
+
+
+def held_text(summary: Summary) -> str:
+    """What a log holds, in the words of ``status``: ``12 records (3 pruned) in 2 streams``."""
+    from sidecar.checks import counted, kept_text
+
+    return f"{kept_text(summary.records, summary.pruned)} in {counted(summary.streams, 'stream')}"
 
 
 def _progress(out: Output, check: Verification) -> AbstractContextManager[object]:

@@ -38,7 +38,11 @@ _OUR_ERRORS = (
 )
 
 
+_CLOSED = "it belongs to another user or is closed to you: choose another --home, or have its owner give it to you"
+
 _REMEDIES = {
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
     errno.ENOSPC: "make room on that disk, then try again",
     errno.EDQUOT: "make room within your quota, then try again",
     errno.EROFS: "it lies on a read-only file system: mount that writable, or use another place",
@@ -143,6 +147,12 @@ def _tell(line: str) -> None:
         # A path or a command is longer than the line sometimes: it stays whole, so that it can be copied.
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     print(line, file=sys.stderr)  # noqa: T201
+
+
+def warn(text: str | None) -> None:
+    """One line on stderr, in the program's name, where there is something to warn of; the command goes on."""
+    if text is not None:
+        complain(text)
 
 
 def explain(error: Exception) -> str:

@@ -39,8 +39,13 @@ async def streams(context: typer.Context, limit: LimitOption = None, json: JsonF
     from sidecar.cli.select import EMPTY_HINT, catalog_of, open_reader
 
     out = Output(json)
-    catalog, fault = await catalog_of(open_reader(home_of(context).store_path))
-    found = [catalog.stream_json(stream_id) for stream_id in catalog.streams]
+    reader = open_reader(home_of(context).store_path)
+    catalog, fault = await catalog_of(reader)
+    removed = await reader.removed()
+    found = [
+        catalog.stream_json(stream_id) | {"pruned": removed[stream_id].first_offset if stream_id in removed else 0}
+        for stream_id in catalog.streams
+    ]
     found.sort(key=lambda stream: int(stream["last_ts"]), reverse=True)
     found = found[:limit]
     if json:
@@ -53,6 +58,8 @@ async def streams(context: typer.Context, limit: LimitOption = None, json: JsonF
             _stream_cells(out, stream)
     if fault is not None:
         raise fault
+    if (cut_off := await reader.cut_off()) is not None:
+        note(f"{cut_off}.")
     if not found:
         note(f"No streams yet: {EMPTY_HINT}.")
 
@@ -118,7 +125,8 @@ def shortened(name: str) -> str:
 def _named(stream: dict[str, Any]) -> str:
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
     without = "(the sidecar itself)" if stream["stream_id"] == "system" else "(its beginning was removed)"
-    return f"{stream['title'] or ('' if stream['sessions'] else without)}{joined}"
+    pruned = f" ({stream['pruned']} pruned)" if stream["pruned"] else ""
+    return f"{stream['title'] or ('' if stream['sessions'] else without)}{joined}{pruned}"
 
 
 async def tree(

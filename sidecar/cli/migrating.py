@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, home_of
+from sidecar.cli.command import Failure, JsonFlag, home_of, warn
 
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
@@ -125,6 +125,7 @@ async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) 
     with home.lock(), by_ourselves(MOVING):
         log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
         try:
+            warn(log.head_warning)
             return asdict(await Migration(log, to, lambda progress: tell(asdict(progress))).run())
         finally:
             await log.close()

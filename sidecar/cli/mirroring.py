@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.command import Failure, JsonFlag, home_of, note, warn
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -313,6 +313,7 @@ async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, An
     identity = system_identity()
     with home.lock():
         log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)
+        warn(log.head_warning)
         sessions = sessions_of(home, config.nats)
         most = mirror_bytes(config.nats)
         task = MirrorTask(log, log.manifest.log_id, sessions, identity.now_ms, max_bytes=most)

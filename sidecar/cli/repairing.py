@@ -132,6 +132,7 @@ def _end_of_dry_run(out: Output, items: list[Item]) -> int:
 
 
 async def _verify(out: Output, home: Home, failed: int) -> int:
+    from sidecar.cli.checking import held_text
     from streams.verify import Verification
 
     with _bar(out, home) as progress:
@@ -143,7 +144,7 @@ async def _verify(out: Output, home: Home, failed: int) -> int:
                 out.prose("", str(finding), "red")
     summary = check.summary
     sound = not summary.findings and not failed
-    records = f"{summary.records} record{'' if summary.records == 1 else 's'}"
+    records = held_text(summary)
     if sound:
         text = f"the store is sound: {records} verified"
     else:

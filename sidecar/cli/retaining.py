@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli import complete
-from sidecar.cli.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.command import Failure, JsonFlag, home_of, note, warn
 
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
@@ -238,6 +238,7 @@ async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> d
     with home.lock(), by_ourselves(LOOKING if is_looking else REMOVING):
         log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes, to_remove=True)
         try:
+            warn(log.head_warning)
             state, kept = await restore(log)
             upkeep = Upkeep(log, state, lambda: True, identity.now_ms, kept=kept, config=config.store)
             return dict(await work(upkeep))

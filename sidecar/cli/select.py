@@ -36,10 +36,12 @@ def open_reader(store: Path) -> LogReader:
 async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
     """The catalog that the sidecar kept last and the records after it, and the fault that ended them early, if one did.
 
-    What a snapshot covers is not read again; ``verify`` reads everything.
+    What a snapshot covers is not read again, only whether its files are there; ``verify`` reads everything.
     """
     catalog, after = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
     try:
+        if after > NOTHING:
+            await reader.glance()
         await fold(catalog, reader.read_all(after=after))
     except CorruptLog as error:
         return catalog, error

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
-from sidecar.catalog import Catalog
 from sidecar.checks import (
     NotAsked,
     SidecarSilent,
     ask_sidecar,
     counted,
+    kept_text,
     quick_checks,
     refused_plugin,
     spool_size,
     torn_files,
 )
 from sidecar.cli import moving
+from sidecar.cli.command import explain
 from sidecar.cli.nats import at_rest, mirror_words, nats_words
 from sidecar.cli.output import Output, bytes_text, local_time
 from sidecar.cli.select import catalog_of
@@ -26,13 +27,13 @@ from sidecar.home import Home
 from streams.errors import StreamError
 from streams.log import LogReader
 from streams.query import describe_span
-from streams.store import NOTHING
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
     """The running sidecar's own account, or what log and spool say without one.
 
-    ``log.head`` is a position; ``log.pruned`` is how many of the records up to it were removed.
+    ``log.head`` is a position, null where the log cannot be opened; ``log.pruned`` is how many of the records
+    up to it were removed; ``log.damaged`` says that a problem is the log's.
     Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, problems, notes``;
     ``sidecar`` is null when none answers, ``nats`` where the configuration or the store cannot be read.
     ``problems`` and ``notes`` are texts.
@@ -58,9 +59,12 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the mirror waits: {mirror['problem']}")
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
-        found |= await _read_stopped(home, problems)
+        found |= await _read_stopped(home, problems, notes)
         found["nats"] = _nats_stopped(home)
-    found["log"]["pruned"] = await _pruned(home)
+    else:
+        known = len(problems)
+        found["log"]["pruned"] = await _look(home, problems)
+        found["log"]["damaged"] = len(problems) > known
     for check in quick_checks(home):
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
@@ -79,12 +83,15 @@ async def gather_status(home: Home) -> dict[str, Any]:
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
 
-async def _pruned(home: Home) -> int:
+async def _look(home: Home, problems: list[str]) -> int:
+    """How many records were pruned, after a look at the files of a log that a running sidecar tells of."""
     try:
         reader = LogReader(home.store_path)
+        await reader.glance()
         return sum(gone.first_offset for gone in (await reader.removed()).values())
-    except (StreamError, OSError):
-        return 0  # what is wrong is among the problems
+    except (StreamError, OSError) as error:
+        problems.append(explain(error))
+        return 0
 
 
 def _nats_stopped(home: Home) -> dict[str, Any] | None:
@@ -94,32 +101,47 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
         return None  # what is wrong is among the problems
 
 
-async def _read_stopped(home: Home, problems: list[str]) -> dict[str, Any]:
-    catalog = Catalog()
-    head = NOTHING
-    segments = None
+async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> dict[str, Any]:
+    """What the log says of itself. Where it cannot be opened, nothing is counted, and nothing else is tried."""
+    torn = torn_files(home.store_path)
+    log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
+    gaps = 0
+    migration = None
     try:
         reader = LogReader(home.store_path)
-        head = reader.head
+        log |= {"head": reader.head}
         sizes = reader.file_sizes()
-        segments = None if sizes is None else asdict(sizes)
         catalog, fault = await catalog_of(reader)
+        gone = await reader.removed()
+        log |= {
+            "segments": None if sizes is None else asdict(sizes),
+            "streams": len(catalog.streams),
+            "last_ts": max((stream.last_ts for stream in catalog.streams.values()), default=None),
+            "pruned": sum(each.first_offset for each in gone.values()),
+            "damaged": fault is not None,
+        }
+        gaps = catalog.gaps
+        if (cut_off := await reader.cut_off()) is not None:
+            notes.append(cut_off)
         if fault is not None:
             problems.append(str(fault))
-    except StreamError as error:
-        problems.append(str(error))
-    last_ts = max((stream.last_ts for stream in catalog.streams.values()), default=None)
-    torn = torn_files(home.store_path)
-    migration = moving.at_rest(home.store_path)
-    log = {
-        "head": head,
-        "torn": str(torn[-1]) if torn else None,
-        "segments": segments,
-        "streams": len(catalog.streams),
-        "last_ts": last_ts,
-        "backend": migration["backend"] if migration is not None else None,
-    }
-    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": catalog.gaps}
+        migration = moving.at_rest(home.store_path)
+        log |= {"backend": migration["backend"] if migration is not None else None}
+    except (StreamError, OSError) as error:
+        problems.append(explain(error))
+        log |= {"damaged": True}
+    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": gaps}
+
+
+_UNREADABLE: Final[dict[str, Any]] = {
+    "head": None,
+    "segments": None,
+    "streams": None,
+    "last_ts": None,
+    "backend": None,
+    "pruned": 0,
+    "damaged": False,
+}
 
 
 def print_status(out: Output, found: dict[str, Any]) -> None:
@@ -153,11 +175,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         rows.append(("" if number else "linked", text))
     if sidecar and not links:
         rows.append(("linked", "no OpenCode"))
-    last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
-    streams = f" in {counted(log['streams'], 'stream')}" if log.get("streams") is not None else ""
-    backend = f" in {log['backend']}" if log.get("backend") == "sqlite" else ""
-    pruned = f" and {log['pruned']} pruned" if log["pruned"] else ""
-    rows.append(("log", f"{counted(log['head'] + 1 - log['pruned'], 'record')}{pruned}{streams}{backend}{last}"))
+    rows.append(("log", _log_line(log)))
     rows += moving.rows(found.get("migration"))
     spool = found["spool"]
     rows.append(
@@ -171,6 +189,16 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     for name, value in rows:
         out.prose(f"{name:9}", value)
+
+
+def _log_line(log: Mapping[str, Any]) -> str:
+    if log["head"] is None:
+        return "could not be read: see above"
+    last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
+    streams = f" in {counted(log['streams'], 'stream')}" if log.get("streams") is not None else ""
+    backend = f" in {log['backend']}" if log.get("backend") == "sqlite" else ""
+    damaged = "; damaged: see above" if log["damaged"] else ""
+    return f"{kept_text(log['head'] + 1 - log['pruned'], log['pruned'])}{streams}{backend}{last}{damaged}"
 
 
 def _one_each(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

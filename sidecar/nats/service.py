@@ -212,7 +212,7 @@ class NatsService:
             self._failed = str(error)
             log.warning("the mirror was not rebuilt: %s", error)
             return
-        log.info("the mirror was rebuilt, number %d, up to record %d", done["rebuild"], done["position"])
+        log.info("the mirror was rebuilt, number %d, up to position %d", done["rebuild"], done["position"])
 
     async def address(self) -> dict[str, Any]:
         """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.

@@ -18,7 +18,7 @@ import orjson
 
 from streams.errors import ForeignStore, StoreLocked
 from streams.identity import Identity
-from streams.stores.disk import make_directory, open_or_create, read_file, sync_directory, write_durably
+from streams.stores.disk import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 
 Backend = Literal["jsonl", "sqlite"]
 
@@ -28,6 +28,7 @@ FORMATS: Final[dict[Backend, int]] = {"jsonl": 1, "sqlite": 2}
 NEWEST: Final = max(FORMATS.values())
 
 MANIFEST: Final = "store.json"
+LOCK: Final = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,9 @@ def read_manifest(store: Path) -> Manifest | None:
     """``store.json``, or ``None`` for a directory without one.
 
     Raises:
-        ForeignStore: it is not ours, damaged, or of a newer format.
+        ForeignStore: it is not ours, damaged, or of a newer format; the directory or its lock is a symbolic link.
     """
+    refuse_links(store)
     path = store / MANIFEST
     try:
         fields = orjson.loads(read_file(path))
@@ -82,6 +84,12 @@ def read_manifest(store: Path) -> Manifest | None:
     if backend not in FORMATS:
         raise ForeignStore(str(path), "it names no backend that this version knows: upgrade durable-stream")
     return Manifest(cast(Backend, backend), str(fields.get("log_id", "")), _kept(fields.get("kept")))
+
+
+def refuse_links(store: Path) -> None:
+    """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link: no writer follows one."""
+    for path in (store, store / LOCK):
+        refuse_link(path)
 
 
 def _kept(fields: object) -> Kept | None:
@@ -122,8 +130,10 @@ def take_lock(store: Path) -> int:
 
     Raises:
         StoreLocked: another process, or another store of this one, writes here.
+        ForeignStore: the lock is a symbolic link.
     """
-    path = store / "lock"
+    path = store / LOCK
+    refuse_link(path)
     fd = open_or_create(path)
     try:
         _lock_soon(fd)
@@ -150,9 +160,10 @@ def _lock_soon(fd: int) -> None:
 
 
 def is_being_written(store: Path) -> bool:
-    """Whether a writer holds the store's lock now."""
+    """Whether a writer holds the store's lock now. Raises ``ForeignStore`` if that is a symbolic link."""
+    refuse_link(store / LOCK)
     try:
-        fd = os.open(store / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(store / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -166,7 +166,7 @@ class JsonlStore(KeepsHints):
         create(store, store / "log")
         lock = take_lock(store)
         try:
-            manifest = located(store)
+            manifest = located(store, alone=True)
             opened = cls(store, lock, disk, segment_bytes)
             name_log(store, manifest, identity, "jsonl")
             return opened

@@ -19,10 +19,11 @@ import orjson
 
 from streams.errors import CorruptLog
 from streams.query import Filter
-from streams.retention import Gone, Ranges, StreamSize, Tally
+from streams.retention import Gone, Ranges, Removal, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.disk import open_to_read
+from streams.stores.outline import first_doubt
 from streams.stores.removed_files import Version, read_removed, version_of
 from streams.stores.segment_files import Sizes, open_segment, read_segment, sizes_of
 from streams.stores.segments import (
@@ -107,6 +108,22 @@ class JsonlReader:
                 return record
         return None
 
+    async def glance(self) -> None:
+        """Look whether every file of the log is there and reaches as far as it must, without reading them.
+
+        Raises:
+            CorruptLog: one is missing or was cut short.
+        """
+        doubt = await asyncio.to_thread(self._doubt)
+        if doubt is not None:
+            # Reading has the last word, and says it as every command does.
+            async for place in self._places(doubt - 1):
+                _check_line(place)
+
+    def _doubt(self) -> int | None:
+        head = self.head_record().position  # before the files: a writer beside us goes on in them first
+        return first_doubt(self._log, head, read_removed(self._log).removal.ranges)
+
     def file_sizes(self) -> Sizes:
         """What the log's files take; blocking, for an instant."""
         return sizes_of(self._log)
@@ -116,9 +133,13 @@ class JsonlReader:
         async for place in self._places(NOTHING):
             yield [_checked(parse_keys, place).event.id]
 
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return (await asyncio.to_thread(read_removed, self._log)).removal
+
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
-        return (await asyncio.to_thread(read_removed, self._log)).removal.gone()
+        return (await self.removal()).gone()
 
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``. Scans the log."""

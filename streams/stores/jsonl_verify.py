@@ -44,11 +44,15 @@ _QUICK_SEGMENTS = 2
 
 @dataclass(slots=True)
 class _Tail:
-    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one."""
+    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one.
+
+    ``kept``: the stream holds records, not all of it was pruned.
+    """
 
     next_offset: int = 0
     hash: bytes = GENESIS
     lost: int = 0
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +299,7 @@ class JsonlVerification:
             # Lost records explain a jump forward as far as there are enough of them.
             reason = f"it is offset {line.offset} of its stream where {tail.next_offset} must follow"
             self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
-        self._tails[stream_id] = _Tail(line.offset + 1, line.hash, self._lost)
+        self._tails[stream_id] = _Tail(line.offset + 1, line.hash, self._lost, True)
 
     def _next_expected(self) -> int:
         """The position that must follow what was read and what could not be."""
@@ -333,7 +337,7 @@ class JsonlVerification:
             file = segments[-1].path if segments else self.store / "log"
             records = f"record {first}" if first == last else f"records {first} to {last}"
             self._find("missing", file, None, first, f"{records} at the end of the log: written and not there")
-        self.summary.streams = len(self._tails)
+        self.summary.streams = sum(tail.kept for tail in self._tails.values())
         at = head.position if head is not None else NOTHING
         self.summary.head = at if writing else max(at, self._ranges.following(self._last + 1) - 1)
 

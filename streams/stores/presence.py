@@ -16,30 +16,33 @@ from streams.stores.sqlite_files import LOG_FILE, holds_log
 from streams.stores.sqlite_head import holds_known_log
 
 
-def located(store: Path) -> Manifest | None:
+def located(store: Path, *, alone: bool = False) -> Manifest | None:
     """What ``store.json`` says, after looking that the store it names is there; ``None`` where no log was begun.
+
+    ``alone``: the caller holds the store's lock, and has nothing of it open.
 
     Raises:
         ForeignStore: as ``read_manifest``.
         MissingLog: records lie there without a ``store.json``, or it names a store that is not there.
         CorruptLog: a sqlite log holds less than its head file says. A jsonl log is judged where it is read.
+        StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)
     if manifest is None:
-        if with_records(store):
+        if with_records(store, alone=alone):
             hint = f"`durable-stream repair` writes it anew if every record verifies; else restore {MANIFEST}"
             raise MissingLog(str(store), f"it holds a log but no {MANIFEST}, which says where the log lies", hint)
         return None
     if manifest.backend == "jsonl":
         # Either of them shows that the log was here; which one is missing is judged where it is read.
         if not (store / "head").exists() and not list_segments(store / "log"):
-            raise _gone(store, manifest, "log/ and head are not there")
-    elif not holds_known_log(store):
-        raise _gone(store, manifest, f"{LOG_FILE} is not there, or is empty")
+            raise _gone(store, manifest, alone, "log/ and head are not there")
+    elif not holds_known_log(store, alone=alone):
+        raise _gone(store, manifest, alone, f"{LOG_FILE} is not there, or is empty")
     return manifest
 
 
-def with_records(store: Path) -> list[Backend]:
+def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
     """The backends of which records, or a file that cannot be read, lie in the directory; whatever ``store.json`` says.
 
     Raises:
@@ -48,13 +51,13 @@ def with_records(store: Path) -> list[Backend]:
     found: list[Backend] = []
     if any(segment.path.stat().st_size for segment in list_segments(store / "log")):
         found.append("jsonl")
-    if holds_log(store / LOG_FILE, records=True):
+    if holds_log(store / LOG_FILE, records=True, alone=alone):
         found.append("sqlite")
     return found
 
 
-def _gone(store: Path, manifest: Manifest, what: str) -> MissingLog:
-    others = [backend for backend in with_records(store) if backend != manifest.backend]
+def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog:
+    others = [backend for backend in with_records(store, alone=alone) if backend != manifest.backend]
     kept = "".join(f"; records in {backend} lie beside it, perhaps older ones" for backend in others)
     return MissingLog(
         str(store),

@@ -22,6 +22,7 @@ from streams.errors import ForeignStore, StoreLocked, StoreUnavailable, StreamEr
 from streams.stores.directory import is_being_written
 from streams.stores.disk import open_or_create, refuse_link, sync_directory
 from streams.stores.sqlite_keys import STEP
+from streams.stores.sqlite_still import ReadConnection, at_rest
 
 LOG_FILE: Final = "log.db"
 SEARCH_FILE: Final = "search.db"
@@ -202,17 +203,21 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     return connection
 
 
-def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite3.Connection | None:
+def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bool = False) -> ReadConnection | None:
     """A connection that cannot write, for any thread or process; ``None`` where no file is. Raises as above.
 
-    Where SQLite cannot make its shared memory file, as on a read-only file system or a full disk, nobody else can
-    write either: then a log whose WAL is empty is read as it is.
+    Who keeps it longer than for one look asks it whether what it read is right: see ``sqlite_still.py``.
+    ``alone``: the caller holds the store's lock and has it not open for writing. Where SQLite cannot make its
+    shared memory file, as on a read-only file system or a full disk, nobody else can write either: then a log
+    whose WAL is empty is read as it is.
     """
     _refuse_links(path)
     if not path.exists():
         return None
+    still = at_rest(path, alone)
     try:
-        connection = _connect_to_read(path, "ro", damaged)
+        connection = _connect_to_read(path, "ro" if still is None else "ro&immutable=1", damaged)
+        connection.seen, connection.alone = still, alone
     except StoreLocked:
         raise
     except (OSError, StoreUnavailable) as error:
@@ -247,9 +252,11 @@ def _is_half_made(error: BaseException | None) -> bool:
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
-def _connect_to_read(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:
+def _connect_to_read(path: Path, mode: str, damaged: bool) -> ReadConnection:
     with translated(path, "opening"):
-        connection = sqlite3.connect(_uri(path, mode), uri=True, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(
+            _uri(path, mode), uri=True, check_same_thread=False, isolation_level=None, factory=ReadConnection
+        )
         try:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             connection.execute("PRAGMA query_only = ON")
@@ -269,17 +276,22 @@ def _wal_bytes(path: Path) -> int:
     return wal.stat().st_size if wal.exists() else 0
 
 
-def holds_log(path: Path, *, records: bool = False) -> bool:
+def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool:
     """Whether the file holds a log, or with ``records`` a record. One that cannot be read counts as both.
+
+    ``alone``: see ``connect_to_read``.
 
     Raises:
         ForeignStore: it is a symbolic link.
+        StoreLocked: another program holds it.
     """
     _refuse_links(path)
     if not path.exists():
         return False
     try:
-        connection = connect_to_read(path, len(STEPS))
+        connection = connect_to_read(path, len(STEPS), alone=alone)
+    except StoreLocked:
+        raise
     except StreamError:
         return True
     if connection is None:

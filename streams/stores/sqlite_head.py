@@ -22,7 +22,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from streams.errors import CorruptLog, StreamError
+from streams.errors import CorruptLog, StoreLocked, StreamError
 from streams.findings import Kind
 from streams.store import NOTHING
 from streams.stores.disk import Disk, open_or_create, write_durably
@@ -84,7 +84,7 @@ def make_head_file(store: Path) -> bool:
     """
     path = store / LOG_FILE
     known = read_head(store / HEAD_FILE)
-    connection = connect_to_read(path, len(STEPS))
+    connection = connect_to_read(path, len(STEPS), alone=True)
     try:
         with translated(path, "opening"):
             _refuse(path, None if known is None else _fault(connection, known))
@@ -98,19 +98,24 @@ def make_head_file(store: Path) -> bool:
     return known is None and was_made
 
 
-def holds_known_log(store: Path) -> bool:
+def holds_known_log(store: Path, *, alone: bool = False) -> bool:
     """Whether ``log.db`` holds a log; one that cannot be read counts, and is told where it is read.
+
+    ``alone``: see ``connect_to_read``.
 
     Raises:
         CorruptLog: it holds less than its head file says.
         ForeignStore: a file is a symbolic link.
+        StoreLocked: another program holds it; who asks next would wait as long again.
     """
     path = store / LOG_FILE
     while True:
         # This file first: a writer beside us moves the log on before it.
         known = read_head(store / HEAD_FILE)
         try:
-            connection = connect_to_read(path, len(STEPS))
+            connection = connect_to_read(path, len(STEPS), alone=alone)
+        except StoreLocked:
+            raise
         except StreamError:
             return True
         if connection is None:

@@ -29,6 +29,7 @@ from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STE
 from streams.stores.sqlite_keys import find_key
 from streams.stores.sqlite_removed import entries_after, head_of, load
 from streams.stores.sqlite_rows import SELECT, bindable, conditions, record_of, trigrams
+from streams.stores.sqlite_still import ReadConnection
 from streams.stores.stored import Stored
 
 _FETCH = 256
@@ -57,13 +58,14 @@ class SqliteReader:
         StoreUnavailable: it cannot be opened.
     """
 
-    def __init__(self, store: Path, *, exists: bool = False) -> None:
-        self._store, self._path = store, store / LOG_FILE
+    def __init__(self, store: Path, *, exists: bool = False, alone: bool = False) -> None:
+        """``exists``: without its file this log is gone, not empty. ``alone``: see ``connect_to_read``."""
+        self._store, self._path, self._alone = store, store / LOG_FILE, alone
         self._exists = exists
         """The file is there or was; without it this log is not empty but gone."""
-        self._connection: sqlite3.Connection | None = None
+        self._connection: ReadConnection | None = None
         self._place: tuple[int, int] | None = None
-        self._search: sqlite3.Connection | None = None
+        self._search: ReadConnection | None = None
         self._lock = Lock()
 
     @property
@@ -317,19 +319,47 @@ class SqliteReader:
         return await asyncio.to_thread(self._rows, query, values)
 
     def _rows(self, query: str, values: list[Any]) -> list[Any]:
-        with self._lock, translated(self._path, "reading"):
-            connection = self._connected()
-            return [] if connection is None else connection.execute(query, values).fetchall()
+        return self._read(lambda connection: connection.execute(query, values).fetchall(), [])
 
-    def _connected(self) -> sqlite3.Connection | None:
+    def _with_log(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
+        """What ``ask`` finds in one state of the log; ``without`` where there is no log."""
+
+        def in_one_state(connection: sqlite3.Connection) -> Answer:
+            connection.execute("BEGIN")
+            try:
+                return ask(connection)
+            finally:
+                connection.execute("COMMIT")
+
+        return self._read(in_one_state, without)
+
+    def _read(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
+        """What ``ask`` finds, asked again where a writer began meanwhile; ``without`` where there is no log."""
+        while True:
+            with self._lock, translated(self._path, "reading"):
+                connection = self._connected()
+                if connection is None:
+                    return without
+                try:
+                    answer = ask(connection)
+                except sqlite3.Error:
+                    if connection.is_right(self._path):
+                        raise
+                    continue
+                if connection.is_right(self._path):
+                    return answer
+
+    def _connected(self) -> ReadConnection | None:
         """The log's connection; ``None`` where there is no log. Call it with the lock held."""
         place = _place(self._path)
-        if self._connection is not None and place not in (None, self._place):
+        if self._connection is not None and (
             # The log moved away, was discarded here, and moved back: this file is another one.
+            place not in (None, self._place) or not self._connection.can_go_on(self._path)
+        ):
             self._connection.close()
             self._connection = None
         if self._connection is None:
-            self._connection, self._place = connect_to_read(self._path, len(STEPS)), place
+            self._connection, self._place = connect_to_read(self._path, len(STEPS), alone=self._alone), place
         if self._connection is None:
             if self._exists:
                 raise StoreUnavailable(f"{self._path} was moved away while it was read", "read the log again")
@@ -337,33 +367,25 @@ class SqliteReader:
         self._exists = True
         return self._connection
 
-    def _with_log(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
-        """What ``ask`` finds in one state of the log; ``without`` where there is no log."""
-        with self._lock, translated(self._path, "reading"):
-            connection = self._connected()
-            if connection is None:
-                return without
-            connection.execute("BEGIN")
-            try:
-                return ask(connection)
-            finally:
-                connection.execute("COMMIT")
-
     def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
         """The next positions that the index has for ``grams``; ``None`` when it was deleted under way."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
-            if self._search is None:
+            if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):
                 return None
             if self._search.execute("SELECT position FROM progress").fetchone()[0] < until:
                 return None
-            return [row[0] for row in self._search.execute(query, [grams, after, until, _FETCH])]
+            found = [row[0] for row in self._search.execute(query, [grams, after, until, _FETCH])]
+            return found if self._search.is_right(self._store / SEARCH_FILE) else None
 
     def _indexed(self) -> int:
         """The last position that the full-text index holds; ``NOTHING`` without an index."""
         path = self._store / SEARCH_FILE
         # The index is a help, not the truth: without it everything is read.
         with self._lock, suppress(StreamError, OSError), translated(path, "opening"):
+            if self._search is not None and not self._search.can_go_on(path):
+                self._search.close()
+                self._search = None
             if self._search is None:
                 self._search = connect_to_read(path, len(SEARCH_STEPS))
             if self._search is not None:

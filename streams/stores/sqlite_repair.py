@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from streams.errors import StoreLocked, StreamError
 from streams.stores.sqlite_files import (
@@ -26,6 +26,9 @@ _TABLES: Final = (
 _EMPTY: Final = 'DELETE FROM main."{}"'
 _COPY: Final = 'INSERT INTO main."{}" SELECT * FROM damaged."{}" NOT INDEXED ORDER BY 1'
 """In the table's own order, by no index. A plain copy would take the pages of the damaged indexes along."""
+
+
+SearchFault = Literal["damaged", "ahead"]
 
 
 def copy_rows(store: Path, target: Path) -> None:
@@ -64,22 +67,24 @@ def _take_in_wal(path: Path) -> None:
         connection.close()
 
 
-def is_search_damaged(store: Path, head: int) -> bool:
-    """Whether there is a search index that SQLite finds fault with, or that has indexed more than the log holds."""
+def search_fault(store: Path, head: int) -> SearchFault | None:
+    """What is wrong with the search index: SQLite finds fault with it, or it has indexed more than the log holds."""
     path = store / SEARCH_FILE
     if not path.exists():
-        return False
+        return None
     try:
-        connection = connect_to_read(path, len(SEARCH_STEPS))
+        connection = connect_to_read(path, len(SEARCH_STEPS), alone=True)
     except (StreamError, OSError):
-        return True
+        return "damaged"
     if connection is None:
-        return False  # begun and empty
+        return None  # begun and empty
     try:
         position = connection.execute("SELECT position FROM progress").fetchone()[0]
         said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except (sqlite3.Error, TypeError):
-        return True
+        return "damaged"
     finally:
         connection.close()
-    return said != "ok" or not isinstance(position, int) or position > head
+    if said != "ok" or not isinstance(position, int):
+        return "damaged"
+    return "ahead" if position > head else None

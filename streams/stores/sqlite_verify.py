@@ -34,6 +34,7 @@ from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, conne
 from streams.stores.sqlite_head import HEAD_FILE, head_fault, is_marked
 from streams.stores.sqlite_removed import load, version_of
 from streams.stores.sqlite_schema import schema_faults
+from streams.stores.sqlite_still import ReadConnection
 from streams.stores.store_verify import lost_findings, manifest_finding
 
 Answer = TypeVar("Answer")
@@ -83,11 +84,15 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Tail:
-    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one."""
+    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one.
+
+    ``kept``: the stream holds records, not all of it was pruned.
+    """
 
     next_offset: int = 0
     hash: bytes = GENESIS
     lost: int = 0
+    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -129,7 +134,9 @@ class SqliteVerification:
         # Before anything else: a writer beside us moves the log on before this file.
         self._head = read_head(self.store / HEAD_FILE)
         try:
-            connection = await asyncio.to_thread(connect_to_read, self._path, len(STEPS), damaged=True)
+            connection = await asyncio.to_thread(
+                connect_to_read, self._path, len(STEPS), damaged=True, alone=self.alone
+            )
         except ForeignStore as error:
             if "upgrade" in error.reason:
                 raise
@@ -156,18 +163,23 @@ class SqliteVerification:
                 if await in_thread(self._begin, connection, interrupt=connection.interrupt) == version:
                     is_done = True
                     async for finding in self._pass(connection):
-                        # What is missing or different may just have been removed: then the log is judged anew.
-                        if await in_thread(self._version, connection, interrupt=connection.interrupt) != version:
+                        # What is missing or different may just have been removed, or a writer begun: judge it anew.
+                        now = await in_thread(self._version, connection, interrupt=connection.interrupt)
+                        if now != version or not self._is_right(connection):
                             is_done = False
                             break
                         if finding not in self._told:
                             self._told.add(finding)
                             yield finding
-                    if is_done:
+                    if is_done and self._is_right(connection):
                         break
+                if not connection.can_go_on(self._path):
+                    connection.close()
+                    connection = await asyncio.to_thread(self._connected_again)
         finally:
             connection.close()
-        self.summary.streams, self.summary.head = len(self._tails), self._removal.ranges.following(self._last + 1) - 1
+        self.summary.streams = sum(tail.kept for tail in self._tails.values())
+        self.summary.head = self._removal.ranges.following(self._last + 1) - 1
         fault = None if self._head is None else head_fault(self._head, self.summary.head, self._hash_at_head)
         if fault is not None:
             self._find(fault.kind, fault.position, None, fault.reason)
@@ -178,6 +190,15 @@ class SqliteVerification:
             self._told.add(finding)
             yield finding
         self.summary.findings = len(self._told)
+
+    def _is_right(self, connection: ReadConnection) -> bool:
+        return connection.is_right(self._path)
+
+    def _connected_again(self) -> ReadConnection:
+        connection = connect_to_read(self._path, len(STEPS), damaged=True, alone=self.alone)
+        if connection is None:
+            raise StoreUnavailable(f"{self._path} was moved away while it was verified", "verify the log again")
+        return connection
 
     def _asked(self, connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with translated(self._path, "reading"):
@@ -432,7 +453,7 @@ class SqliteVerification:
         elif not 0 < skipped <= self._lost - tail.lost:
             reason = f"it is offset {row.offset} of its stream where {tail.next_offset} must follow"
             self._find("tampered", row.position, stream, reason)
-        self._tails[stream] = _Tail(row.offset + 1, row.hash, self._lost)
+        self._tails[stream] = _Tail(row.offset + 1, row.hash, self._lost, True)
 
     def _find(self, kind: Kind, position: int | None, stream: str | None, reason: str) -> None:
         self._found.append(self._finding(kind, position, stream, reason))

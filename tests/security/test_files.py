@@ -92,7 +92,7 @@ def test_a_file_in_the_homes_place_is_told(tmp_path: Path) -> None:
 def test_a_directory_swapped_for_a_link_is_told(home: Home, tmp_path: Path) -> None:
     home.spool_path.rmdir()
     home.spool_path.symlink_to(tmp_path)
-    with pytest.raises(HomeError, match="not a directory"):
+    with pytest.raises(HomeError, match="it is a symbolic link, which is not followed"):
         home.create()
 
 

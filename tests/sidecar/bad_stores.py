@@ -10,8 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.identity import seeded_identity
 from streams.log import Log
+from streams.projection import fold
+from streams.store import Snapshot
 from tests.streams.builders import events
 
 Backend = Literal["jsonl", "sqlite"]
@@ -20,11 +23,16 @@ STREAM = "ses_a"
 
 
 def make_store(store: Path, backend: Backend) -> str:
-    """A sound log of three segments, or of one database; returns the id of one of its events."""
+    """A sound log of three segments, or of one database, with the catalog that a sidecar keeps of it.
+
+    Returns the id of one of its events.
+    """
 
     async def write() -> str:
         log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=1500)
         made = [await log.append(events(2, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}")) for n in range(6)]
+        catalog = await fold(Catalog(), log.read_all())
+        await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
         await log.close()
         return made[0][0].event.id
 
@@ -69,6 +77,24 @@ def pointer_to_jsonl(store: Path) -> None:
 
 def middle_segment_gone(store: Path) -> None:
     segments(store)[1].unlink()
+
+
+def first_segment_gone(store: Path) -> None:
+    segments(store)[0].unlink()
+
+
+def middle_segment_cut(store: Path) -> None:
+    path = segments(store)[1]
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def middle_segment_empty(store: Path) -> None:
+    os.truncate(segments(store)[1], 0)
+
+
+def last_segment_cut(store: Path) -> None:
+    path = segments(store)[-1]
+    os.truncate(path, path.stat().st_size - 1)
 
 
 def last_segment_gone(store: Path) -> None:
@@ -163,7 +189,32 @@ def manifest_alone(store: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def _link(path: Path) -> None:
+    """The same as before, but elsewhere, with a symbolic link in its place."""
+    elsewhere = path.parents[0 if path.name == "store" else 1] / f"elsewhere-{path.name}"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def store_linked(store: Path) -> None:
+    _link(store)
+
+
+def lock_linked(store: Path) -> None:
+    (store / "lock").touch()
+    _link(store / "lock")
+
+
+def log_linked(store: Path) -> None:
+    _link(store / ("log.db" if (store / "log.db").exists() else "log"))
+
+
 State = Callable[[Path], None]
+
+LINKED: dict[State, str] = dict.fromkeys(
+    (store_linked, lock_linked, log_linked), "it is a symbolic link, which is not followed[:;] put what it leads to"
+)
+"""Links, which every command refuses, ``repair`` too: somebody put them there."""
 
 REFUSED: dict[Backend, dict[State, str]] = {
     "jsonl": {
@@ -173,9 +224,14 @@ REFUSED: dict[Backend, dict[State, str]] = {
         no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
         pointer_to_sqlite: r"lies in sqlite, but log\.db is not there, or is empty; records in jsonl.*restore",
         middle_segment_gone: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
+        first_segment_gone: r"records 0 to \d+ are missing before it.*restore the file from a backup",
+        middle_segment_cut: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
+        middle_segment_empty: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
+        last_segment_cut: r"(records 11 to 11 were written and are missing|is incomplete;).*restore the file",
         last_segment_gone: r"records \d+ to 11 were written and are missing.*restore the file from a backup",
         all_segments_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
         log_directory_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
+        **LINKED,
         log_and_head_gone: r"lies in jsonl, but log/ and head are not there.*restore",
     },
     "sqlite": {
@@ -184,6 +240,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
         damaged_manifest: r"store\.json: it is damaged: `durable-stream repair`",
         no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
         pointer_to_jsonl: r"lies in jsonl, but log/ and head are not there; records in sqlite.*restore",
+        **LINKED,
         database_gone: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
         wal_gone: r"records 12 to 14 were written and are missing: log\.db-wal was deleted.*restore the file",
         database_empty: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
@@ -197,13 +254,18 @@ REFUSED: dict[Backend, dict[State, str]] = {
 
 
 def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file with its time and its bytes, but the lock and SQLite's shared memory: they are no part of the log."""
+    """Every file with its time and its bytes, but the lock: what a command leaves besides is seen, too."""
     return {
         str(path.relative_to(store)): (path.stat().st_mtime_ns, path.read_bytes())
         for path in sorted(store.rglob("*"))
-        if path.is_file() and path.name != "lock" and not _is_shared_memory(path)
+        if path.is_file() and path.name != "lock"
     }
 
 
-def _is_shared_memory(path: Path) -> bool:
-    return path.name.endswith("-shm") or (path.name.endswith("-wal") and not path.stat().st_size)
+def without_shared_memory(files: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes]]:
+    """What is left of ``snapshot`` without what SQLite makes beside a log that has a writer: no part of the log."""
+    return {
+        name: (time, data)
+        for name, (time, data) in files.items()
+        if not (name.endswith("-shm") or (name.endswith("-wal") and not data))
+    }

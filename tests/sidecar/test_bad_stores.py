@@ -23,7 +23,10 @@ import pytest
 
 from sidecar.cli.app import app
 from sidecar.home import Home
+from streams.errors import StoreLocked
+from streams.stores import sqlite_files
 from tests.sidecar.bad_stores import (
+    LINKED,
     REFUSED,
     STREAM,
     Backend,
@@ -35,8 +38,9 @@ from tests.sidecar.bad_stores import (
     make_store,
     newer_manifest,
     snapshot,
+    without_shared_memory,
 )
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, run
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run
 
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
@@ -161,6 +165,8 @@ def test_it_is_refused_in_one_sentence(
     for name in TELLING:
         done = run(home.path, name, "--json")
         assert done.code == 1 and done.err == "" and re.search(wanted, told(done)), (name, told(done))
+    [row] = re.findall("^log +(.*)$", run(home.path, "status").out, re.M)
+    assert row.endswith("see above") and "0 records" not in row, row
     done = run(home.path, "verify")
     assert done.code == 1 and "Traceback" not in done.err
     assert is_sentence(done, wanted) or re.search("^(missing|corrupt): ", done.out, re.M), done
@@ -178,7 +184,7 @@ def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
     before = snapshot(store)
     would = run(home.path, "repair", "--dry-run", "--json")
     assert would.code == 1 and snapshot(store) == before
-    if state in (newer_manifest, foreign_manifest, database_newer):
+    if state in (newer_manifest, foreign_manifest, database_newer, *LINKED):
         assert is_sentence(would, wanted)
         return
     *items, last = would.objects()
@@ -216,6 +222,14 @@ def test_a_lost_head_file_keeps_nobody_from_working(home: Home, sound: dict[Back
         assert run(home.path, *arguments(name, sound[backend])).code == 0, name
     assert run(home.path, "verify").code == 1 and snapshot(store) == before
     assert run(home.path, "repair").code == 0 and run(home.path, "verify").code == 0
+    for name in registered(("migrate", "prune", "forget")):
+        head_gone(put(home, sound[backend]))
+        done = run(home.path, *arguments(name, sound[backend]))
+        warned = re.search(
+            r"^durable-stream: missing: .*head: it is missing or damaged, and was renewed", done.err, re.M
+        )
+        assert done.code == 0 and warned, (name, done)
+        assert run(home.path, "verify").code == 0, name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -237,13 +251,48 @@ def test_a_store_that_another_process_writes(home: Home, sound: dict[Backend, So
         for name in registered(WRITING):
             done = run(home.path, *arguments(name, sound[backend]))
             assert is_sentence(done, r"another sidecar.* serves this home.*`durable-stream stop`"), (name, done)
-    assert snapshot(store) == before
+    assert without_shared_memory(snapshot(store)) == before
+
+
+def count_waits(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The openings that waited in vain for another program to let go of a database."""
+    waits: list[Path] = []
+    connect = sqlite_files._connect_to_read
+
+    def counted(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:
+        try:
+            return connect(path, mode, damaged)
+        except StoreLocked:
+            waits.append(path)
+            raise
+
+    monkeypatch.setattr(sqlite_files, "_connect_to_read", counted)
+    return waits
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_looking_at_a_log_at_rest_leaves_nothing_beside_it(
+    home: Home, sound: dict[Backend, Sound], backend: Backend
+) -> None:
+    store = put(home, sound[backend])
+    if backend == "jsonl":
+        assert run(home.path, "migrate", "--to", "sqlite").code == 0
+        assert run(home.path, "migrate", "--to", "jsonl").code == 0
+        assert (store / "log.db").exists(), "what the log was moved from is kept"
+    before = snapshot(store)
+    assert not any(name.endswith(("-wal", "-shm")) for name in before)
+    looks = [arguments(name, sound[backend]) for name in registered((*READING, *TELLING, "verify"))]
+    for look in (*looks, ["query", "--text", "n"], ["repair", "--dry-run"]):
+        done = run(home.path, *look)
+        assert done.code == 0 or look[0] in TELLING, done
+        assert snapshot(store) == before, look
 
 
 def test_a_database_that_another_program_holds(
     home: Home, sound: dict[Backend, Sound], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.stores.sqlite_files.BUSY_MS", 20)
+    waits = count_waits(monkeypatch)
     store = put(home, sound["sqlite"])
     before = snapshot(store)
     other = sqlite3.connect(store / "log.db", isolation_level=None)
@@ -253,12 +302,41 @@ def test_a_database_that_another_program_holds(
         for name in registered(READING + WRITING):
             done = run(home.path, *arguments(name, sound["sqlite"]))
             assert is_sentence(done, r"log\.db is held by another program; close the program"), (name, done)
+            assert len(waits) <= 1, (name, waits)
+            waits.clear()
         for name in TELLING:
             assert "held by another program" in told(run(home.path, name, "--json")), name
+            assert len(waits) == 1, (name, waits)
+            waits.clear()
     finally:
         other.execute("ROLLBACK")
         other.close()
     assert snapshot(store) == before
+
+
+@pytest.mark.parametrize(("backend", "part"), [("jsonl", "."), ("sqlite", "."), ("jsonl", "lock")])
+def test_a_store_that_is_closed_to_us(home: Home, sound: dict[Backend, Sound], backend: Backend, part: str) -> None:
+    store = put(home, sound[backend])
+    (store / "lock").touch()
+    # Root opens what is closed; without these two of its rights it is as anybody else.
+    as_anybody = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    (store / part).chmod(0)
+    answers = {}
+    try:
+        for name in ("status", "doctor", "migrate", "streams"):
+            asked = [*as_anybody, *command(home.path, *arguments(name, sound[backend]))]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=ROOT)
+            answers[name] = Done(done.returncode, done.stdout, done.stderr)
+    finally:
+        (store / part).chmod(0o700)
+    for name in TELLING:
+        assert answers[name].code == 1 and answers[name].err == "", answers
+        assert "cannot be written, so nothing is recorded" in answers[name].out, answers
+    assert is_sentence(answers["migrate"], r"Permission denied; .*closed to you: choose another"), answers
+    assert explained(answers["migrate"].err), answers
+    if part == ".":
+        assert is_sentence(answers["streams"], r"Permission denied; .*closed to you: choose another"), answers
+        assert "could not be read: see above" in answers["status"].out, answers
 
 
 # Places that only the system can make: a read-only file system and a full one, in a mount namespace of their own

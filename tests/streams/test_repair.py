@@ -189,6 +189,20 @@ async def test_what_is_safe_is_mended_and_mended_once(tmp_path: Path, backend: B
     await log.close()
 
 
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (search_ahead, "search.db: the search index knows records that the log does not hold"),
+        (search_damaged, "search.db: the search index is damaged"),
+    ],
+)
+async def test_a_search_index_ahead_of_the_log_is_not_called_damaged(tmp_path: Path, damage: Damage, said: str) -> None:
+    await write(tmp_path, "sqlite")
+    damage(tmp_path)
+    [item] = decide(await examine(tmp_path), log_id="new")
+    assert item.found.startswith(said) and item.action == "delete"
+
+
 @pytest.mark.parametrize(("backend", "damage"), CASES, ids=[f"{b}-{d.__name__}" for b, d in CASES])
 async def test_looking_changes_nothing(tmp_path: Path, backend: Backend, damage: Damage) -> None:
     await write(tmp_path, backend)
@@ -361,7 +375,7 @@ JSONL, SQLITE = Manifest("jsonl", "x"), Manifest("sqlite", "x")
             [],
         ),
         (
-            Facts(drafts=("a.new",), damaged_hints=("hints/a",), hints_ahead=("hints/b",), search_is_damaged=True),
+            Facts(drafts=("a.new",), damaged_hints=("hints/a",), hints_ahead=("hints/b",), search_fault="damaged"),
             ["set aside", "set aside", "set aside", "delete"],
         ),
     ],

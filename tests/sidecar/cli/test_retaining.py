@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.checks import counted
 from sidecar.home import Home
+from streams.errors import StoreUnavailable
+from streams.identity import system_identity
+from streams.log import Log
+from streams.projection import fold
+from streams.store import Snapshot
 from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_process
 from tests.streams.builders import event
 
@@ -75,14 +82,74 @@ class TestPrune:
         told = run(home, "log", first)
         assert told.code == 1 and f"its first {counts[first]} records were pruned" in told.err
         left, gone = sum(counts.values()) - counts[first], counts[first]
-        assert f"{left} records and {gone} pruned" in run(home, "status").out
-        assert f"{left} records and {gone} pruned; the newest {left} are whole" in run(home, "doctor").out
+        assert f"{left} records ({gone} pruned)" in run(home, "status").out
+        assert f"{left} records ({gone} pruned); the newest {left} are whole" in run(home, "doctor").out
         again = run(home, "prune", "--older-than", "1s", "--yes")
         assert again.code == 0 and streams(home) == {}
-        assert f"0 records and {left + gone} pruned" in run(home, "status").out
-        assert f"0 records and {left + gone} pruned; nothing is left" in run(home, "doctor").out
+        assert f"0 records ({left + gone} pruned)" in run(home, "status").out
+        assert f"0 records ({left + gone} pruned); nothing is left" in run(home, "doctor").out
         assert run(home, "status", "--json").objects()[0]["log"]["pruned"] == left + gone
         assert run(home, "verify").code == 0
+
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_every_command_counts_alike_what_is_left(self, home: Path, backend: str) -> None:
+        if backend == "sqlite":
+            assert run(home, "migrate", "--to", "sqlite").code == 0
+        counts = streams(home)
+        first, second, *others = sorted(counts, key=lambda name: counts[name])[::-1]
+        cut_to = counts[second] - 1
+
+        async def prune() -> None:
+            log = await Log.open(home / "store", system_identity())
+            await log.prune({first: counts[first], second: cut_to}, at_ms=1)
+            await log.close()
+
+        asyncio.run(prune())
+        left, gone = sum(counts[name] for name in others) + 1, counts[first] + cut_to
+        held = f"{left} records ({gone} pruned) in {counted(len(others) + 1, 'stream')}"
+        assert f" {held}" in run(home, "status").out
+        assert f"all {held} verified" in run(home, "verify").out
+        assert f"{left} records ({gone} pruned)" in run(home, "doctor").out
+        told = {stream["stream_id"]: stream for stream in run(home, "streams", "--json").objects()}
+        assert sum(stream["records"] for stream in told.values()) == left and len(told) == len(others) + 1
+        assert told[second]["pruned"] == cut_to and not any(told[name]["pruned"] for name in others)
+        assert f"({cut_to} pruned)" in run(home, "streams").out
+
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_one_that_was_cut_off_is_told_and_all_count_alike(
+        self, home: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if backend == "sqlite":
+            assert run(home, "migrate", "--to", "sqlite").code == 0
+        first, second, *_ = counts = streams(home)
+
+        async def cut_off() -> None:
+            log = await Log.open(home / "store", system_identity())
+            catalog = await fold(Catalog(), log.read_all())
+            await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
+            with monkeypatch.context() as patched:
+                patched.setattr("streams.stores.sqlite_removed.CHUNK", 2)
+                for where in ("jsonl_removal.JsonlRemover._apply", "sqlite_removal.SqliteRemover._shrink"):
+                    patched.setattr(f"streams.stores.{where}", fails)
+                patched.setattr("streams.stores.hints.Hints.forget_snapshots", fails)
+                with pytest.raises(StoreUnavailable, match="could not be pruned as a whole"):
+                    await log.prune({first: counts[first], second: counts[second] - 1}, at_ms=1)
+            await log.close()
+
+        def fails(*_: object) -> None:
+            raise OSError(5, "cut off")
+
+        asyncio.run(cut_off())
+        told = run(home, "status")
+        assert "a prune or forget was cut off" in told.out and "`durable-stream repair`" in told.out
+        listed = run(home, "streams", "--json")
+        assert "a prune or forget was cut off" in listed.err
+        left = sum(stream["records"] for stream in listed.objects())
+        held = f"{left} records ({sum(counts.values()) - left} pruned) in {counted(len(listed.objects()), 'stream')}"
+        assert f" {held}" in told.out and f"1 finding in {held}" in run(home, "verify").out
+        assert run(home, "repair").code == 0
+        told = run(home, "status")
+        assert f" {held}" in told.out and "cut off" not in told.out and run(home, "streams").err == ""
 
     def test_a_size(self, home: Path) -> None:
         asyncio.run(append(home / "store", [[event("old", stream="ses_old")]]))

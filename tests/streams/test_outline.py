@@ -1,0 +1,142 @@
+"""A quick look at a jsonl log's files notices each that is gone or too short, and never one that is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.errors import CorruptLog
+from streams.identity import seeded_identity
+from streams.log import Log, LogReader
+from streams.stores.jsonl_reader import JsonlReader
+from tests.streams.builders import event, events
+from tests.streams.logs import make_log
+from tests.streams.opened import collect
+
+EVERY = 41
+"""Every so manieth cut is read, too."""
+
+BATCHES = [2, 3, 1, 2, 4, 2, 3]
+
+
+def segments(store: Path) -> list[Path]:
+    return sorted((store / "log").glob("*.jsonl*"))
+
+
+async def fault(work: Any) -> str | None:
+    try:
+        await work
+    except CorruptLog as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("outline")
+    make_log(directory / "made", BATCHES, text=10, segment_bytes=1500).put(directory / "store")
+    assert len(segments(directory / "store")) == 3
+    return directory / "store"
+
+
+async def test_a_file_cut_at_any_byte_is_noticed_and_told_as_reading_tells_it(store: Path, tmp_path: Path) -> None:
+    for number, whole in enumerate(segments(store)):
+        damaged = tmp_path / str(number)
+        shutil.copytree(store, damaged)
+        path, reader = segments(damaged)[number], JsonlReader(damaged)
+        for size in range(whole.stat().st_size - 1, -1, -1):
+            os.truncate(path, size)
+            assert reader._doubt() is not None, (path.name, size)
+            if size % EVERY == 0:
+                assert await fault(reader.glance()) == await fault(collect(reader.read_all())) is not None, size
+        path.unlink()
+        assert await fault(reader.glance()) == await fault(collect(reader.read_all())) is not None
+
+
+async def test_of_a_whole_file_only_the_end_is_read(store: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "store"
+    shutil.copytree(store, damaged)
+    path = segments(damaged)[1]
+    data = bytearray(path.read_bytes())
+    data[30] ^= 1
+    path.write_bytes(data)
+    assert await fault(JsonlReader(damaged).glance()) is None
+    assert await fault(collect(JsonlReader(damaged).read_all())) is not None
+
+
+async def closed_store(store: Path) -> AsyncIterator[str]:
+    """A store at rest in each form that its files can have."""
+
+    async def opened() -> Log:
+        return await Log.open(store, seeded_identity(3), segment_bytes=3000)
+
+    log = await opened()
+    await log.close()
+    yield "empty"
+    log = await opened()
+    for n in range(12):
+        await log.append([*events(3, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}"), event(f"{n}", stream="ses_c")])
+    await log.append([event("long", stream="ses_c", payload={"text": "x" * 100_000})])
+    await log.close()
+    yield "a line longer than what is read at once"
+    log = await opened()
+    while await log.compress() is not None:
+        pass
+    await log.close()
+    yield "compressed"
+    log = await opened()
+    await log.prune({"ses_a": 9, "ses_c": 13}, at_ms=1)
+    await log.close()
+    yield "pruned, the last record too"
+    log = await opened()
+    await log.prune({"ses_a": 99, "ses_b": 99}, at_ms=1)
+    await log.close()
+    yield "all pruned"
+
+
+async def test_a_whole_log_is_never_doubted(tmp_path: Path) -> None:
+    async for form in closed_store(tmp_path / "store"):
+        reader = LogReader(tmp_path / "store")
+        assert reader._jsonl._doubt() is None, form
+        await reader.glance()
+
+
+async def test_a_compressed_file_cut_short_is_noticed(tmp_path: Path) -> None:
+    async for form in closed_store(tmp_path / "store"):
+        if form == "compressed":
+            break
+    path = next(path for path in segments(tmp_path / "store") if path.suffix == ".zst")
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 7):
+        path.write_bytes(whole[:size])
+        assert await fault(JsonlReader(tmp_path / "store").glance()) is not None, size
+
+
+async def test_beside_a_writer_that_rolls_compresses_and_prunes(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path / "store", seeded_identity(4), segment_bytes=2000)
+    reader, done = LogReader(tmp_path / "store"), asyncio.Event()
+    looked = 0
+
+    async def look() -> None:
+        nonlocal looked
+        while not done.is_set():
+            await reader.glance()
+            looked += 1
+
+    looking = asyncio.create_task(look())
+    for n in range(60):
+        await log.append(events(3, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}"))
+        if n % 5 == 4:
+            await log.compress()
+        if n % 20 == 19:
+            await log.prune({"ses_a": n, "ses_b": n - 5}, at_ms=1)
+    done.set()
+    await looking
+    await log.close()
+    assert looked > 0

@@ -1,0 +1,157 @@
+"""A reader of a database at rest leaves no file beside it, and is never wrong about a writer that begins."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.identity import seeded_identity
+from streams.log import Log, LogReader
+from streams.stores.sqlite_files import connect_to_read
+from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_still import at_rest
+from streams.stores.sqlite_verify import SqliteVerification
+from streams.verify import Verification
+from tests.streams.builders import event, events
+from tests.streams.opened import collect
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    asyncio.run(write(tmp_path, 0))
+    return tmp_path
+
+
+async def opened(store: Path, seed: int) -> Log:
+    return await Log.open(store, seeded_identity(seed), backend="sqlite")
+
+
+async def write(store: Path, round_: int) -> None:
+    """A whole life of a writer: at its end all is in the database, and the WAL is gone."""
+    log = await opened(store, round_ + 1)
+    await log.append(events(20, prefix=f"{round_}-", stream=f"ses_{round_ % 3}"))
+    await log.close()
+
+
+def names(store: Path) -> set[str]:
+    return {path.name for path in store.iterdir()}
+
+
+async def test_a_log_at_rest_is_read_and_nothing_is_left_beside_it(store: Path) -> None:
+    before = names(store)
+    reader = LogReader(store)
+    assert reader.head == 19 and len(await collect(reader.read_all())) == 20
+    check = Verification(store)
+    assert [finding async for finding in check.run()] == [] and check.summary.records == 20
+    assert names(store) == before
+    await reader.close()
+    assert names(store) == before
+
+
+async def test_a_reader_goes_on_across_the_lives_of_writers(store: Path) -> None:
+    reader = LogReader(store)
+    for round_ in range(1, 6):
+        assert reader.head == 20 * round_ - 1
+        await write(store, round_)
+        assert len(await collect(reader.read_all())) == 20 * (round_ + 1)
+    log = await opened(store, 9)
+    await log.append([event("beside")])
+    assert reader.head == 120, "what only the WAL holds is seen, too"
+    await log.close()
+    await log.close()
+    await reader.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_was_read_while_a_writer_lived_is_read_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    reader = SqliteReader(store)
+    loop = asyncio.get_running_loop()
+    asked = 0
+
+    def ask(connection: sqlite3.Connection) -> int:
+        nonlocal asked
+        asked += 1
+        found: int = connection.execute("SELECT count(*) FROM records").fetchone()[0]
+        if asked == 1:
+            asyncio.run_coroutine_threadsafe(write(store, 1), loop).result()
+            if fails:
+                raise sqlite3.DatabaseError("the pages do not fit together")
+        return found
+
+    assert await asyncio.to_thread(reader._read, ask, -1) == 40 and asked == 2
+    await reader.close()
+
+
+async def test_an_error_without_a_writer_is_told_at_once(store: Path) -> None:
+    reader = SqliteReader(store)
+    asked = 0
+
+    def ask(connection: sqlite3.Connection) -> int:
+        nonlocal asked
+        asked += 1
+        raise sqlite3.DatabaseError("it is damaged")
+
+    with pytest.raises(Exception, match="it is damaged"):
+        reader._read(ask, -1)
+    assert asked == 1
+    await reader.close()
+
+
+def written_to(store: Path) -> Any:
+    return asyncio.run(opened(store, 5))
+
+
+def foreign(store: Path) -> Any:
+    connection = sqlite3.connect(store / "log.db")
+    connection.execute("SELECT count(*) FROM records").fetchone()
+    return connection
+
+
+def with_wal(store: Path) -> Any:
+    (store / "log.db-wal").write_bytes(b"")
+
+
+def half_made(store: Path) -> Any:
+    (store / "log.db-journal").write_bytes(b"x")
+
+
+@pytest.mark.parametrize("busy", [written_to, foreign, with_wal, half_made])
+def test_it_counts_on_nothing_where_somebody_may_write(store: Path, busy: Callable[[Path], Any]) -> None:
+    assert at_rest(store / "log.db") is not None
+    held = busy(store)
+    assert at_rest(store / "log.db") is None
+    if busy is written_to:
+        connection = connect_to_read(store / "log.db", 99)
+        assert connection is not None and connection.seen is None
+        connection.close()
+        asyncio.run(held.close())
+
+
+async def test_a_verification_beside_which_a_writer_begins_judges_anew(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: Log | None = None
+    check = SqliteVerification(store)
+    begin = check._pass
+
+    async def with_a_writer(connection: Any) -> Any:
+        nonlocal log
+        async for finding in begin(connection):
+            yield finding
+        if log is None:
+            await write(store, 1)
+            log = await opened(store, 3)
+            await log.append([event("last")])
+
+    monkeypatch.setattr(SqliteVerification, "_pass", lambda _, connection: with_a_writer(connection))
+    assert [finding async for finding in check.run()] == []
+    assert check.summary.records == 41
+    assert log is not None
+    await log.close()
