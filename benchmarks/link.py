@@ -19,7 +19,7 @@ from bridge.opencode.frames import HookItem, ShimIdentity
 from sidecar.client import Address, ShimClient
 from sidecar.home import Home
 from streams.identity import system_identity
-from streams.log import LogReader
+from streams.log_reader import LogReader
 
 IDENTITY = system_identity()
 ASKED, ANSWER = "msg_1", "msg_2"

@@ -23,7 +23,8 @@ from sidecar.home import Home
 from sidecar.upkeep import SLOW_TAIL
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.stores.directory import Backend
 from streams.stores.stored import Stored
 

@@ -23,7 +23,7 @@ from sidecar.play import play, read_recording
 from sidecar.version import VERSION
 from streams.hashing import canonical
 from streams.identity import system_identity
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.verify import Verification
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from sidecar.home import Home
 from sidecar.launch import START_SECONDS, LastWords, ended, ensure_running
 from sidecar.version import VERSION
 from streams.identity import system_identity
-from streams.log import LogReader
+from streams.log_reader import LogReader
 
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
 MAX_FAILURES: Final = 10

@@ -2,8 +2,7 @@
 
 ``Log`` owns the store's directory: it takes the lock, opens the backend that
 ``store.json`` names, and can move to another one while appends go on.
-``LogReader`` reads beside it, also from another process, and looks at
-``store.json`` again for each reading, so it follows a move.
+``streams/log_reader.py`` reads beside it, also from another process.
 
 Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 """
@@ -13,23 +12,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-from streams.errors import CorruptLog, StoreUnavailable, StreamError
+from streams.errors import StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
+from streams.log_reader import ask_wherever, read_wherever
 from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, StreamSize
-from streams.store import NOTHING, OnKnown, Record, Snapshot
+from streams.store import NOTHING, OnKnown, Record
 from streams.stores.copies import discard_copy
 from streams.stores.directory import (
     Backend,
     Manifest,
     create,
-    is_being_written,
     name_log,
     read_manifest,
     take_lock,
@@ -38,170 +37,19 @@ from streams.stores.directory import (
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints, Lost
 from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
-from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.live import LiveTail
 from streams.stores.presence import located
 from streams.stores.reserve import Reserve
 from streams.stores.rewriting import Compressed
 from streams.stores.segment_files import Sizes
 from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_reader import SqliteReader
 
 SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
 """Between two appends while a move does not keep up, at first and at most."""
 
 DiskStore = JsonlStore | SqliteStore
-DiskReader = JsonlReader | SqliteReader
 Result = TypeVar("Result")
-
-
-class LogReader:
-    """``StreamReader`` over a store's directory, whatever its backend; one that is not there reads as empty.
-
-    Raises:
-        ForeignStore: the directory belongs to something else, or to a newer version.
-        MissingLog: half of the store was deleted.
-    """
-
-    def __init__(self, store: Path) -> None:
-        self.store = store
-        self._sqlite: SqliteReader | None = None
-        self._jsonl = JsonlReader(store)
-
-    def _backend(self) -> DiskReader:
-        # Once its database is open, the sqlite store was there; opening it for every reading would be slow.
-        look = located if self._sqlite is None else read_manifest
-        manifest = look(self.store)
-        if manifest is None or manifest.backend == "jsonl":
-            return self._jsonl
-        if self._sqlite is None:
-            self._sqlite = SqliteReader(self.store)
-        return self._sqlite
-
-    @property
-    def head(self) -> int:
-        """See ``StreamReader.head``. Read from disk at each call."""
-        return self._backend().head
-
-    @property
-    def is_indexed(self) -> bool:
-        """Whether one stream, or one event, is found without reading the whole log."""
-        return isinstance(self._backend(), SqliteReader)
-
-    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """See ``StreamReader.read``."""
-        return self._wherever(self._backend(), lambda backend, _: backend.read(stream_id, from_offset=from_offset))
-
-    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamReader.read_all``."""
-        return self._wherever(self._backend(), lambda backend, last: backend.read_all(after=max(after, last)))
-
-    def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``."""
-        return self._wherever(self._backend(), lambda backend, _: backend.query(wanted))
-
-    async def _wherever(
-        self, backend: DiskReader, read: Callable[[DiskReader, int], AsyncIterator[Record]]
-    ) -> AsyncIterator[Record]:
-        """What ``read`` gives; gone on with in the other backend, when the log moved there and the old one was deleted.
-
-        Who reads a file that is deleted finds it damaged, or finds nothing: both count only while the log lies there.
-        ``read`` is also given the position after which to go on; what comes before it is passed over.
-        """
-        last = NOTHING
-        while True:
-            try:
-                async with aclosing(cast("AsyncGenerator[Record, None]", read(backend, last))) as records:
-                    async for record in records:
-                        if record.position > last:
-                            last = record.position
-                            yield record
-            except (StreamError, OSError):
-                if (now := self._backend()) is backend:
-                    raise
-            else:
-                if (now := self._backend()) is backend:
-                    return
-            backend = now
-
-    async def find(self, idempotency_key: str) -> Record | None:
-        """See ``StreamReader.find``."""
-        return await self._now(lambda backend: backend.find(idempotency_key))
-
-    async def _now(self, ask: Callable[[DiskReader], Awaitable[Result]]) -> Result:
-        """As ``_wherever``, for one answer."""
-        while True:
-            backend = self._backend()
-            try:
-                answer = await ask(backend)
-            except (StreamError, OSError):
-                if self._backend() is backend:
-                    raise
-            else:
-                if self._backend() is backend:
-                    return answer
-
-    async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
-        """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know.
-
-        So it is, too, where one of them is damaged: reading tells of it in its place.
-        """
-        backend = self._backend()
-        if not isinstance(backend, SqliteReader):
-            return None
-        try:
-            return await backend.newest(wanted, count)
-        except CorruptLog:
-            return None
-
-    async def find_event(self, event_id: str) -> Record | None:
-        """The record of an event id, or ``None``."""
-        return await self._now(lambda backend: backend.find_event(event_id))
-
-    async def glance(self) -> None:
-        """Look whether every file of the log is there and reaches as far as it must; quick, whatever its size.
-
-        Raises:
-            CorruptLog: one is missing or was cut short.
-        """
-        # A sqlite log is compared with its head file wherever it is located.
-        if self._backend() is self._jsonl:
-            await self._jsonl.glance()
-
-    def file_sizes(self) -> Sizes | None:
-        """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
-        return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
-
-    def event_ids(self) -> AsyncIterator[list[str]]:
-        """The ids of all events, many at a time, in no certain order; their payloads are not looked at."""
-        return self._backend().event_ids()
-
-    async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``: what the log's writer kept last. None while something is being removed."""
-        found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
-        if found is None or found.position > self.head:
-            return None
-        # It may count what is gone: a removal drops it last.
-        return None if (await self._backend().removal()).pending else found
-
-    async def cut_off(self) -> str | None:
-        """What to say of a prune or forget that was cut off, as by a kill; ``None`` where none was."""
-        if not (await self._backend().removal()).pending or await asyncio.to_thread(is_being_written, self.store):
-            return None
-        return (
-            "a prune or forget was cut off, so of what was to be removed some may still be there: "
-            "the next start of the sidecar ends it, or `durable-stream repair`"
-        )
-
-    async def removed(self) -> dict[str, Gone]:
-        """See ``StreamReader.removed``."""
-        return await self._now(lambda backend: backend.removed())
-
-    async def close(self) -> None:
-        """See ``StreamReader.close``."""
-        if self._sqlite is not None:
-            await self._sqlite.close()
 
 
 class Log(KeepsHints):
@@ -334,19 +182,19 @@ class Log(KeepsHints):
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
-        return self._backend.read(stream_id, from_offset=from_offset)
+        return read_wherever(lambda: self._backend, lambda backend, _: backend.read(stream_id, from_offset=from_offset))
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamReader.read_all``."""
-        return self._backend.read_all(after=after)
+        return read_wherever(lambda: self._backend, lambda backend, last: backend.read_all(after=max(after, last)))
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """See ``StreamReader.query``."""
-        return self._backend.query(wanted)
+        return read_wherever(lambda: self._backend, lambda backend, _: backend.query(wanted))
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        return await self._backend.find(idempotency_key)
+        return await ask_wherever(lambda: self._backend, lambda backend: backend.find(idempotency_key))
 
     async def append(
         self,

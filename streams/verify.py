@@ -81,7 +81,10 @@ class Verification:
     def _refuse_deleted(self) -> None:
         if not self._may_move:
             return
-        manifest = read_manifest(self._store)
+        try:
+            manifest = read_manifest(self._store)
+        except ForeignStore:
+            return  # damaged, which is found and said where the manifest is judged
         names = {manifest.backend, manifest.kept.backend if manifest.kept else None} if manifest is not None else set()
         if manifest is not None and self._backend not in names:
             raise StoreUnavailable(

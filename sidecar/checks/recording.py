@@ -10,7 +10,7 @@ from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
 from streams.errors import CorruptLog, StreamError
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.query import Filter, describe_span
 from streams.repair import HEAD_FILES
 from streams.repairing import leftovers

@@ -13,7 +13,7 @@ from sidecar.cli.reading import StreamArgument
 
 if TYPE_CHECKING:
     from sidecar.cli.select import Family
-    from streams.log import LogReader
+    from streams.log_reader import LogReader
 
 FORMAT = 1
 

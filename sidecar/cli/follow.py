@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import FrameType
 
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.store import NOTHING, Record
 
 LOOK_AGAIN_MS = 500

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.cli.overview import Overview, TurnView
     from streams.errors import CorruptLog
-    from streams.log import LogReader
+    from streams.log_reader import LogReader
     from streams.store import Record
 
 STATUS_STYLES = {"active": "bold green", "unknown": "yellow", "ended": "dim"}

@@ -160,7 +160,7 @@ def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
 async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorCheck:
     from sidecar.nats.verifying import MirrorCheck
     from streams.identity import system_identity
-    from streams.log import LogReader
+    from streams.log_reader import LogReader
 
     reader = LogReader(home.store_path)
     return MirrorCheck(reader, _log_id(home), sessions, now_ms=system_identity().now_ms, with_ids=with_ids)
@@ -233,7 +233,7 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
     from bridge.nats.errors import NatsUnavailable
     from sidecar.nats.verifying import Disturbed
     from streams.errors import CorruptLog
-    from streams.log import LogReader
+    from streams.log_reader import LogReader
 
     check = await _check(home, sessions, with_ids=False)
     await sessions.get()  # away is away; unreadable is another thing

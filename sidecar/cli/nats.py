@@ -49,7 +49,7 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
         StreamError: the store cannot be read.
     """
     from sidecar.nats.settings import external_options
-    from streams.log import LogReader
+    from streams.log_reader import LogReader
     from streams.store import NOTHING
     from streams.stores.hints import Hints
 

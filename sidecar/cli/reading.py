@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.cli.records import Lines
     from sidecar.cli.select import Family
-    from streams.log import LogReader
+    from streams.log_reader import LogReader
     from streams.store import Record
 
 StreamArgument = Annotated[
@@ -117,7 +117,7 @@ async def _follow(
     store: Path, family: Family, lines: Lines, out: Output, *, from_offset: int = 0, after: int | None = None
 ) -> None:
     from sidecar.cli.follow import follow
-    from streams.log import LogReader
+    from streams.log_reader import LogReader
     from streams.store import NOTHING
 
     began = from_offset == 0

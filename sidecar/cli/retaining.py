@@ -12,7 +12,7 @@ from sidecar.cli.command import Failure, JsonFlag, home_of, note, warn
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.home import Home
-    from streams.log import LogReader
+    from streams.log_reader import LogReader
     from streams.prune_plan import Wishes
 
 YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without it you are only told what would go.")]
@@ -112,13 +112,15 @@ async def forget(
 async def _titles(home: Home) -> dict[str, str]:
     """The titles of the sessions that streams are named after; what cannot be read has none."""
     from sidecar.cli.select import catalog_of
-    from streams.errors import StreamError
-    from streams.log import LogReader
+    from streams.errors import StoreLocked, StreamError
+    from streams.log_reader import LogReader
 
     try:
         reader = LogReader(home.store_path)
         catalog, _ = await catalog_of(reader)
         await reader.close()
+    except StoreLocked:
+        raise  # to wait for it once more would not help
     except (StreamError, OSError):
         return {}  # which is told where the log is opened to remove
     return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}

@@ -15,7 +15,7 @@ from sidecar.cli.output import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.lineage import Lineage
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.projection import fold, resume
 from streams.query import Filter
 from streams.retention import Gone

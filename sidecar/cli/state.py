@@ -25,7 +25,7 @@ from sidecar.cli.select import catalog_of
 from sidecar.config import ConfigError, load_config
 from sidecar.home import Home
 from streams.errors import StreamError
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.query import describe_span
 
 

@@ -22,7 +22,7 @@ from bridge.nats.pulling import remove_consumer
 from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import EVENTS, L0_EVENTS
 from bridge.nats.subjects import l0_pattern, log_pattern
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 from streams.stores.hints import Hints

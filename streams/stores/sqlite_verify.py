@@ -351,7 +351,7 @@ class SqliteVerification:
         if any(found > known for found, known in zip(formats, _NEWEST_FORMATS, strict=True)):
             self._find("corrupt", None, None, f"its header has formats {formats.hex(' ')}, which nobody writes")
         try:
-            connection = connect_to_read(self._path, len(STEPS))
+            connection = connect_to_read(self._path, len(STEPS), alone=self.alone)
         except BadStore as error:
             self._find("corrupt", None, None, f"it cannot be opened: {_damage(error)}")
         except (StoreUnavailable, OSError):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.home import Home
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.verify import Verification
 from tests.mounts import can_mount, mounted
 from tests.sidecar.life import COMMAND, end_sidecars, logged, run_as, shims, status

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.home import Home
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.stores.directory import read_manifest
 from tests.sidecar import life
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, cli, run, running, start, wait_for

@@ -18,7 +18,8 @@ from sidecar.config import StoreConfig
 from sidecar.upkeep import SNAPSHOT, Upkeep, restore
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.projection import fold, state_hash
 from streams.retention import Forgotten
 from streams.stores.directory import Backend

@@ -18,7 +18,8 @@ from bridge.opencode.state import STATE_VERSION, CaptureState
 from sidecar.upkeep import SNAPSHOT
 from streams.identity import seeded_identity
 from streams.lineage import Lineage
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.migrate import Migration
 from streams.projection import fold, state_hash
 from streams.store import Snapshot, StreamReader

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from streams.hashing import is_digest
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.store import NOTHING, Record
 from streams.stores.directory import Backend
 from streams.verify import Verification

@@ -22,7 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from streams.errors import Conflict, InvalidEvent
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.migrate import Migration, discard_kept
 from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record, Snapshot, StreamStore

@@ -24,7 +24,8 @@ import pytest
 from streams.errors import StoreFailed, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.store import Record
 from streams.stores.directory import Backend
 from streams.verify import Verification

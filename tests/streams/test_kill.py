@@ -18,7 +18,8 @@ from signal import SIGKILL
 import pytest
 
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.store import Record
 from streams.verify import Verification
 from tests.streams import writing_process

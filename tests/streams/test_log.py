@@ -9,7 +9,8 @@ import pytest
 
 from streams.errors import MissingLog, StoreLocked
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.migrate import Migration
 from streams.repair import decide
 from streams.repairing import Repairing, examine

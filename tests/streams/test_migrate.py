@@ -15,7 +15,8 @@ import pytest
 
 from streams.errors import CorruptLog, StoreUnavailable
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.migrate import Migration, MigrationFailed, Progress, discard_kept
 from streams.query import Filter
 from streams.store import Record
@@ -238,12 +239,26 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     await log.close()
 
 
-async def test_a_reading_whose_store_is_discarded_does_not_end_as_if_it_were_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(tmp_path: Path, backend: Backend) -> None:
+    log = await open_log(tmp_path, backend)
+    written = await fill(log, 300)
+    readings = [log.read_all(), log.query(Filter()), LogReader(tmp_path).read_all()]
+    for reading in readings:
+        assert await anext(reading) == written[0]
+    await Migration(log, "jsonl" if backend == "sqlite" else "sqlite").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    for reading in readings:
+        assert await collect(reading) == written[1:]
+    await log.close()
+
+
+async def test_a_source_whose_store_is_discarded_does_not_end_as_if_it_were_whole(tmp_path: Path) -> None:
     log = await open_log(tmp_path, "sqlite")
     written = await fill(log, 300)
-    reading = log.read_all()
-    assert await anext(reading) == written[0]
     old = log.source
+    reading = old.read_all()
+    assert await anext(reading) == written[0]
     await Migration(log, "jsonl").run()
     await asyncio.to_thread(discard_kept, tmp_path)
     with pytest.raises(StoreUnavailable, match="moved away while it was read; read the log again"):

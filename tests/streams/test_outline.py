@@ -13,7 +13,8 @@ import pytest
 
 from streams.errors import CorruptLog
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.stores.jsonl_reader import JsonlReader
 from tests.streams.builders import event, events
 from tests.streams.logs import make_log

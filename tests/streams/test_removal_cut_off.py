@@ -15,7 +15,7 @@ import pytest
 
 from streams.errors import StoreUnavailable
 from streams.hashing import is_digest
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.retention import Gone
 from streams.store import Record
 from streams.stores import sqlite_removal

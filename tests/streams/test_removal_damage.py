@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import BadStore, CorruptLog
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.stores.removed_files import MANIFEST
 from streams.stores.segments import list_segments
 from tests.streams.opened import collect

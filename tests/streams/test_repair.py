@@ -14,7 +14,8 @@ import pytest
 
 from streams.findings import Finding
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.migrate import Migration
 from streams.repair import Facts, Item, StoreFacts, decide
 from streams.repairing import Repairing, examine

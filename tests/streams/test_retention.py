@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streams.errors import StoreUnavailable
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from streams.migrate import Migration, discard_kept
 from streams.query import Filter
 from streams.store import Snapshot

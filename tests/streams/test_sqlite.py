@@ -16,7 +16,8 @@ import pytest
 from streams.errors import CorruptLog, ForeignStore
 from streams.findings import Finding
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.migrate import Migration, discard_kept
 from streams.query import Filter
 from streams.store import Record, StreamStore

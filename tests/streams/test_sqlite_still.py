@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from streams.identity import seeded_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.stores.sqlite_files import connect_to_read
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_still import at_rest

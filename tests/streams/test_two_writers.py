@@ -16,7 +16,8 @@ import pytest
 
 from streams.errors import StoreLocked
 from streams.identity import system_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.stores.directory import Backend, is_being_written
 from streams.verify import Verification
 from tests.streams.builders import event

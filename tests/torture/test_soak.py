@@ -27,7 +27,8 @@ import pytest
 from streams.errors import StoreFailed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
-from streams.log import Log, LogReader
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.migrate import Migration, discard_kept
 from streams.query import Filter
 from streams.store import Snapshot

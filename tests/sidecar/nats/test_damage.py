@@ -24,7 +24,7 @@ from bridge.nats.sessions import Sessions
 from bridge.nats.stream_plan import EVENTS, L0_EVENTS
 from sidecar.nats.verifying import Disturbed, MirrorCheck
 from streams.identity import system_identity
-from streams.log import LogReader
+from streams.log_reader import LogReader
 from tests.bridge.nats import vectors
 from tests.bridge.nats.records import event
 from tests.nats_servers import VERSIONS, RealServer, real_server
