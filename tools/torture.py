@@ -99,7 +99,7 @@ PLAN = (
     Part(
         "sqlite-damage",
         "bytes changed in a sqlite log",
-        (f"{STREAMS}/test_sqlite.py", "-k", "flipped or wal"),
+        (f"{STREAMS}/test_sqlite_damage.py", "-k", "flipped or wal"),
         10,
         {"SQLITE_FLIPS": 2_000},
     ),

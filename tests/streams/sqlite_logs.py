@@ -1,0 +1,51 @@
+"""Logs in sqlite for tests: written, looked at and changed behind the store's back."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from streams.findings import Finding
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.verify import Verification
+from tests.streams.builders import event
+
+
+async def written(store: Path) -> None:
+    log = await Log.open(store, seeded_identity(1), backend="sqlite")
+    for number in range(20):
+        await log.append([event(f"k{number}-{n}", stream=f"ses_{n}") for n in range(3)])
+    await log.close()
+
+
+async def findings(store: Path) -> list[Finding]:
+    return [finding async for finding in Verification(store).run()]
+
+
+def ask(store: Path, query: str) -> int:
+    connection = sqlite3.connect(store / "log.db")
+    try:
+        found: int = connection.execute(query).fetchone()[0]
+        return found
+    finally:
+        connection.close()
+
+
+def make_older(store: Path) -> None:
+    """The database as a version wrote it that had neither a head file nor a table of keys."""
+    for statement in (
+        "DROP TABLE head_beside",
+        "DROP TABLE keys",
+        "DROP TABLE keys_through",
+        "CREATE UNIQUE INDEX records_by_key ON records (key)",
+        "PRAGMA user_version = 2",
+    ):
+        change(store, statement)
+
+
+def change(store: Path, statement: str) -> None:
+    connection = sqlite3.connect(store / "log.db")
+    with connection:
+        connection.execute(statement)
+    connection.close()

@@ -1,0 +1,309 @@
+"""Damage to a sqlite log and its WAL: found, refused, told, or harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from streams.errors import CorruptLog, ForeignStore
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.log_reader import LogReader
+from streams.migrate import Migration, discard_kept
+from streams.store import Record
+from streams.stores.segments import read_head
+from streams.stores.sqlite import SqliteStore
+from streams.stores.sqlite_head import HEAD_FILE
+from streams.stores.sqlite_reader import SqliteReader
+from streams.verify import Verification
+from tests.streams.builders import event, events
+from tests.streams.opened import collect
+from tests.streams.sizes import size
+from tests.streams.sqlite_logs import change, findings, make_older, written
+
+
+async def test_a_sound_log_verifies(tmp_path: Path) -> None:
+    await written(tmp_path)
+    verification = Verification(tmp_path)
+    assert [finding async for finding in verification.run()] == []
+    summary = verification.summary
+    assert (summary.records, summary.streams, summary.head, summary.findings) == (60, 3, 59, 0)
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "position", "reason"),
+    [
+        (
+            "UPDATE records SET event = CAST(replace(event, 'k7', 'k8') AS BLOB) WHERE position = 22",
+            "corrupt",
+            22,
+            "sum",
+        ),
+        ("UPDATE records SET hash = zeroblob(32) WHERE position = 22", "tampered", 22, "hash chain"),
+        ("UPDATE records SET actor = 'nobody' WHERE position = 22", "tampered", 22, "otherwise than the event: actor"),
+        ("UPDATE records SET key = zeroblob(16) WHERE position = 22", "tampered", 22, "idempotency_key"),
+        ("UPDATE records SET stream = 1, offset = 100 WHERE position = 22", "tampered", 22, "stream_id"),
+        ("DELETE FROM records WHERE position = 22", "missing", 22, "record 22 is missing"),
+        ("DELETE FROM records WHERE position BETWEEN 5 AND 9", "missing", 5, "records 5 to 9 are missing"),
+        ("DELETE FROM records WHERE position = 59", "missing", 59, "last batch is not whole"),
+        ("UPDATE records SET batch_index = 0 WHERE position = 22", "tampered", 22, "batch"),
+    ],
+)
+async def test_what_is_changed_is_found(tmp_path: Path, statement: str, kind: str, position: int, reason: str) -> None:
+    await written(tmp_path)
+    change(tmp_path, statement)
+    found = await findings(tmp_path)
+    assert found and (found[0].kind, found[0].position) == (kind, position)
+    assert reason in found[0].reason and found[0].line == position + 1
+
+
+async def test_a_damaged_row_is_named_when_it_is_read(tmp_path: Path) -> None:
+    await written(tmp_path)
+    change(tmp_path, "UPDATE records SET event = zeroblob(100) WHERE position = 22")
+    reader = SqliteReader(tmp_path)
+    with pytest.raises(CorruptLog, match=r"log\.db:23 \(position 22\): wrong checksum"):
+        await collect(reader.read_all())
+    await reader.close()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stopped: bool) -> None:
+    """RELIABILITY 5: of a closed database, and of one whose writer died with the records still in the WAL."""
+    source = tmp_path / "source"
+    if stopped:
+        await written(source)
+        target = source / "log.db"
+    else:
+        log = await Log.open(source, seeded_identity(1), backend="sqlite")
+        await log.append(events(30))
+        copy = tmp_path / "copy"
+        shutil.copytree(source, copy)
+        await log.close()
+        source, target = copy, copy / "log.db-wal"
+    sound = [r.as_json() for r in await collect(SqliteReader(source).read_all())]
+    assert sound
+    if not stopped:
+        (source / "log.db-shm").unlink()
+    whole = {path: path.read_bytes() for path in source.iterdir()}
+    random = Random(size("SEED", 5))
+    silent = 0
+    for number in range(size("SQLITE_FLIPS", 150)):
+        for path in source.iterdir():
+            path.unlink()
+        for path, content in whole.items():
+            path.write_bytes(content)
+        data = bytearray(whole[target])
+        # Every second one in the first page, which holds the schema.
+        at = random.randrange(len(data) if number % 2 else 4096)
+        data[at] ^= 1 << random.randrange(8)
+        target.write_bytes(bytes(data))
+        try:
+            if await findings(source):
+                continue
+        except ForeignStore as error:
+            assert "upgrade" in error.reason, "its version is not one that there is"
+            continue
+        reader = SqliteReader(source)
+        read = [r.as_json() for r in await collect(reader.read_all())]
+        await reader.close()
+        silent += read != sound
+        log = await Log.open(source, seeded_identity(2))
+        silent += [r.as_json() for r in await collect(log.read_all())] != sound
+        await log.close()
+    assert silent == 0
+
+
+Damage = Callable[[Path], None]
+
+
+def cut_at(part: float) -> Damage:
+    """A WAL that lost its end."""
+    return lambda wal: os.truncate(wal, int(wal.stat().st_size * part))
+
+
+def zeros_from(part: float) -> Damage:
+    """A WAL whose end the disk never wrote."""
+
+    def damage(wal: Path) -> None:
+        size = wal.stat().st_size
+        os.truncate(wal, int(size * part))
+        os.truncate(wal, size)
+
+    return damage
+
+
+def flipped_at(part: float) -> Damage:
+    """A WAL with one bit changed."""
+
+    def damage(wal: Path) -> None:
+        data = bytearray(wal.read_bytes())
+        data[int((len(data) - 1) * part)] ^= 4
+        wal.write_bytes(data)
+
+    return damage
+
+
+PARTS = [0.0, 0.0001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
+
+
+@pytest.fixture(scope="module", params=["nothing", "half of it", "all"])
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
+    """What a killed writer leaves, with so much of the WAL moved into the database; and what it acknowledged."""
+    place = tmp_path_factory.mktemp("killed")
+    moved_at = {"nothing": -1, "half of it": 19, "all": 39}[request.param]
+
+    async def write() -> list[Record]:
+        log = await Log.open(place / "store", seeded_identity(1), backend="sqlite")
+        source = log.source
+        assert isinstance(source, SqliteStore)
+        records: list[Record] = []
+        for number in range(40):
+            payload = {"text": "x" * (number * 37 % 900)}
+            stream = f"ses_{number % 3}"
+            records += await log.append([event(f"{number}-{n}", stream=stream, payload=payload) for n in range(2)])
+            if number == moved_at:
+                source._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        shutil.copytree(place / "store", place / "copy", ignore=shutil.ignore_patterns("*-shm", "lock"))
+        await log.close()
+        return records
+
+    return place / "copy", asyncio.run(write())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [*map(cut_at, PARTS), *map(zeros_from, PARTS), *map(flipped_at, PARTS), flipped_at(1.0), Path.unlink],
+    ids=[*(f"{name} {part}" for name in ("cut", "zeros", "flip") for part in PARTS), "flip 1.0", "gone"],
+)
+async def test_a_wal_that_lost_records_is_refused_and_told(
+    tmp_path: Path, killed: tuple[Path, list[Record]], damage: Damage
+) -> None:
+    """RELIABILITY 5: no acknowledged record is lost in silence, whatever becomes of the WAL."""
+    store, (source, written) = tmp_path / "store", killed
+    shutil.copytree(source, store)
+    damage(store / "log.db-wal")
+    before = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
+    found = await findings(store)
+    quick = [finding async for finding in Verification(store, quick=True).run()]
+    try:
+        log = await Log.open(store, seeded_identity(2))
+    except ForeignStore:
+        # Older pages of the WAL over newer ones of the database: not even SQLite reads that.
+        assert found and quick
+        return
+    except CorruptLog as refusal:
+        assert re.search(r"records? \d+ (was|to 79 were) written and (is|are) missing: log\.db-wal", str(refusal))
+        for told in (found, quick):
+            assert any(one.kind == "missing" and one.position == refusal.position for one in told), told
+        with pytest.raises(CorruptLog):
+            await collect(LogReader(store).read_all())
+        after = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
+        assert {name: after[name] for name in before} == before
+        assert set(after) - set(before) <= {"log.db-shm", "log.db-wal", "lock"}
+        assert "log.db-wal" in before or not after.get("log.db-wal"), "SQLite's own, and empty"
+        return
+    assert found == [] and await collect(log.read_all()) == written
+    for record in written:
+        assert (await log.find(record.event.idempotency_key)) == record
+    assert (await log.append([event("next")]))[0].position == len(written)
+    await log.close()
+    assert await findings(store) == []
+
+
+async def test_without_a_backup_the_loss_can_be_accepted_and_is_told(
+    tmp_path: Path, killed: tuple[Path, list[Record]]
+) -> None:
+    store, (source, written) = tmp_path / "store", killed
+    shutil.copytree(source, store)
+    (store / "log.db-wal").unlink()
+    (store / HEAD_FILE).rename(tmp_path / "kept")
+    assert [(f.kind, Path(f.file).name) for f in await findings(store)] == [("missing", HEAD_FILE)]
+    log = await Log.open(store, seeded_identity(2))
+    assert log.head_lost
+    left = await collect(log.read_all())
+    assert left == written[: len(left)]
+    await log.append([event("next")])
+    await log.close()
+    assert await findings(store) == []
+    again = await Log.open(store, seeded_identity(2))
+    assert not again.head_lost
+    await again.close()
+
+
+async def test_an_older_database_in_the_place_of_the_log_is_refused(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
+    await log.append([event("a")])
+    await log.close()
+    older = (tmp_path / "log.db").read_bytes()
+    for name in ("b", "c"):
+        log = await Log.open(tmp_path, seeded_identity(1))
+        await log.append([event(name)])
+        await log.close()
+    newer = (tmp_path / "log.db").read_bytes()
+    (tmp_path / "log.db").write_bytes(older)
+    with pytest.raises(CorruptLog, match="records 1 to 2 were written"):
+        await Log.open(tmp_path, seeded_identity(1))
+    (tmp_path / "log.db").write_bytes(newer)
+    change(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 2")
+    with pytest.raises(CorruptLog, match="not the record that sqlite-head names"):
+        await Log.open(tmp_path, seeded_identity(1))
+
+
+async def test_a_log_of_an_older_version_has_no_head_file_and_gets_one(tmp_path: Path) -> None:
+    await written(tmp_path)
+    (tmp_path / HEAD_FILE).unlink()
+    make_older(tmp_path)
+    assert await findings(tmp_path) == []
+    log = await Log.open(tmp_path, seeded_identity(1))
+    assert not log.head_lost
+    await log.close()
+    head = read_head(tmp_path / HEAD_FILE)
+    assert head is not None and head.position == 59
+
+
+async def test_a_head_file_goes_with_its_log_and_comes_with_a_copy(tmp_path: Path) -> None:
+    """Moves and prunes: it says no more than what is there, and no less than before."""
+
+    def known() -> int | None:
+        head = read_head(tmp_path / HEAD_FILE)
+        return None if head is None else head.position
+
+    await written(tmp_path)
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.prune({"ses_0": 20, "ses_1": 20, "ses_2": 20}, at_ms=1)
+    assert (log.head, known()) == (59, 59)
+    await Migration(log, "jsonl").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    log.reread_manifest()
+    assert known() is None
+    await log.append([event("more")])
+    await Migration(log, "sqlite").run()
+    assert (log.head, known()) == (60, 60)
+    await log.close()
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.prune({"ses_a": 1}, at_ms=1)
+    await log.close()
+    log = await Log.open(tmp_path, seeded_identity(1))
+    assert (log.head, known(), await collect(log.read_all())) == (60, 60, [])
+    await log.close()
+    assert await findings(tmp_path) == []
+
+
+async def test_the_index_of_the_wal_may_be_lost(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
+    written = [record for n in range(20) for record in await log.append([event(f"a{n}", stream=f"ses_{n % 3}")])]
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    await log.close()
+    (tmp_path / "copy" / "log.db-shm").unlink()
+    again = await Log.open(tmp_path / "copy", seeded_identity(2))
+    assert await collect(again.read_all()) == written
+    await again.append([event("next")])
+    await again.close()
+    assert [str(finding) async for finding in Verification(tmp_path / "copy").run()] == []
