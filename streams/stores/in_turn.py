@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from threading import Event
 from typing import Any, TypeVar
@@ -64,7 +64,12 @@ async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable
     A file or a database connection that is closed under a thread that uses it ends the process, or worse: writes into
     another file. ``interrupt`` makes long work end soon.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    return await to_its_end(asyncio.to_thread(work, *args), interrupt)
+
+
+async def to_its_end(work: Coroutine[Any, Any, Result], interrupt: Callable[[], None] | None = None) -> Result:
+    """Short work that gives back what it opened: who is cancelled waits for it to end. ``interrupt`` as above."""
+    task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -23,6 +23,7 @@ from streams.retention import Gone, Ranges, Removal, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.disk import open_to_read
+from streams.stores.in_turn import in_thread, to_its_end
 from streams.stores.outline import first_doubt
 from streams.stores.removed_files import Version, read_removed, version_of
 from streams.stores.segment_files import Sizes, open_segment, read_segment, sizes_of
@@ -264,7 +265,12 @@ async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
 async def _chunk(segment: Segment, start: int) -> tuple[int, bytes]:
     """The number of the file, and what it holds there."""
     if segment.is_compressed:
-        return await asyncio.to_thread(_compressed_chunk, segment, start)
+        return await in_thread(_compressed_chunk, segment, start)
+    # To its end: a file that a thread opens for nobody any more would stay open.
+    return await to_its_end(_plain_chunk(segment, start))
+
+
+async def _plain_chunk(segment: Segment, start: int) -> tuple[int, bytes]:
     async with aiofiles.open(segment.path, "rb", opener=open_to_read) as file:
         await file.seek(start)
         return os.fstat(file.fileno()).st_ino, await file.read(_CHUNK)

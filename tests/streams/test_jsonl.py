@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,13 @@ import pytest
 
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
+from streams.log import Log
+from streams.log_reader import LogReader
 from streams.store import Record, StreamStore
+from streams.stores.disk import open_to_read
 from streams.stores.jsonl import JsonlStore
 from tests.streams.builders import events
+from tests.streams.opened import collect
 from tests.streams.store_contract import StoreContract
 
 
@@ -52,3 +59,31 @@ class TestCompressedJsonlStore(TestJsonlStore):
         found = store.file_sizes()
         assert found.compressed == found.files - 1 > 1
         await store.close()
+
+
+async def test_a_reading_that_is_cancelled_while_it_opens_a_file_leaves_none_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.append(events(3))
+    await log.close()
+    begun, go_on = threading.Event(), threading.Event()
+    opened: list[int] = []
+
+    def slow(path: str, flags: int = 0) -> int:
+        opened.append(open_to_read(path, flags))
+        begun.set()
+        assert go_on.wait(30)
+        return opened[-1]
+
+    monkeypatch.setattr("streams.stores.jsonl_reader.open_to_read", slow)
+    reading = asyncio.create_task(collect(LogReader(tmp_path).read_all()))
+    await asyncio.to_thread(begun.wait, 30)
+    reading.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
