@@ -60,6 +60,7 @@ class Log(KeepsHints):
         self._lock, self._backend = lock, backend
         self._hints = Hints(store)
         self._reserve = Reserve(store)
+        self._removal_turn = asyncio.Lock()
         self._given_up = 0
         """How much of it, until this is closed."""
         self._admitted = asyncio.Event()
@@ -294,11 +295,13 @@ class Log(KeepsHints):
         self._removals += 1
         self._still.clear()
         try:
-            given_up = await asyncio.to_thread(self._reserve.give_up)
-            try:
-                yield
-            finally:
-                await asyncio.to_thread(self._reserve.take_back, given_up)
+            # One after the other: what one gives back must not fill the disk under the next.
+            async with self._removal_turn:
+                given_up = await asyncio.to_thread(self._reserve.give_up)
+                try:
+                    yield
+                finally:
+                    await asyncio.to_thread(self._reserve.take_back, given_up)
         finally:
             self._removals -= 1
             if not self._removals:
@@ -422,7 +425,8 @@ def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = "it belongs to another user or is closed to you: choose another home, or have its owner give it to you"
         return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
-    return StoreUnavailable(
-        f"cannot open the log in {store}: {error.strerror or error}",
-        "check that the directory is yours and the disk has space",
-    )
+    hint = {
+        errno.ENOSPC: "free some space on that disk, then run the same command again",
+        errno.EROFS: "mount it writable, or copy the home elsewhere",
+    }.get(error.errno or 0, "check that the directory is yours and the disk has space")
+    return StoreUnavailable(f"cannot open the log in {store}: {error.strerror or error}", hint)

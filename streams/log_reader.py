@@ -108,9 +108,23 @@ class LogReader:
         """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
         return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
 
-    def event_ids(self) -> AsyncIterator[list[str]]:
-        """The ids of all events, many at a time, in no certain order; their payloads are not looked at."""
-        return self._backend().event_ids()
+    async def event_ids(self) -> AsyncIterator[list[str]]:
+        """The ids of all events, many at a time, in no certain order; their payloads are not looked at.
+
+        Some may come twice, where the log moved meanwhile.
+        """
+        while True:
+            backend = self._backend()
+            try:
+                async with aclosing(cast("AsyncGenerator[list[str], None]", backend.event_ids())) as found:
+                    async for some in found:
+                        yield some
+            except (StreamError, OSError):
+                if self._backend() is backend:
+                    raise
+            else:
+                if self._backend() is backend:
+                    return
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
         """See ``StreamStore.snapshot``: what the log's writer kept last. None while something is being removed."""

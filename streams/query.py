@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -89,8 +89,7 @@ def describe_span(milliseconds: float) -> str:
     milliseconds = max(milliseconds, 0.0)
     if milliseconds < 1000:
         return f"{milliseconds:.0f}ms"
-    span = timedelta(milliseconds=milliseconds)
-    seconds = span.total_seconds()
+    seconds = milliseconds / 1000
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(int(seconds), 60)

@@ -38,6 +38,14 @@ from streams.subjects import SubjectError, check_subject
 
 log = logging.getLogger("sidecar.nats")
 
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """asyncio warns of each TLS connection that a stream reader ends; there is nothing that anybody could do."""
+    return "eof_received()" not in record.getMessage()
+
+
+logging.getLogger("asyncio").addFilter(_is_of_use)
+
 T = TypeVar("T")
 _Callback = Callable[[Msg], Awaitable[None]]
 

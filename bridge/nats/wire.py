@@ -16,7 +16,7 @@ VERSION: Final = b"NATS/1.0"
 _LINE_END: Final = b"\r\n"
 _SPACE: Final = " \t\n\r\x0b\x0c"
 _NAME: Final = re.compile(r"[^\s]+")
-_SERVERS_OWN: Final = re.compile(rb"(?:Nats-[^\r\n]*\r\n)*\r\n")
+_SERVERS_OWN: Final = re.compile(rb"(?:Nats-(?!Msg-Id:)[^\r\n]*\r\n)*\r\n")
 
 
 class HeaderBlock(Mapping[str, str]):

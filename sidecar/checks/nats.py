@@ -148,6 +148,8 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
     if mirror["problem"] and mirror["problem"] != now["problem"]:
         text, _, hint = mirror["problem"].partition("; ")
         return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} wait: {text}", hint)]
+    if mirror["lag"] and not now["connected"]:
+        return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} wait for the server", "see nats above")]
     behind = f"{counted(mirror['lag'], 'record')} behind the log" if mirror["lag"] else "level with the log"
     return [Check("mirror", "ok", f"{behind}; `durable-stream mirror verify` compares them")]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.command import JsonFlag, home_of
+from sidecar.cli.command import Failure, JsonFlag, home_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -29,8 +29,10 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     from sidecar.cli.output import Output
     from streams.verify import Verification
 
-    out = Output(json)
-    check = Verification(home_of(context).store_path)
+    out, home = Output(json), home_of(context)
+    if not home.path.is_dir():
+        raise Failure(f"there is no home {home.path}: nothing was verified; name another one with --home")
+    check = Verification(home.store_path)
     with _progress(out, check):
         async for finding in check.run():
             if json:

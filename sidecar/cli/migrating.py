@@ -43,6 +43,7 @@ async def migrate(
     a --rollback for which none is kept is one.
     """
     from sidecar.cli.output import Output
+    from streams.log_reader import LogReader
     from streams.stores.directory import FORMATS
     from streams.stores.presence import located
 
@@ -67,6 +68,7 @@ async def migrate(
         to = manifest.kept.backend
     if manifest.backend == to:
         await _refuse_another_move(home, to)
+        _ = LogReader(home.store_path).head  # a log that cannot be read lies nowhere as wished
         return _told(out, f"the log lies in {to} already", {"backend": to, "moved": False})
     move = _by_sidecar if home.running() is not None else _by_ourselves
     with _bar(out) as tell:

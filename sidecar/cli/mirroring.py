@@ -145,10 +145,10 @@ def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
         return rows
     rows.append(("mirror", mirror_words(found)))
     if found["lag"]:
-        last = f"record {found['position']} of {found['head']}" if found["position"] >= 0 else "none yet"
+        last = f"position {found['position']} of {found['head']}" if found["position"] >= 0 else "none yet"
         rows.append(("last", last))
     if found["rebuild"]:
-        rows.append(("rebuilds", f"number {found['rebuild']}"))
+        rows.append(("rebuilds", str(found["rebuild"])))
     if found["problem"]:
         rows.append(("problem", found["problem"]))
     return rows

@@ -101,8 +101,8 @@ def mirror_words(found: Mapping[str, Any]) -> str:
     """How far the mirror is, from its own account."""
     state = found["state"]
     if not found["lag"]:
-        doing = "" if state in ("idle", "publishing", "stopped") else f", {state}"
-        return f"all {_counted(found['head'] + 1, 'record')}{doing}" if found["head"] >= 0 else "nothing to mirror yet"
+        doing = {"idle": "", "publishing": "", "stopped": ", when it was last there"}.get(state, f", {state}")
+        return f"all of the log, to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
     later = "; published when a sidecar runs" if state == "stopped" else f", {state}"
     return f"{_counted(found['lag'], 'record')} behind the log{later}"
 

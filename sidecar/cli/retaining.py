@@ -63,6 +63,9 @@ async def prune(
         out.object(answer)
     else:
         _show(out, plan, done, titles)
+        if plan["cuts"]:
+            for copy in _other_copies(home):
+                note(copy)
         if done is None and plan["cuts"]:
             note("Nothing was changed: --yes removes it.")
     return 0
@@ -90,7 +93,13 @@ async def forget(
     home = home_of(context)
     home.check_owner()
     reader = open_reader(home.store_path)
-    would = await _would_forget(reader, await find_stream(reader, session))
+    try:
+        stream = await find_stream(reader, session)
+    except Failure:
+        for copy in _other_copies(home):
+            note(copy)  # of what was pruned before it was to be forgotten
+        raise
+    would = await _would_forget(reader, stream)
     await reader.close()
     out, streams = Output(json), would["streams"]
     if not yes:
@@ -124,6 +133,24 @@ async def _titles(home: Home) -> dict[str, str]:
     except (StreamError, OSError):
         return {}  # which is told where the log is opened to remove
     return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
+
+
+def _other_copies(home: Home) -> list[str]:
+    """Where else than in the log its records are: a prune does not reach there."""
+    from sidecar.config import load_config
+    from streams.stores.directory import read_manifest
+
+    manifest = read_manifest(home.store_path)
+    found = []
+    if manifest is not None and manifest.kept is not None:
+        old = f"The old {manifest.kept.backend} store, which the last move kept, still holds what is pruned"
+        found.append(f"{old}: `durable-stream migrate --discard-old` deletes it.")
+    if load_config(home.config_path).nats.mode != "off":
+        found.append(
+            "The mirror holds what is pruned as long as its limits say: "
+            "`durable-stream mirror rebuild` removes it there."
+        )
+    return found
 
 
 async def _would_forget(reader: LogReader, stream: str) -> dict[str, Any]:

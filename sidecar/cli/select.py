@@ -142,8 +142,8 @@ async def find_event(reader: LogReader, given: str) -> Record:
     near: list[str] = []
     async for identifiers in reader.event_ids():
         if len(wanted) >= 3:
-            begins += [each for each in identifiers if each.startswith(wanted)]
-            ends += [each for each in identifiers if each.endswith(wanted)]
+            begins += [each for each in identifiers if each.startswith(wanted) and each not in begins]
+            ends += [each for each in identifiers if each.endswith(wanted) and each not in ends]
         if len(near) < _SHOWN:
             near += [each for each in identifiers if _is_near(each, wanted)]
         for some in (begins, ends, near):

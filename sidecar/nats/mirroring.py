@@ -85,6 +85,8 @@ class MirrorTask:
         self._state = MirrorState()
         """What is known of the progress; its places may be ahead of its position."""
         self._cursor_due = 0.0
+        self._noted = NOTHING
+        """The cursor, as far as it was tried to keep it."""
         self._kept = NOTHING
         """Position of the last snapshot."""
         self._is_level = False
@@ -271,6 +273,9 @@ class MirrorTask:
                         self._doing = "idle"
                         if state.position < self._store.head:
                             self._end = await end_of(self._store, state.position)
+                        if state.position != self._noted:
+                            # ``mirror verify`` counts on it: what is missing up to there is lost, the rest only waits.
+                            await self._keep_cursor()
                     await self._wait_for_news(ahead, reading, ended, look - loop.time())
                     continue
                 if not ahead.run.own:
@@ -476,6 +481,7 @@ class MirrorTask:
 
     async def _keep_cursor(self) -> None:
         self._cursor_due = asyncio.get_running_loop().time() + CURSOR_SECONDS
+        self._noted = self._state.position
         try:
             await self._store.advance(MIRROR, self._state.position)
         except (OSError, StreamError) as error:

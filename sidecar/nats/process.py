@@ -125,8 +125,10 @@ class ServerProcess:
             async with asyncio.timeout(1):
                 await asyncio.shield(self._listening)
         said = b"".join(self._said).decode("utf-8", "replace")
-        found = _TROUBLE.findall(_tail(self._directory / LOG_FILE, self._log_offset)) or said.strip().splitlines()[:1]
         code = self._process.returncode
+        if code == -signal.SIGKILL:
+            return "killed by signal 9"  # of which it knew nothing: what it said before was about something else
+        found = _TROUBLE.findall(_tail(self._directory / LOG_FILE, self._log_offset)) or said.strip().splitlines()[:1]
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return f"{found[-1][:300]} ({how})" if found else how
 

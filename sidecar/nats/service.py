@@ -221,7 +221,9 @@ class NatsService:
             NatsUnavailable: it does not run, or there is none; why.
         """
         if self._server is None:
-            raise NatsUnavailable(self._problem or "this sidecar has no NATS server of its own")
+            began = f"the running sidecar began with NATS {self._config.mode}"
+            restart = "run `durable-stream stop`: the next one takes what config.toml says now"
+            raise NatsUnavailable(self._problem or began, "" if self._problem else restart)
         options = await self._server.options()
         port = self._server.status()["port"]
         return {"port": port, "token": options.token, "server_id": options.server_id}

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 from typing import Final, TypeVar
 
-from streams.errors import StoreClosed, StoreFailed, StoreUnavailable
+from streams.errors import StoreClosed, StoreFailed, StoreUnavailable, StreamError
 from streams.store import Record
 from streams.stores.plan import Request
 
@@ -275,7 +275,10 @@ class GroupCommit:
             self._trust.note(seconds)
 
     def _fail(self, group: list[Pending], error: Exception) -> None:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+        if isinstance(error, StreamError):
+            reason = str(error)
+        else:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         failure = StoreFailed(
             f"the log could not be written ({reason}) and has stopped",
             "free disk space or repair the disk, then start again: nothing that was acknowledged is lost",

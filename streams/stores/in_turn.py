@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from threading import Event
 from typing import Any, TypeVar
 
@@ -64,10 +66,12 @@ async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable
     A file or a database connection that is closed under a thread that uses it ends the process, or worse: writes into
     another file. ``interrupt`` makes long work end soon.
     """
-    return await to_its_end(asyncio.to_thread(work, *args), interrupt)
+    # A future and no task: who ends the loop cancels every task, and a thread would go on behind it.
+    call = partial(copy_context().run, work, *args)
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, call), interrupt)
 
 
-async def to_its_end(work: Coroutine[Any, Any, Result], interrupt: Callable[[], None] | None = None) -> Result:
+async def to_its_end(work: Awaitable[Result], interrupt: Callable[[], None] | None = None) -> Result:
     """Short work that gives back what it opened: who is cancelled waits for it to end. ``interrupt`` as above."""
     task = asyncio.ensure_future(work)
     try:

@@ -130,7 +130,7 @@ class JsonlStore(KeepsHints):
             store, disk, self._index, self._removed, self._places, self._roll, lambda: self._head, self._turns
         )
         # What cannot be finished now, as on a full disk, is done by the next removal or opening.
-        with suppress(OSError):
+        with suppress(OSError, StoreUnavailable):
             self._remover.resume(self._roll)
         self._live = LiveTail(lambda after: self.read_all(after=after))
         self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name)

@@ -63,7 +63,7 @@ class Reserve:
         if not size:
             return
         with suppress(OSError):
-            self._make(min(size, free_bytes(self._store)))
+            self._make(min(size, free_bytes(self._store) // 2))
         self.keep()
 
     def _size(self) -> int:

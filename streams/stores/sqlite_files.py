@@ -124,6 +124,16 @@ def translated(path: Path, doing: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise translate(error, path, doing) from error
+    except UnicodeDecodeError as error:
+        # SQLite tells of damage with a piece of what is damaged, and Python cannot read that.
+        raise _damaged(path, "a text in it is no UTF-8") from error
+
+
+_NO_TEXT: Final = "Could not decode to UTF-8"
+
+
+def _damaged(path: Path, how: str) -> ForeignStore:
+    return ForeignStore(str(path), f"it is damaged ({how}): run `durable-stream verify`, or restore it from a backup")
 
 
 def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
@@ -142,9 +152,9 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     # What is asked while a file is opened is always the same: an error of the question is one of the file.
     is_in_its_header = code == sqlite3.SQLITE_ERROR and doing == "opening"
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or is_in_its_header:
-        return ForeignStore(
-            str(path), f"it is damaged ({error}): run `durable-stream verify`, or restore it from a backup"
-        )
+        return _damaged(path, str(error))
+    if str(error).startswith(_NO_TEXT):
+        return _damaged(path, "a text in it is no UTF-8")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreLocked(f"{path} is held by another program", "close the program that has it open, try again")
     if code == sqlite3.SQLITE_CANTOPEN:

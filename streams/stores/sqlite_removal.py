@@ -245,7 +245,12 @@ class SqliteRemover:
     def _empty_wal(self) -> bool:
         """Whether a reader keeps it from being emptied."""
         with translated(self._path, "writing"):
-            return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+            # Commits wait meanwhile, so it does not: who needs it empty asks again.
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+            finally:
+                self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:

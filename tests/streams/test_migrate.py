@@ -246,10 +246,15 @@ async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(tmp
     readings = [log.read_all(), log.query(Filter()), LogReader(tmp_path).read_all()]
     for reading in readings:
         assert await anext(reading) == written[0]
+    ids = LogReader(tmp_path).event_ids()
+    seen = set(await anext(ids))
     await Migration(log, "jsonl" if backend == "sqlite" else "sqlite").run()
     await asyncio.to_thread(discard_kept, tmp_path)
     for reading in readings:
         assert await collect(reading) == written[1:]
+    async for some in ids:
+        seen |= set(some)
+    assert seen == {record.event.id for record in written}
     await log.close()
 
 

@@ -118,7 +118,15 @@ def test_what_is_no_moment_is_told_which_forms_are(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("milliseconds", "text"),
-    [(0, "0ms"), (85, "85ms"), (1200, "1.2s"), (59_940, "59.9s"), (185_000, "3m 05s"), (7_800_000, "2h 10m")],
+    [
+        (0, "0ms"),
+        (85, "85ms"),
+        (1200, "1.2s"),
+        (59_940, "59.9s"),
+        (185_000, "3m 05s"),
+        (7_800_000, "2h 10m"),
+        (1e300, f"{int(1e297) // 3600}h {int(1e297) % 3600 // 60:02}m"),
+    ],
 )
 def test_spans_for_people(milliseconds: float, text: str) -> None:
     assert describe_span(milliseconds) == text

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from streams.errors import CorruptLog, ForeignStore
+from streams.errors import CorruptLog, ForeignStore, StreamError
 from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
@@ -73,6 +73,17 @@ async def test_a_damaged_row_is_named_when_it_is_read(tmp_path: Path) -> None:
     await reader.close()
 
 
+async def read_or_refused(store: Path) -> None:
+    """Whatever is damaged: everybody reads on, or is told of the damage in our own words."""
+    for read in (SqliteReader(store), LogReader(store)):
+        try:
+            await collect(read.read_all())
+        except (StreamError, OSError) as error:
+            assert str(error)
+        finally:
+            await read.close()
+
+
 @pytest.mark.parametrize("stopped", [True, False])
 async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stopped: bool) -> None:
     """RELIABILITY 5: of a closed database, and of one whose writer died with the records still in the WAL."""
@@ -106,6 +117,7 @@ async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stop
         target.write_bytes(bytes(data))
         try:
             if await findings(source):
+                await read_or_refused(source)
                 continue
         except ForeignStore as error:
             assert "upgrade" in error.reason, "its version is not one that there is"

@@ -59,6 +59,7 @@ def test_exactly_these_headers_and_what_the_server_adds() -> None:
     for raw in (
         begin,
         begin + b"CG-More: 1\r\n\r\n",
+        begin + b"Nats-Msg-Id: other\r\n\r\n",
         begin + b"Nats-Batch-Id: b\r\nCG-More: 1\r\n\r\n",
         begin.replace(b"l\r", b"l2\r") + b"\r\n",
         b"NATS/1.0\r\nNats-Msg-Id: e\r\nDS-Log: l\r\n\r\n",

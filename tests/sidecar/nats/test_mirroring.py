@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.nats.mirror_state import MIRROR
 from sidecar.nats.mirroring import MirrorTask
 from streams.store import StreamStore
 from tests.mirrors import (
@@ -105,6 +106,21 @@ async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log
             assert status["problem"] == ""
             await check_equal(store, server)
     await store.close()
+
+
+async def test_how_far_it_is_is_kept_when_nothing_more_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``mirror verify`` takes what is missing up to the cursor for lost, and what comes after it for not sent yet."""
+    monkeypatch.setattr("sidecar.nats.mirroring.CURSOR_SECONDS", 3600)
+    store = await open_store("memory", tmp_path)
+    with real_server(tmp_path / "nats", "2.15") as server:
+        async with mirroring(store, server) as task:
+            for count in (30, 3):
+                await fill(store, session_events(count, first=store.head + 1))
+                await drained(task)
+                kept = 0
+                while kept < store.head:
+                    kept = await store.cursor(MIRROR)
+                    await asyncio.sleep(0.01)
 
 
 async def test_a_record_over_the_servers_limit_is_a_pointer_and_the_chain_holds(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Work on threads, whoever is cancelled meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from streams.stores.in_turn import in_thread, to_its_end
+
+
+class Work:
+    """Blocks a thread until it is let go, and notes what happens in which order."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.order: list[str] = []
+
+    def run(self) -> str:
+        self.begun.set()
+        assert self.go_on.wait(30)
+        self.order.append("the thread ended")
+        return "done"
+
+    async def used(self, interrupt: Callable[[], None] | None = None) -> str:
+        try:
+            return await in_thread(self.run, interrupt=interrupt)
+        finally:
+            self.order.append("what it used is closed")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_who_is_cancelled_waits_for_the_thread(times: int) -> None:
+    work = Work()
+    task = asyncio.create_task(work.used())
+    await asyncio.to_thread(work.begun.wait, 30)
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    work.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.order == ["the thread ended", "what it used is closed"]
+
+
+async def test_long_work_is_interrupted() -> None:
+    work = Work()
+    task = asyncio.create_task(work.used(interrupt=work.go_on.set))
+    await asyncio.to_thread(work.begun.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.order == ["the thread ended", "what it used is closed"]
+
+
+def test_the_end_of_the_loop_waits_for_the_thread() -> None:
+    """It cancels every task, so what waits for a thread must not be one."""
+    work = Work()
+    threading.Timer(0.2, work.go_on.set).start()  # after the loop began to end
+
+    async def leave_it_running() -> asyncio.Task[str]:
+        task = asyncio.create_task(work.used())
+        await asyncio.to_thread(work.begun.wait, 30)
+        return task
+
+    asyncio.run(leave_it_running())
+    assert work.order == ["the thread ended", "what it used is closed"]
+
+
+async def test_what_it_gives_and_what_it_raises() -> None:
+    work = Work()
+    work.go_on.set()
+    assert await work.used() == "done"
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+    assert await to_its_end(asyncio.sleep(0, "slept")) == "slept"
