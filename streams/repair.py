@@ -55,6 +55,7 @@ class StoreFacts:
     head: int = NOTHING
     records: int = 0
     faults: tuple[Finding, ...] = ()
+    pruned: int = 0
 
     @property
     def lost(self) -> tuple[Finding, ...]:
@@ -69,7 +70,7 @@ class StoreFacts:
     @property
     def only_indexes(self) -> bool:
         """Whether every row of a sqlite store verifies, and yet SQLite finds fault with the file."""
-        whole = self.records > 0 and self.records == self.head + 1
+        whole = self.records > 0 and self.records + self.pruned == self.head + 1
         return whole and bool(self.lost) and all(fault.position is None for fault in self.lost)
 
 

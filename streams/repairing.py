@@ -203,7 +203,8 @@ def _truth(manifest: Manifest | None, stores: dict[Backend, StoreFacts]) -> tupl
 async def _verified(store: Path, backend: Backend, progress: Progress | None) -> StoreFacts:
     verification = Verification(store, progress, backend=backend, alone=True)
     faults = [finding async for finding in verification.run() if _is_of_records(finding)]
-    return StoreFacts(verification.summary.head, verification.summary.records, tuple(faults))
+    summary = verification.summary
+    return StoreFacts(summary.head, summary.records, tuple(faults), summary.pruned)
 
 
 def _is_of_records(finding: Finding) -> bool:

@@ -14,7 +14,7 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from streams.repair import decide
 from streams.repairing import Repairing, examine
-from streams.store import Snapshot
+from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
 from streams.stores.hints import Hints
 from streams.verify import Verification
@@ -93,26 +93,38 @@ async def test_where_the_index_is_damaged_too_the_rest_is_one_finding(tmp_path: 
     assert (first.kind, first.position) == ("corrupt", summary.records) and "cannot read on" in first.reason
 
 
+@pytest.mark.parametrize("is_pruned", [False, True])
 @pytest.mark.parametrize("index", ["records_by_causation", "keys"])
 async def test_a_damaged_index_is_told_and_built_anew(
-    tmp_path: Path, index: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, index: str, is_pruned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 10)
     await write(tmp_path)
+    pruned: list[Record] = []
+    if is_pruned:
+        log = await Log.open(tmp_path, seeded_identity(2))
+        pruned = [record async for record in log.read("ses_1", from_offset=0) if record.offset < 20]
+        await log.prune({"ses_1": 20}, at_ms=1)
+        await log.forget(["ses_0"], at_ms=2)
+        await log.close()
+    kept = RECORDS - len(pruned)
     damage(tmp_path, root_page(tmp_path, index))
     findings, summary = await verify(tmp_path)
     assert [(f.kind, f.line, f.position) for f in findings] == [("corrupt", None, None)] * len(findings) != []
-    assert summary.records == RECORDS
+    assert (summary.records, summary.pruned) == (kept, len(pruned))
     (item,) = decide(await examine(tmp_path), log_id="new")
     assert item.action == "copy rows"
     repairing = Repairing(tmp_path)
     await repairing.carry_out(item)
     findings, summary = await verify(tmp_path)
-    assert findings == [] and summary.records == RECORDS
+    assert findings == [] and summary.records == kept
     assert repairing.aside is not None and [path.name for path in repairing.aside.iterdir()] == ["log.db"]
     assert (tmp_path / "log.db").stat().st_mode & 0o777 == 0o600
     log = await Log.open(tmp_path, seeded_identity(3))
     assert (await log.append([event("more")]))[0].position == RECORDS
+    for record in pruned:
+        (known,) = await log.append([record.event])
+        assert known.duplicate, "a late resend of what was pruned"
     await log.close()
 
 
