@@ -204,7 +204,7 @@ test("deltas are dropped unless the context asks for them, and are never acknowl
   hooks.event(delta);
   assert.equal(counters.lossy_dropped, 1);
   sidecar.send({ type: "context", context: { lossy: true } });
-  await until(() => (hooks.event(delta), counters.lossy_sent === 1), "the context came");
+  await until(() => (hooks.event(delta), counters.lossy_sent >= 1), "the context came");
   hooks.event(someEvent(1));
   await until(() => counters.acked === 1, "seq 1 is the first item's: deltas have none");
   const [frame] = sidecar.ofType("lossy");
@@ -212,7 +212,7 @@ test("deltas are dropped unless the context asks for them, and are never acknowl
   await sidecar.stop();
   hooks.event(delta);
   hooks.event(delta);
-  await until(() => counters.lost_links === 1, "noticed");
+  await until(() => counters.lost_links >= 1, "noticed");
   const before = counters.lossy_dropped;
   hooks.event(delta);
   assert.equal(counters.lossy_dropped, before + 1);
