@@ -91,7 +91,7 @@ def test_what_waits_is_no_fault(copy: Copy) -> None:
     assert "behind the log; published when a sidecar runs last none yet" in told(copy, "status")
     copy.publish()
     records = clean(copy)["records"]
-    assert clean(copy)["waiting"] == 0 and f"mirror all {records} records" in told(copy, "status")
+    assert clean(copy)["waiting"] == 0 and f"mirror all of the log, to position {records - 1}" in told(copy, "status")
 
 
 def test_a_log_that_is_damaged_does_not_replace_its_copy(copy: Copy) -> None:

@@ -94,7 +94,7 @@ def test_the_mirrors_commands_ask_the_sidecar(home: Home) -> None:
     found = level(home)
     assert found["problem"] == "" and found["position"] == found["head"] >= 5
     assert re.search(
-        r"^nats +embedded server .* running, port \d+.*\nmirror +all \d+ records$",
+        r"^nats +embedded server .* running, port \d+.*\nmirror +all of the log, to position \d+$",
         run(home.path, "mirror", "status").out,
         re.M,
     )
