@@ -73,8 +73,11 @@ async def migrate(
     move = _by_sidecar if home.running() is not None else _by_ourselves
     with _bar(out) as tell:
         done = await move(home, cast(Literal["jsonl", "sqlite"], to), tell)
+    from sidecar.checks import counted
+
+    moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
     text = (
-        f"the log lies in {to} now: {done['copied']} records in {done['streams']} streams, the same hashes\n"
+        f"the log lies in {to} now: {moved}, the same hashes\n"
         f"recording paused for {done['held_ms']:.0f} ms\n"
         f"the old store is kept: --rollback goes back, --discard-old deletes it"
     )
