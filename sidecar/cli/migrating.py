@@ -44,6 +44,7 @@ async def migrate(
     """
     from sidecar.cli.output import Output
     from streams.log_reader import LogReader
+    from streams.store import NOTHING
     from streams.stores.directory import FORMATS
     from streams.stores.presence import located
 
@@ -68,7 +69,11 @@ async def migrate(
         to = manifest.kept.backend
     if manifest.backend == to:
         await _refuse_another_move(home, to)
-        _ = LogReader(home.store_path).head  # a log that cannot be read lies nowhere as wished
+        # A log that cannot be read, or of which a file is gone, lies nowhere as wished.
+        reader = LogReader(home.store_path)
+        if reader.head != NOTHING:
+            await reader.glance()
+        await reader.close()
         return _told(out, f"the log lies in {to} already", {"backend": to, "moved": False})
     move = _by_sidecar if home.running() is not None else _by_ourselves
     with _bar(out) as tell:

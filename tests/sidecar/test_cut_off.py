@@ -117,6 +117,12 @@ def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home, serv
 def test_what_is_already_so_is_no_failure_and_what_cannot_be_is_one(home: Home) -> None:
     already = run(home.path, "migrate", "--to", "jsonl")
     assert already.code == 0 and already.out == "the log lies in jsonl already\n"
+    head = home.store_path / "log"
+    segment = next(head.iterdir())
+    segment.rename(home.path / "aside")
+    lost = run(home.path, "migrate", "--to", "jsonl")
+    assert lost.code == 1 and "already" not in lost.out + lost.err, "a log that is lost lies nowhere as wished"
+    (home.path / "aside").rename(segment)
     nothing = run(home.path, "migrate", "--discard-old")
     assert nothing.code == 0 and nothing.out == "no old store is kept: nothing to delete\n"
     assert json.loads(run(home.path, "migrate", "--discard-old", "--json").out) == {"freed": 0}

@@ -53,6 +53,20 @@ class TestPrune:
             done = run(home, "prune", *wrong)
             assert done.code == 2 and f"{wrong[1]!r} is no" in done.err, done.err
 
+    def test_copies_that_it_does_not_reach_are_told(self, home: Path) -> None:
+        stream = next(iter(streams(home)))
+        assert run(home, "migrate", "--to", "sqlite").code == 0
+        (home / "config.toml").write_text('[nats]\nmode = "embedded"\n')
+        for more in ([], ["--yes"]):
+            done = run(home, "prune", "--stream", stream, *more)
+            assert done.code == 0 and "migrate --discard-old" in done.err and "mirror rebuild" in done.err
+        assert files_with(home, f"MARK-{stream}"), "the old store holds it"
+        gone = run(home, "forget", stream, "--yes")
+        assert gone.code == 1 and "pruned" in gone.err and "migrate --discard-old" in gone.err
+        assert run(home, "migrate", "--discard-old").code == 0
+        assert files_with(home, f"MARK-{stream}") == []
+        assert "migrate" not in run(home, "prune", "--stream", next(iter(streams(home)))).err
+
     def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
         before = run(home, "query", "--json").out
         told = run(home, "prune", "--older-than", "1s")
