@@ -121,7 +121,7 @@ def test_what_is_already_so_is_no_failure_and_what_cannot_be_is_one(home: Home) 
     segment = next(head.iterdir())
     segment.rename(home.path / "aside")
     lost = run(home.path, "migrate", "--to", "jsonl")
-    assert lost.code == 1 and "already" not in lost.out + lost.err, "a log that is lost lies nowhere as wished"
+    assert lost.code == 1 and "jsonl already" not in lost.out + lost.err, "a log that is lost lies nowhere as wished"
     (home.path / "aside").rename(segment)
     nothing = run(home.path, "migrate", "--discard-old")
     assert nothing.code == 0 and nothing.out == "no old store is kept: nothing to delete\n"
