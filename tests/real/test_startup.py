@@ -8,7 +8,6 @@ one run, since other work on the machine makes a start longer and never shorter;
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +81,8 @@ def test_a_start_without_a_network_takes_no_longer_than_twice_one_without_a_plug
     found: dict[str, Any], case: str
 ) -> None:
     seconds: dict[str, list[float]] = found["seconds"]
-    assert statistics.median(seconds[case]) <= MOST * max(seconds["no plugin"]), seconds
+    # What else the machine does makes a start slower, never quicker; what npm would cost, every one of them costs.
+    assert min(seconds[case]) <= MOST * max(seconds["no plugin"]), seconds
     assert max(seconds[case]) < NPM_WAIT_S + min(seconds["no plugin"]), seconds
 
 
