@@ -1,7 +1,7 @@
 """The plugin costs OpenCode's start nothing without a network: real starts in a namespace that has loopback alone.
 
 OpenCode waits for npm in each of its config directories as soon as there is any plugin, which takes over a
-minute there. The median of three starts is compared with the slowest one of the same OpenCode without a plugin, in
+minute there. The quickest of three starts is compared with the slowest one of the same OpenCode without a plugin, in
 one run, since other work on the machine makes a start longer and never shorter; and not one may wait as for npm.
 """
 
