@@ -29,6 +29,7 @@ from sidecar.version import VERSION
 from streams.errors import StreamError
 from streams.identity import Identity, system_identity
 from streams.log import Log
+from streams.stores.directory import read_manifest
 
 log = logging.getLogger("sidecar")
 
@@ -61,6 +62,8 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    # Before anything is made: what lies in a directory that is not ours stays alone there.
+    await asyncio.to_thread(read_manifest, home.store_path)
     home.create()
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_start(home, config, idle_exit, stack))

@@ -84,6 +84,10 @@ class Home:
         for path in (self.path, self.store_path, self.spool_path):
             self.make_private(path)
 
+    def was_used(self) -> bool:
+        """Whether a sidecar or its user has written here before, so that one more file surprises nobody."""
+        return any(os.path.lexists(path) for path in (self.token_path, self.lock_path, self.config_path))
+
     def check_owner(self) -> None:
         """Refuse a home of another user before anything is done there; one that does not exist yet is fine.
 
@@ -278,8 +282,7 @@ class Home:
 
     def _is_ours(self) -> bool:
         """Whether the directory is empty or was a home before: then closing it surprises nobody."""
-        names = {entry.name for entry in self.path.iterdir()}
-        return not names or bool(names & {"token", "sidecar.lock", "config.toml"})
+        return self.was_used() or not any(self.path.iterdir())
 
 
 class HomeLock:

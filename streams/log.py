@@ -26,6 +26,7 @@ from streams.retention import Forgotten, Gone, Pruned, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.copies import discard_copy
 from streams.stores.directory import (
+    LOCK,
     Backend,
     Manifest,
     create,
@@ -106,6 +107,8 @@ class Log(KeepsHints):
         reserve = Reserve(store)
 
         def prepared() -> tuple[int, Manifest | None, int]:
+            if not (store / LOCK).exists():
+                located(store)  # What is refused stays as it is: it does not even get a lock.
             create(store)
             lock = take_lock(store)
             given_up = reserve.give_up() if to_remove else 0

@@ -109,13 +109,25 @@ class Migration:
                 log.full_speed()
                 log.release()
                 self.progress.held_ms = (time.perf_counter() - begun) * 1000
-        except BaseException:
+        except BaseException as error:
             log.full_speed()
             if log.source is not copy:
                 await copy.close()
+                if isinstance(error, Exception):
+                    await self._discard_copy()
             raise
         self._tell("done")
         return self.progress
+
+    async def _discard_copy(self) -> None:
+        """What a move that failed has copied: of no use, and in the way of records where the disk is full.
+
+        A kept store stays, and so does what a kill or a cancelling cut off: the next move continues them.
+        """
+        kept = self.log.manifest.kept
+        if kept is None or kept.backend != self.to:
+            with suppress(OSError):  # the next move, `repair` or `--discard-old` deletes what could not be
+                await in_thread(discard, self.log.store, self.to)
 
     async def _catch_up(self, copy: DiskStore) -> None:
         """Copy until little is left. Where appends come nearly as fast as that, they are slowed down."""
@@ -144,13 +156,17 @@ class Migration:
                 raise
             await copy.close()
         await in_thread(discard, self.log.store, self.to)
-        copy = await self._open()
+        copy = None
         try:
+            copy = await self._open()
             removal = await self.log.source.removal()
             if removal:
                 await copy.adopt(removal, self.log.source.removed_entries())
-        except BaseException:
-            await copy.close()
+        except BaseException as error:
+            if copy is not None:
+                await copy.close()
+            if isinstance(error, Exception):
+                await self._discard_copy()
             raise
         return copy
 

@@ -51,6 +51,20 @@ def leftovers(store: Path) -> list[str]:
     return found
 
 
+def is_begun(store: Path) -> bool:
+    """Whether anything of a log lies in the directory. Quick: nothing is opened.
+
+    Raises:
+        ForeignStore: the store is foreign or newer, or ``store.json`` is a symbolic link.
+    """
+    manifest, damaged = _manifest(store)
+    if manifest is not None or damaged:
+        return True
+    # Drafts are not asked for: by their names alone they may be somebody else's.
+    files = (store / "head", store / LOG_FILE, *Hints(store).files())
+    return any(map(os.path.lexists, files)) or bool(list_segments(store / "log"))
+
+
 async def examine(store: Path, progress: Progress | None = None) -> Facts:
     """What lies in the directory. The truth is verified; without a ``store.json`` both backends' stores are.
 

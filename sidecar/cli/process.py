@@ -65,7 +65,8 @@ async def serve(
         raise
     except Exception as error:
         # Started by a shim there is nobody to tell: the reason must be found afterwards.
-        note_failure(home, error)
+        if home.was_used():
+            note_failure(home, error)
         raise
 
 

@@ -31,14 +31,17 @@ async def repair(
     never cut: that needs a backup. Verifies at the end, and ends with 0 only if
     the store is sound then.
     """
+    import asyncio
+
     from sidecar.cli.output import Output
     from streams.identity import system_identity
     from streams.repair import decide
-    from streams.repairing import Repairing, examine
+    from streams.repairing import Repairing, examine, is_begun
 
     out, home = Output(json), home_of(context)
     home.check_owner()
-    if not home.store_path.is_dir():
+    # Before any lock: what is refused, or was never a store, stays as it is.
+    if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
         return _nothing(out, home)
     with _held(home, dry_run):
         with _bar(out, home) as progress:

@@ -255,13 +255,17 @@ async def _ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> d
 
 async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    import asyncio
+
     from sidecar.cli.control import LOOKING, REMOVING, by_ourselves
     from sidecar.config import load_config
     from sidecar.upkeep import Upkeep, restore
     from streams.identity import system_identity
     from streams.log import Log
+    from streams.stores.presence import located
 
-    if not home.store_path.exists():
+    # Before any lock: what is refused, or was never a home, stays as it is.
+    if await asyncio.to_thread(located, home.store_path) is None:
         raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
     config, identity = load_config(home.config_path), system_identity()
     with home.lock(), by_ourselves(LOOKING if is_looking else REMOVING):

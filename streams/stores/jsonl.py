@@ -394,7 +394,7 @@ class JsonlStore(KeepsHints):
     def _copy_failed(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(
             f"the copy in {self._store} could not be written: {error.strerror or error}",
-            "free disk space or repair the disk, then run the migration again: it goes on where it was",
+            "free disk space or repair the disk, then run the migration again",
         )
 
     def _copy(self, records: Sequence[Stored]) -> None:

@@ -316,7 +316,7 @@ class SqliteStore(KeepsHints):
         except OSError as error:
             raise StoreUnavailable(
                 f"the copy {self._path} could not be written: {error.strerror or error}",
-                "free disk space or repair the disk, then run the migration again: it goes on where it was",
+                "free disk space or repair the disk, then run the migration again",
             ) from error
 
     async def tails(self) -> dict[str, tuple[int, bytes]]:
@@ -349,7 +349,7 @@ class SqliteStore(KeepsHints):
             failure = translate(error, self._path, "writing") if isinstance(error, sqlite3.Error) else error
             raise StoreUnavailable(
                 f"the copy {self._path} could not be written: {failure}",
-                "free disk space or repair the disk, then run the migration again: it goes on where it was",
+                "free disk space or repair the disk, then run the migration again",
             ) from error
         self._removed_some()
         self._pruned = removal.ranges

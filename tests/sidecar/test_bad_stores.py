@@ -93,9 +93,14 @@ def home(tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def put(home: Home, sound: Sound) -> Path:
-    shutil.rmtree(home.store_path)
+    shutil.rmtree(home.store_path, ignore_errors=True)
     shutil.copytree(sound.store, home.store_path)
     return home.store_path
+
+
+def everything(place: Path) -> dict[str, bytes | None]:
+    """Every file with its bytes, and every directory: also what a command leaves besides."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(place.rglob("*"))}
 
 
 def registered(names: tuple[str, ...]) -> list[str]:
@@ -199,6 +204,33 @@ def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
     assert (snapshot(store) == before) is (done.code == 1)
     assert run(home.path, "verify").code == done.code
     assert run(home.path, "streams").code == done.code, "a store that is mended is opened again"
+
+
+@pytest.mark.parametrize("state", [foreign_manifest, newer_manifest])
+def test_what_is_refused_does_not_even_get_a_lock(
+    tmp_path: Path, sound: dict[Backend, Sound], taken: int, state: State
+) -> None:
+    home = Home(tmp_path / "elsewhere")
+    home.path.mkdir(mode=0o700)
+    state(put(home, sound["sqlite"]))
+    (home.store_path / "lock").unlink(missing_ok=True)
+    before = everything(home.path)
+    for name in registered((*READING, *WRITING)):
+        assert run(home.path, *arguments(name, sound["sqlite"])).code == 1, name
+        assert everything(home.path) == before, name
+
+
+def test_a_directory_without_a_log_gets_none_from_commands_that_remove_move_or_mend(tmp_path: Path) -> None:
+    home = Home(tmp_path / "elsewhere")
+    (home.store_path / "log").mkdir(parents=True, mode=0o700)
+    (home.store_path / "letters.new").write_text("somebody's")
+    before = everything(home.path)
+    commands = (["prune", "--older-than", "1s"], ["prune", "--max-bytes", "1", "--yes"], ["forget", "ses_x", "--yes"])
+    for arguments in (*commands, ["migrate", "--to", "sqlite"], ["migrate", "--discard-old"], ["repair", "--dry-run"]):
+        done = run(home.path, *arguments)
+        assert done.code == (0 if arguments[0] == "repair" else 1) and len(done.err.splitlines()) <= 1, done
+        assert everything(home.path) == before, arguments
+    assert "nothing to repair" in run(home.path, "repair").out and everything(home.path) == before
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -360,6 +360,24 @@ async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, star
     await log.close()
 
 
+def files_of(store: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(store)): path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
+
+
+async def test_a_damaged_database_is_not_moved(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    await fill(log, 30)
+    with sqlite3.connect(tmp_path / "log.db") as connection:
+        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 7")
+    connection.close()
+    before = {name for name in files_of(tmp_path) if not name.startswith("log.db-")}
+    with pytest.raises(MigrationFailed, match=r"record 7 does not continue.*was not moved.*verify"):
+        await Migration(log, "jsonl").run()
+    assert log.backend == "sqlite" and not (tmp_path / "log").exists() and not (tmp_path / "head").exists()
+    assert {name for name in files_of(tmp_path) if not name.startswith("log.db-")} == before
+    await log.close()
+
+
 async def test_damage_is_not_moved(tmp_path: Path) -> None:
     log = await open_log(tmp_path)
     await fill(log, 30)
@@ -367,9 +385,10 @@ async def test_damage_is_not_moved(tmp_path: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[200] ^= 1
     segment.write_bytes(bytes(data))
+    before = files_of(tmp_path)
     with pytest.raises(CorruptLog, match=r"wrong checksum"):
         await Migration(log, "sqlite").run()
-    assert log.backend == "jsonl"
+    assert log.backend == "jsonl" and files_of(tmp_path) == before, "nothing of the copy is left"
     assert (await log.append([event("it goes on")]))[0].position == log.head
     await log.close()
 
@@ -401,8 +420,10 @@ async def test_a_full_disk_ends_the_migration_and_nothing_else(tmp_path: Path, m
 
     with monkeypatch.context() as patched:
         patched.setattr("streams.stores.sqlite.SqliteStore._copy", full)
-        with pytest.raises(StoreUnavailable, match=r"No space left.*goes on where it was"):
+        before = files_of(tmp_path)
+        with pytest.raises(StoreUnavailable, match=r"No space left.*run the migration again"):
             await Migration(log, "sqlite").run()
+        assert files_of(tmp_path) == before, "the copy takes no space from the records any more"
     assert log.backend == "jsonl"
     await Migration(log, "sqlite").run()
     assert plain(await collect(log.read_all())) == plain(first)
