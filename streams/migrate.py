@@ -39,6 +39,9 @@ CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024
 """Records that may be left to copy when appends are held."""
 
+Tails = dict[str, tuple[int, bytes]]
+"""By stream: the next offset, and the last hash."""
+
 Phase = Literal["opening", "copying", "switching", "done"]
 
 
@@ -68,7 +71,12 @@ class Migration:
     to: Backend
     report: Callable[[Progress], None] = lambda progress: None
     progress: Progress = field(init=False)
-    _tails: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    _tails: Tails = field(default_factory=dict)
+    """Of every stream, as computed from the bytes that were copied."""
+    _original: Tails = field(default_factory=dict)
+    _copied: Tails = field(default_factory=dict)
+    _touched: set[str] = field(default_factory=set)
+    """Streams of which records were copied since both stores were asked for all their tails."""
 
     def __post_init__(self) -> None:
         self.progress = Progress(self.to)
@@ -95,6 +103,8 @@ class Migration:
         copy = await self._open_copy()
         try:
             self._tails = await copy.tails()
+            await self._catch_up(copy)
+            await self._compare_most(copy)
             await self._catch_up(copy)
             begun = time.perf_counter()
             try:
@@ -206,16 +216,25 @@ class Migration:
                     "run `durable-stream verify` to see what is damaged",
                 )
             self._tails[stream] = (offset + 1, record.hash)
+            self._touched.add(stream)
 
-    async def _compare(self, copy: DiskStore) -> None:
-        original, copied = await self.log.source.tails(), await copy.tails()
-        self.progress.streams = len(original)
+    async def _compare_most(self, copy: DiskStore) -> None:
+        """What takes the longer the larger the log is, before appends are held: what comes later is in ``_touched``."""
+        self._touched = set()
+        self._original, self._copied = await self.log.source.tails(), await copy.tails()
+        # Nothing is pruned or forgotten while the log moves, so this stays as it is.
         lost, lost_too = await self.log.source.removal(), await copy.removal()
         if not lost.equals(lost_too) or await _digest_of(self.log.source) != await _digest_of(copy):
             raise MigrationFailed(
                 "the copy does not know of the same pruned and forgotten records, so the log was not moved",
                 "run `durable-stream verify`, then try again",
             )
+
+    async def _compare(self, copy: DiskStore) -> None:
+        """The whole, while appends are held: of what was compared before only the streams that have grown since."""
+        original = self._original | await self.log.source.tails(self._touched)
+        copied = self._copied | await copy.tails(self._touched)
+        self.progress.streams = len(original)
         if copy.head != self.log.head or original != copied or original != self._tails:
             different = sum(copied.get(name) != tail for name, tail in original.items())
             raise MigrationFailed(

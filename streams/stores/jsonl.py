@@ -350,9 +350,11 @@ class JsonlStore(KeepsHints):
         except OSError as error:
             raise self._copy_failed(error) from error
 
-    async def tails(self) -> dict[str, tuple[int, bytes]]:
+    async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
         """See ``Copyable.tails``."""
-        return {name: (tail.next_offset(), tail.hash) for name, tail in self._index.streams.items()}
+        known = self._index.streams
+        names = known if among is None else known.keys() & set(among)
+        return {name: (known[name].next_offset(), known[name].hash) for name in names}
 
     async def removal(self) -> Removal:
         """See ``Copyable.removal``."""

@@ -319,9 +319,9 @@ class SqliteStore(KeepsHints):
                 "free disk space or repair the disk, then run the migration again",
             ) from error
 
-    async def tails(self) -> dict[str, tuple[int, bytes]]:
+    async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
         """See ``Copyable.tails``."""
-        return await self._reader.tails()
+        return await self._reader.tails(among)
 
     async def removal(self) -> Removal:
         """See ``Copyable.removal``."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from streams.errors import CorruptLog, StoreUnavailable, StreamError
@@ -44,6 +44,13 @@ _TYPES = (
     " SELECT name FROM types WHERE name IS NOT NULL"
 )
 """The types that there are, by as many steps in their index."""
+
+TAILS: Final = (
+    # CROSS: stream by stream. The other way round, which SQLite would choose, is a look at every record.
+    "SELECT name, offset, hash FROM streams CROSS JOIN records ON records.stream = streams.id AND offset ="
+    " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)"
+)
+"""The last record of every stream."""
 
 _POSITIONS = "SELECT position FROM records"
 
@@ -174,9 +181,9 @@ class SqliteReader:
             after = records[-1].position
             yield records
 
-    async def tails(self) -> dict[str, tuple[int, bytes]]:
+    async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
         """See ``Copyable.tails``."""
-        return await asyncio.to_thread(self._with_log, _tails, {})
+        return await asyncio.to_thread(self._with_log, lambda connection: _tails(connection, among), {})
 
     async def removal(self) -> Removal:
         """See ``Copyable.removal``."""
@@ -406,10 +413,15 @@ def _removal(connection: sqlite3.Connection) -> Removal:
     return load(connection)
 
 
-def _tails(connection: sqlite3.Connection) -> dict[str, tuple[int, bytes]]:
-    rows = connection.execute(
-        "SELECT name, offset, hash FROM streams JOIN records ON records.stream = streams.id WHERE offset ="
-        " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)"
-    )
+def _tails(connection: sqlite3.Connection, among: Collection[str] | None) -> dict[str, tuple[int, bytes]]:
+    if among is None:
+        rows = connection.execute(TAILS).fetchall()
+    else:
+        rows = [row for name in among for row in connection.execute(f"{TAILS} WHERE name = ?", [name])]
     kept = {name: (offset + 1, hash_) for name, offset, hash_ in rows}
-    return {name: (base.offset, base.hash) for name, base in load(connection).bases.items()} | kept
+    pruned = {
+        name: (base.offset, base.hash)
+        for name, base in load(connection).bases.items()
+        if among is None or name in among
+    }
+    return pruned | kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import orjson
@@ -62,8 +62,8 @@ class Copyable(Protocol):
         """
         ...
 
-    async def tails(self) -> dict[str, tuple[int, bytes]]:
-        """(next offset, last hash) of every stream, also of wholly pruned ones."""
+    async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
+        """(next offset, last hash) of every stream, also of wholly pruned ones; of ``among`` only, if that is given."""
         ...
 
     async def removal(self) -> Removal:

@@ -8,21 +8,24 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streams.errors import CorruptLog, StoreUnavailable
 from streams.identity import seeded_identity
-from streams.log import Log
+from streams.log import DiskStore, Log
 from streams.log_reader import LogReader
 from streams.migrate import Migration, MigrationFailed, Progress, discard_kept
 from streams.query import Filter
 from streams.store import Record
 from streams.stores.directory import Backend, Manifest, read_manifest, write_manifest
+from streams.stores.jsonl import JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import EMPTY_HEAD, format_head
+from streams.stores.sqlite import SqliteStore
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.stored import Stored
 from streams.verify import Verification
@@ -167,6 +170,43 @@ async def test_appends_go_on_meanwhile(tmp_path: Path, start: Backend, to: Backe
     async with asyncio.timeout(HANG_S):
         await watching
     assert plain(seen) == plain(everything)
+
+
+@BOTH
+async def test_while_appends_are_held_only_what_came_last_is_compared(
+    tmp_path: Path, start: Backend, to: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long recording pauses must not grow with the log."""
+    log = await open_log(tmp_path, start)
+    await fill(log, 40)
+    await log.prune({"ses_4": 3}, at_ms=1)
+    compare_most = Migration._compare_most
+
+    async def compared(move: Migration, copy: DiskStore) -> None:
+        await compare_most(move, copy)
+        await log.append([event("late-1", stream="ses_1"), event("late-2", stream="new")])
+
+    monkeypatch.setattr(Migration, "_compare_most", compared)
+    monkeypatch.setattr("streams.migrate.CLOSE_ENOUGH", 2)
+    asked: list[set[str] | None] = []
+    for store in (JsonlStore, SqliteStore):
+        own = store.tails
+
+        async def tails(
+            self: Any, among: Collection[str] | None = None, *, own: Any = own
+        ) -> dict[str, tuple[int, bytes]]:
+            if not log._admitted.is_set():
+                asked.append(None if among is None else set(among))
+            found: dict[str, tuple[int, bytes]] = await own(self, among)
+            assert among is None or found.keys() <= set(among)
+            return found
+
+        monkeypatch.setattr(store, "tails", tails)
+    done = await Migration(log, to).run()
+    assert asked == [{"ses_1", "new"}, {"ses_1", "new"}] and done.streams == 6
+    verification = Verification(tmp_path)
+    assert [finding async for finding in verification.run()] == []
+    await log.close()
 
 
 @BOTH

@@ -15,7 +15,7 @@ from streams.log_reader import LogReader
 from streams.query import Filter
 from streams.store import StreamStore
 from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_reader import TAILS, SqliteReader
 from streams.stores.sqlite_rows import SELECT, conditions
 from streams.stores.sqlite_search import SearchIndex, remove_search
 from tests.streams.builders import event
@@ -150,6 +150,14 @@ async def test_filters_use_an_index(tmp_path: Path) -> None:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {SELECT} WHERE {where}", values).fetchall()
         assert any(index in row[-1] for row in plan), (wanted, plan)
     connection.close()
+
+
+async def test_the_ends_of_all_streams_are_found_without_a_look_at_every_record(tmp_path: Path) -> None:
+    await written(tmp_path)
+    connection = sqlite3.connect(tmp_path / "log.db")
+    plan = [row[-1] for row in connection.execute(f"EXPLAIN QUERY PLAN {TAILS}")]
+    connection.close()
+    assert plan[0] == "SCAN streams" and not any("SCAN records" in step or "SCAN all" in step for step in plan), plan
 
 
 async def test_the_newest_of_what_fits_are_the_end_of_what_fits(tmp_path: Path) -> None:
