@@ -25,7 +25,8 @@ from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
-from streams.stores.directory import Backend
+from streams.migrate import Migration, discard_kept
+from streams.stores.sqlite_search import SearchIndex
 from streams.stores.stored import Stored
 
 EVENTS = 1_000_000
@@ -37,13 +38,13 @@ CHUNK = 4096
 STARTS = 5
 CATALOG_SECONDS = 180.0
 RECORDING_SECONDS = 20.0
-BACKENDS: Final[tuple[Backend, ...]] = ("jsonl", "sqlite")
+SEARCH: Final = ("query", "--text", "nothing holds this", "--limit", "5")
 COMMANDS: Final = (
     ("streams", "--limit", "5"),
     ("tree", "--limit", "5"),
     ("log", "ses_00000000root", "--last", "5"),
     ("query", "--type", "lifecycle.*", "--limit", "5"),
-    ("query", "--text", "nothing holds this", "--limit", "5"),
+    SEARCH,
     ("verify",),
 )
 TEXT = "It reads the file, changes a line and runs the tests again. " * 9
@@ -117,9 +118,9 @@ def records(count: int) -> Iterator[Stored]:
         number += 1
 
 
-async def build(store: Path, count: int, backend: Backend) -> None:
-    """A store of ``count`` events in ``store``, which must be new. A million take one to two minutes."""
-    log = await Log.open(store, seeded_identity(2), backend=backend)
+async def build(store: Path, count: int) -> None:
+    """A jsonl log of ``count`` events in ``store``, which must be new. A million take half a minute."""
+    log = await Log.open(store, seeded_identity(2), backend="jsonl")
     waiting: list[Stored] = []
     for record in records(count):
         waiting.append(record)
@@ -135,28 +136,24 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     """How soon ``serve`` is ready beside a long log, what it holds in memory, and what opening a store takes."""
     count = int(os.environ.get("BENCH_EVENTS", EVENTS))
     name = f"{count:,} events" if count != EVENTS else "1 M events"
-    rows: list[Row] = []
-    for backend in BACKENDS:
-        home = Home(directory / f"million-{backend}")
-        home.create()
-        await build(home.store_path, count, backend)
-        opened = await _opened(home.store_path)
-        rows.append(Row(f"opening {backend}, {name}", opened, None, "s"))
-        if backend == "jsonl":
-            shutil.rmtree(home.path)
-            continue
-        rows.append(Row(f"serve ready, {name} in sqlite, no snapshot", (await _served(home, 0)).ready, None, "s"))
-        taken = [await _served(home, 0) for _ in range(STARTS)]
-        ready = statistics.median(each.ready for each in taken)
-        rows.append(Row(f"serve ready, {name} in sqlite", ready, None, "s", 2, 0.5))
-        empty = Home(directory / "million-none")
-        taken = [await _served(empty, 0) for _ in range(STARTS)]
-        rows.append(Row("serve ready, an empty log", statistics.median(each.ready for each in taken), None, "s"))
-        recording = await _served(home, RECORDING_SECONDS)
-        rows.append(Row(f"memory, {name} in sqlite", recording.memory, None, "MiB", 200, 100))
-        rows.append(Row("memory gained while it recorded on", recording.gained, None, "MiB"))
-        rows += await _commands(home, name)
-        shutil.rmtree(home.path)
+    home = Home(directory / "million")
+    home.create()
+    await build(home.store_path, count)
+    rows = [Row(f"opening jsonl, {name}", await _opened(home.store_path), None, "s")]
+    rows += await _moved(home.store_path, name)
+    rows.append(Row(f"opening sqlite, {name}", await _opened(home.store_path), None, "s"))
+    rows.append(Row(f"serve ready, {name} in sqlite, no snapshot", (await _served(home, 0)).ready, None, "s"))
+    taken = [await _served(home, 0) for _ in range(STARTS)]
+    ready = statistics.median(each.ready for each in taken)
+    rows.append(Row(f"serve ready, {name} in sqlite", ready, None, "s", 2, 0.5))
+    empty = Home(directory / "million-none")
+    taken = [await _served(empty, 0) for _ in range(STARTS)]
+    rows.append(Row("serve ready, an empty log", statistics.median(each.ready for each in taken), None, "s"))
+    recording = await _served(home, RECORDING_SECONDS)
+    rows.append(Row(f"memory, {name} in sqlite", recording.memory, None, "MiB", 200, 100))
+    rows.append(Row("memory gained while it recorded on", recording.gained, None, "MiB"))
+    rows += await _commands(home, name)
+    shutil.rmtree(home.path)
     return rows
 
 
@@ -166,6 +163,20 @@ class Served(NamedTuple):
     ready: float
     memory: float
     gained: float
+
+
+async def _moved(store: Path, name: str) -> list[Row]:
+    """The log goes to sqlite; for how long recording pauses is promised to be under a second."""
+    log = await Log.open(store, seeded_identity(4))
+    start = time.perf_counter()
+    done = await Migration(log, "sqlite").run()
+    taken = time.perf_counter() - start
+    await log.close()
+    discard_kept(store)
+    return [
+        Row(f"moving jsonl to sqlite, {name}", taken, None, "s"),
+        Row("recording pauses meanwhile", done.held_ms / 1000, None, "s", 1, 0.1),
+    ]
 
 
 async def _opened(store: Path) -> float:
@@ -212,13 +223,27 @@ async def _commands(home: Home, name: str) -> list[Row]:
         while kept is None or reader.head - kept.position > SLOW_TAIL:
             await asyncio.sleep(0.2)
             kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
-    rows = []
-    for arguments in COMMANDS:
-        start = time.perf_counter()
-        command = [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), *arguments]
-        # What they print besides (that nothing fits) is of no interest; that they fail is.
-        done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if await done.wait():
-            raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}")
-        rows.append(Row(f"{' '.join(arguments)}, {name}", time.perf_counter() - start, None, "s"))
+    rows = [Row(f"{' '.join(arguments)}, {name}", await _command(home, arguments), None, "s") for arguments in COMMANDS]
+    await asyncio.to_thread(_index, home.store_path)
+    rows.append(Row("the same query --text, when its index is whole", await _command(home, SEARCH), None, "s"))
     return rows
+
+
+async def _command(home: Home, arguments: tuple[str, ...]) -> float:
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), *arguments]
+    # What they print besides (that nothing fits) is of no interest; that they fail is.
+    done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if await done.wait():
+        raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}")
+    return time.perf_counter() - start
+
+
+def _index(store: Path) -> None:
+    """Finish the search index, which a sidecar advances whenever nothing else is to do."""
+    index = SearchIndex(store)
+    try:
+        while index.advance(CHUNK):
+            pass
+    finally:
+        index.close()
