@@ -281,8 +281,11 @@ class Home:
             raise _cannot("make", path, error) from None
 
     def _is_ours(self) -> bool:
-        """Whether the directory is empty or was a home before: then closing it surprises nobody."""
-        return self.was_used() or not any(self.path.iterdir())
+        """Whether the directory is empty, was a home before or got a store back from a backup.
+
+        Then closing it to others surprises nobody.
+        """
+        return self.was_used() or (self.store_path / "store.json").exists() or not any(self.path.iterdir())
 
 
 class HomeLock:

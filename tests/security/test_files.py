@@ -81,6 +81,10 @@ def test_an_empty_or_former_home_is_closed_a_foreign_directory_is_not_touched(tm
     with pytest.raises(HomeError, match="chmod 700"):
         Home(foreign).create()
     assert mode(foreign) == 0o755
+    (foreign / "store").mkdir()
+    (foreign / "store" / "store.json").write_text("{}")
+    Home(foreign).create()
+    assert mode(foreign) == 0o700, "a store that was brought back from a backup makes it a home"
 
 
 def test_a_file_in_the_homes_place_is_told(tmp_path: Path) -> None:
