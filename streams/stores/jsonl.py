@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from streams.errors import StoreClosed, StoreUnavailable, StreamError
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, Encoded
+from streams.hashing import GENESIS
 from streams.identity import Identity
 from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
@@ -41,7 +41,7 @@ from streams.stores.jsonl_removal import JsonlRemover
 from streams.stores.jsonl_writer import JsonlWriter
 from streams.stores.live import LiveTail
 from streams.stores.places import Places
-from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
+from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
 from streams.stores.presence import located
 from streams.stores.recovery import key_digest
 from streams.stores.removed_files import RemovedFiles
@@ -51,19 +51,6 @@ from streams.stores.stored import Stored
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _ENTRIES = 4096
-
-
-class _Known:
-    """A stored record, read only if somebody asks."""
-
-    def __init__(self, first: Callable[[], Placed | Record]) -> None:
-        self._first = first
-
-    def equals(self, encoded: Encoded) -> bool:
-        return body_of(self._first()) == encoded.body()
-
-    def first(self, encoded: Encoded) -> Placed | Record:
-        return self._first()
 
 
 class JsonlStore(KeepsHints):
@@ -230,7 +217,7 @@ class JsonlStore(KeepsHints):
         position = self._index.keys.get(digest)
         if position is not None and not self._removed.removal.ranges.holds(position):
             # A record of the commit under way is not to be read from disk yet.
-            return _Known(lambda: self._fresh.get(position) or self.places.records_at([position])[0])
+            return Kept(lambda: self._fresh.get(position) or self.places.records_at([position])[0])
         entry = self._removed.find(digest)
         return None if entry is None else Removed(entry)
 
