@@ -1,4 +1,4 @@
-"""Every error the NATS side can raise; nothing of the client library's leaves ``jetstream.py``.
+"""Every error the NATS side can raise; what the client library raises becomes one of them in ``client_errors.py``.
 
 ::
 
@@ -87,6 +87,11 @@ class BatchDuplicate(BatchRefused):
 
 class StreamRefused(ServerRefused):
     """The stream cannot be made, or changed into, what it must be; the description says why and what to do."""
+
+
+def too_large() -> NatsRefused:
+    """The error for a message that is larger than the server takes."""
+    return NatsRefused("a message is larger than the server takes", "raise its max_payload")
 
 
 _NOT_FOUND = frozenset({10014, 10037, 10059})

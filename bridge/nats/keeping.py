@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.nats.errors import NatsUnavailable, NotFound, NotNow, ServerRefused, StreamRefused
-from bridge.nats.jetstream import API, JetStream, Received, decoded, waited
+from bridge.nats.jetstream import API, JetStream, decoded, waited
 from bridge.nats.stream_plan import StreamDefinition, StreamPlan, plan, server_version
-from bridge.nats.wire import HeaderBlock
+from bridge.nats.wire import HeaderBlock, Received
 
 READ_BATCH: Final = 256
 """Messages that are asked for at once; while those come, the next are asked for."""

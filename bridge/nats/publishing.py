@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from bridge.nats.errors import BatchRefused, NatsError, NoStream
-from bridge.nats.jetstream import NO_RESPONDERS, JetStream, Received, decoded, waited
+from bridge.nats.jetstream import NO_RESPONDERS, JetStream, decoded, waited
+from bridge.nats.wire import Received
 
 MAX_BATCH: Final = 1000
 """Most messages of an atomic batch, by the server's limit."""

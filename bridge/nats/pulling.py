@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.nats.errors import NatsError, NatsUnavailable, NotFound, ServerRefused, StreamRefused
-from bridge.nats.jetstream import API, JetStream, Received
+from bridge.nats.jetstream import API, JetStream
 from bridge.nats.keeping import Delivered, arriving
 from bridge.nats.options import PullSettings
 from bridge.nats.sessions import Sessions
+from bridge.nats.wire import Received
 
 log = logging.getLogger("sidecar.nats")
 

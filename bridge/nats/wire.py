@@ -1,4 +1,4 @@
-"""Header blocks as they stand on the wire. Pure.
+"""What stands on the wire: messages as they came, and the command that publishes one. Pure.
 
 Whoever reads millions of messages looks into the headers of few: a block that
 came is kept as it is, and taken apart when somebody asks.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
-from bridge.nats.headers import header_lines
+from bridge.nats.errors import NatsRefused, too_large
+from bridge.nats.headers import are_lines, header_lines
+from streams.subjects import SubjectError, check_subject
 
 VERSION: Final = b"NATS/1.0"
 _LINE_END: Final = b"\r\n"
@@ -86,3 +90,58 @@ def _parsed(raw: bytes) -> dict[str, str]:
         if colon and name.isascii() and _NAME.fullmatch(name):
             found[name] = value.strip(_SPACE)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server said of itself. ``max_payload`` is in bytes, headers included."""
+
+    id: str
+    version: str
+    max_payload: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message as it came. ``status`` is set on the server's own notices, such as ``408``, and empty on messages."""
+
+    subject: str
+    reply: str
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+    @property
+    def status(self) -> str:
+        if isinstance(self.headers, HeaderBlock) and not self.headers.has_status:
+            return ""
+        return self.headers.get("Status", "")
+
+    @property
+    def description(self) -> str:
+        """The words that come with a status."""
+        return self.headers.get("Description", "")
+
+
+def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, max_payload: int) -> bytes:
+    """The command that publishes a message with headers.
+
+    Raises:
+        NatsRefused: something of it is no subject or no header, or it is too large.
+    """
+    lines = header_lines(headers)
+    # Whoever made it has checked it; a line too many would be somebody else's header, or a command of its own.
+    if not are_lines(lines, len(headers)) or not _is_subject(subject):
+        raise NatsRefused("a message has a header or a subject that cannot be sent", "escape what it is made of")
+    head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")
+    total = len(head) + len(body)
+    if total > max_payload:
+        raise too_large()
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject.encode("ascii"), len(head), total, head, body)
+
+
+@lru_cache(maxsize=4096)
+def _is_subject(subject: str) -> bool:
+    try:
+        return check_subject(subject).isascii()
+    except SubjectError:
+        return False

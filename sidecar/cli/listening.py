@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     import asyncio
 
     from bridge.nats.errors import NatsError
-    from bridge.nats.jetstream import JetStream, Received
+    from bridge.nats.jetstream import JetStream
     from bridge.nats.sessions import Sessions
+    from bridge.nats.wire import Received
     from sidecar.cli.heard import Heard
     from sidecar.cli.output import Output
 

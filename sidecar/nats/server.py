@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.nats.errors import NatsError, NatsUnavailable
-from bridge.nats.jetstream import JetStream, ServerFacts
+from bridge.nats.jetstream import JetStream
 from bridge.nats.options import ConnectOptions
+from bridge.nats.wire import ServerFacts
 from sidecar.config import NatsConfig
 from sidecar.nats.executable import Executable, NoServer, find_executable
 from sidecar.nats.life import WITH_PROCESS, Happening, State, after, pause_seconds

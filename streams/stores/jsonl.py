@@ -6,134 +6,87 @@
             head        last durable record     log/  00000000000000000000.jsonl …
             torn/       what recovery cut off
 
-A commit is: write the lines, sync, rewrite ``head`` (no sync of its own), then
-acknowledge. Opening scans and indexes the whole log. Closed segments may be
-compressed (``….jsonl.zst``); the last one, which is being written, never is.
+A commit is: plan what its appends write, write the lines, sync, rewrite ``head``
+(no sync of its own), then acknowledge. Closed segments may be compressed
+(``….jsonl.zst``); the last one, which is being written, never is.
+
+Here the contract is kept and commits are planned. The files are in the hands of
+``jsonl_writer.py`` (the log's end, and opening it), ``places.py`` (reading by
+the index), ``jsonl_reader.py`` (scans) and ``jsonl_removal.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from threading import Lock
 
-from streams.errors import CorruptLog, StoreClosed, StoreUnavailable, StreamError
+from streams.errors import StoreClosed, StoreUnavailable, StreamError
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, Encoded
+from streams.hashing import GENESIS
 from streams.identity import Identity
 from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import create, name_log, take_lock
-from streams.stores.disk import (
-    Disk,
-    make_directory,
-    open_or_create,
-    read_file,
-    sync_directory,
-    write_durably,
-)
+from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.in_turn import InTurn, in_thread
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.jsonl_removal import JsonlRemover
+from streams.stores.jsonl_writer import JsonlWriter
 from streams.stores.live import LiveTail
-from streams.stores.places import place_of, record_at
-from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
+from streams.stores.places import Places
+from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
 from streams.stores.presence import located
-from streams.stores.recovery import StreamTail, key_digest, recover
-from streams.stores.removed_files import RemovedFiles, Run
-from streams.stores.rewriting import Abandoned, Compressed, compress, settle
-from streams.stores.segment_files import SegmentFile, Sizes
-from streams.stores.segments import (
-    Head,
-    Segment,
-    format_head,
-    format_line,
-    format_stored,
-    parse_event_keys,
-    read_head,
-    segment_name,
-)
+from streams.stores.recovery import key_digest
+from streams.stores.removed_files import RemovedFiles
+from streams.stores.rewriting import Abandoned, Compressed, compress
+from streams.stores.segment_files import Sizes
 from streams.stores.stored import Stored
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-_READ_BATCH = 256
 _ENTRIES = 4096
-
-
-class _Known:
-    """A stored record, read only if somebody asks."""
-
-    def __init__(self, store: JsonlStore, position: int) -> None:
-        self._store, self._position = store, position
-
-    def equals(self, encoded: Encoded) -> bool:
-        return body_of(self._first()) == encoded.body()
-
-    def first(self, encoded: Encoded) -> Placed | Record:
-        return self._first()
-
-    def _first(self) -> Placed | Record:
-        return self._store.planned(self._position) or self._store.records_at([self._position])[0]
 
 
 class JsonlStore(KeepsHints):
     """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
 
     def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int, *, is_copy: bool = False) -> None:
-        self._store, self._log = store, store / "log"
-        self._lock, self._disk, self._segment_bytes = lock, disk, segment_bytes
+        self._store, self._lock, self._disk = store, lock, disk
         self._fresh: dict[int, Placed] = {}
         self._hints = Hints(store)
         self._closed = False
-        self.torn: Path | None = None
-        """Where this opening put an incomplete tail; ``None`` when there was none."""
         self.differences = 0
         self._reader = JsonlReader(store)
-        self._removed = RemovedFiles(self._log, disk)
-        self._places = Lock()
-        """Held while a record's place is looked up and its segment opened, and while a segment is replaced."""
+        self._removed = RemovedFiles(store / "log", disk)
         self._turns = InTurn()
-        head = read_head(store / "head")
-        recovered = recover(self._log, head, self._removed.removal)
-        if not is_copy:
-            _check_end(self._log, self._removed.removal.ranges.end, recovered.index.next_position())
-        self._index = recovered.index
-        self._index.segments[:] = settle(disk, self._log, recovered.index.segments)
-        self.head_lost = head is None and bool(recovered.index.segments)
+        self._writer = JsonlWriter(store, disk, self._removed, segment_bytes, is_copy=is_copy)
+        self.torn = self._writer.torn
+        """Where this opening put an incomplete tail; ``None`` when there was none."""
+        self.head_lost = self._writer.head_lost
         """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
-        if recovered.torn is not None:
-            self.torn = self._set_aside(recovered.index.segments[-1], recovered.size)
-        self._size = recovered.size
-        self._durable_size = recovered.size
-        # A compressed last segment was put there by hand: a commit begins the next one.
-        is_open = bool(self._index.segments) and not self._index.segments[-1].is_compressed
-        self._fd = disk.open(self._index.segments[-1].path) if is_open else -1
-        self._head = self._index.next_position() - 1
-        if self._head > NOTHING and is_open:
-            # A whole batch above the old head was written but perhaps not synced when its writer died.
-            disk.sync(self._fd)
-        found = format_head(Head(self._head, self._index.last_hash))
-        if head is None:
-            # It is rewritten without a sync, so that a power loss may leave an older head, but never none.
-            write_durably(store / "head", found)
-        self._head_fd = open_or_create(store / "head")
-        disk.rewrite(self._head_fd, found)
+        self._index = self._writer.index
+        self.places = Places(self._index, lambda: self._removed.removal.ranges)
         self._remover = JsonlRemover(
-            store, disk, self._index, self._removed, self._places, self._roll, lambda: self._head, self._turns
+            store,
+            disk,
+            self._index,
+            self._removed,
+            self.places.held,
+            self._writer.roll,
+            lambda: self._writer.head,
+            self._turns,
         )
         # What cannot be finished now, as on a full disk, is done by the next removal or opening.
         with suppress(OSError, StoreUnavailable):
-            self._remover.resume(self._roll)
+            self._remover.resume(self._writer.roll)
         self._live = LiveTail(lambda after: self.read_all(after=after))
-        self._commits = GroupCommit(self._commit, self._live.notify, self._abandon, store.name)
+        self._commits = GroupCommit(self._commit, self._live.notify, self._writer.abandon, store.name)
 
     @classmethod
     async def open(
@@ -179,32 +132,29 @@ class JsonlStore(KeepsHints):
     @property
     def head(self) -> int:
         """See ``StreamReader.head``."""
-        return self._head
+        return self._writer.head
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``."""
         tail = self._index.streams.get(stream_id)
         if tail is None:
             return
-        head = self._head
+        head = self._writer.head
         positions = [p for p in tail.positions[max(from_offset - tail.first_offset, 0) :] if p <= head]
-        for begin in range(0, len(positions), _READ_BATCH):
-            for record in await asyncio.to_thread(self.records_at, positions[begin : begin + _READ_BATCH]):
-                yield record
+        async for record in self.places.read(positions):
+            yield record
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamReader.read_all``."""
         segments = self._index.segments
         passed_over = after + 1 - segments[-1].first if segments else 0
         # A scan begins where a segment begins: who follows the log would read all of the last one again and again.
-        return self._by_place(after) if passed_over > self._head - after else self._reader.read_all(after=after)
+        return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:
         """Records of the last segment, found by the index."""
-        end = self._head + 1
-        for begin in range(after + 1, end, _READ_BATCH):
-            for record in await asyncio.to_thread(self.records_at, range(begin, min(begin + _READ_BATCH, end))):
-                yield record
+        async for record in self.places.read(range(after + 1, self._writer.head + 1)):
+            yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """See ``StreamReader.query``; reads only the wanted streams where they are named."""
@@ -219,30 +169,14 @@ class JsonlStore(KeepsHints):
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
         position = self._index.keys.get(key_digest(idempotency_key))
-        if position is None or position > self._head:
+        if position is None or position > self._writer.head:
             return None
-        found = await asyncio.to_thread(self.records_at, [position])
+        found = await asyncio.to_thread(self.places.records_at, [position])
         return found[0] if found else None
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
         return self._live.follow(after)
-
-    def records_at(self, positions: Sequence[int]) -> list[Record]:
-        """The records at these positions, in the order asked, without pruned ones; blocking. Raises ``CorruptLog``."""
-        open_files: dict[int, SegmentFile] = {}
-        try:
-            # A file that is open stays what it is when its segment is replaced.
-            with self._places:
-                places = [
-                    place_of(self._index, position, open_files)
-                    for position in positions
-                    if not self._removed.removal.ranges.holds(position)
-                ]
-            return [record_at(place) for place in places]
-        finally:
-            for file in open_files.values():
-                file.close()
 
     # Removing
 
@@ -282,13 +216,10 @@ class JsonlStore(KeepsHints):
         digest = key_digest(key)
         position = self._index.keys.get(digest)
         if position is not None and not self._removed.removal.ranges.holds(position):
-            return _Known(self, position)
+            # A record of the commit under way is not to be read from disk yet.
+            return Kept(lambda: self._fresh.get(position) or self.places.records_at([position])[0])
         entry = self._removed.find(digest)
         return None if entry is None else Removed(entry)
-
-    def planned(self, position: int) -> Placed | None:
-        """A record of the commit under way, which is not to be read from disk yet."""
-        return self._fresh.get(position)
 
     # Writing
 
@@ -308,8 +239,7 @@ class JsonlStore(KeepsHints):
 
     def _commit(self, group: Sequence[Pending]) -> float:
         seconds = 0.0
-        if self._fd < 0 or self._size >= self._segment_bytes:
-            self._roll()
+        self._writer.roll_if_full()
         lines: list[bytes] = []
         decided: list[tuple[Pending, Plan]] = []
         for pending in group:
@@ -318,24 +248,17 @@ class JsonlStore(KeepsHints):
             except StreamError as refusal:
                 pending.outcome = refusal
                 continue
-            self._place(plan_.new, lines)
+            for number, placed in enumerate(plan_.new):
+                self._fresh[placed.position] = placed
+                lines.append(self._writer.add(placed, number, len(plan_.new)))
             self.differences += plan_.differences
             decided.append((pending, plan_))
         if lines:
-            seconds = self._make_durable(lines)
+            seconds = self._writer.make_durable(lines)
             self._fresh.clear()
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
-
-    def _place(self, new: Sequence[Placed], lines: list[bytes]) -> None:
-        for number, placed in enumerate(new):
-            line = format_line(placed, number, len(new))
-            event = placed.encoded.event
-            self._fresh[placed.position] = placed
-            self._index.add(event.stream_id, event.idempotency_key, placed.offset, placed.hash, self._size)
-            self._size += len(line)
-            lines.append(line)
 
     # Moving a log from or to another backend (see ``Copyable``)
 
@@ -346,7 +269,7 @@ class JsonlStore(KeepsHints):
     async def copy_in(self, records: Sequence[Stored]) -> None:
         """See ``Copyable.copy_in``."""
         try:
-            await in_thread(self._copy, records)
+            await in_thread(self._writer.copy, records)
         except OSError as error:
             raise self._copy_failed(error) from error
 
@@ -368,73 +291,21 @@ class JsonlStore(KeepsHints):
 
     async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
         """See ``Copyable.adopt``."""
-        if self._head > NOTHING or self._removed.removal:
+        if self.head > NOTHING or self._removed.removal:
             raise ValueError("the log holds something already")
         try:
             runs = [
                 run async for some in entries if (run := await in_thread(self._removed.write_run, some)) is not None
             ]
-            await in_thread(self._adopt, removal.finished(), runs)
+            await in_thread(self._writer.adopt, removal.finished(), runs)
         except OSError as error:
             raise self._copy_failed(error) from error
-
-    def _adopt(self, removal: Removal, runs: Sequence[Run]) -> None:
-        self._removed.replace(removal, runs)
-        self._removed.compact()
-        for name, base in removal.bases.items():
-            self._index.streams[name] = StreamTail(first_offset=base.offset, hash=base.hash)
-        self._skip_removed()
-        self._head = self._index.next_position() - 1
-
-    def _skip_removed(self) -> None:
-        """Pass over pruned records that follow the last one."""
-        following = self._removed.removal.ranges.following(self._index.next_position())
-        if following > self._index.next_position():
-            self._index.skip_to(following, self._size)
-            self._index.last_hash = ""
 
     def _copy_failed(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(
             f"the copy in {self._store} could not be written: {error.strerror or error}",
             "free disk space or repair the disk, then run the migration again",
         )
-
-    def _copy(self, records: Sequence[Stored]) -> None:
-        lines: list[bytes] = []
-        for record in records:
-            if record.position != self._index.next_position():
-                raise ValueError(f"record {record.position} does not follow {self._index.next_position() - 1}")
-            if not lines and (self._fd < 0 or self._size >= self._segment_bytes):
-                self._roll()
-            keys = parse_event_keys(record.event)
-            lines.append(format_stored(record))
-            self._index.add(keys.stream_id, keys.idempotency_key, record.offset, record.hash, self._size)
-            self._size += len(lines[-1])
-            self._skip_removed()
-        self._make_durable(lines)
-
-    def _make_durable(self, lines: Sequence[bytes]) -> float:
-        """Write and sync what the index already holds, then move head; the seconds that the disk took."""
-        begun = time.perf_counter()
-        self._disk.write(self._fd, b"".join(lines))
-        self._disk.sync(self._fd)
-        seconds = time.perf_counter() - begun
-        self._durable_size = self._size
-        head = Head(self._index.next_position() - 1, self._index.last_hash)
-        self._disk.rewrite(self._head_fd, format_head(head))
-        self._head = head.position
-        return seconds
-
-    def _roll(self) -> None:
-        """Begin a new segment; where the last one is empty, that serves."""
-        if self._fd >= 0 and self._index.segments[-1].first == self.next_position():
-            return
-        segment = Segment(self.next_position(), self._log / segment_name(self.next_position()))
-        fd = self._disk.create(segment.path)
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._size, self._durable_size = fd, 0, 0
-        self._index.segments.append(segment)
 
     # Compressing
 
@@ -457,7 +328,7 @@ class JsonlStore(KeepsHints):
             return None
         except OSError as error:
             raise StoreUnavailable(
-                f"a segment in {self._log} could not be compressed: {error.strerror or error}",
+                f"a segment in {self._store / 'log'} could not be compressed: {error.strerror or error}",
                 "nothing is lost, it stays as it is: free disk space or repair the disk",
             ) from error
 
@@ -465,34 +336,10 @@ class JsonlStore(KeepsHints):
         for number, segment in enumerate(self._index.segments[:-1]):
             if not segment.is_compressed:
                 done = compress(self._disk, segment, lambda: not self._closed)
-                with self._places:
+                with self.places.held:
                     self._index.segments[number] = done.segment
                 return done
         return None
-
-    def _abandon(self) -> None:
-        """After a failed write: cut what was never acknowledged, as far as the disk still lets us."""
-        if self._fd >= 0:
-            try:
-                self._disk.truncate(self._fd, self._durable_size)
-            except OSError:
-                # The next opening finds a torn tail above head instead and cuts it then.
-                self._durable_size = -1
-
-    def _set_aside(self, segment: Segment, size: int) -> Path:
-        """Keep a copy of the torn tail, then cut it off."""
-        directory = self._store / "torn"
-        make_directory(directory)
-        kept = directory / f"{segment.path.stem}-{size}-{len(list(directory.iterdir()))}.bin"
-        write_durably(kept, read_file(segment.path)[size:])
-        sync_directory(self._store)
-        fd = self._disk.open(segment.path)
-        try:
-            self._disk.truncate(fd, size)
-            self._disk.sync(fd)
-        finally:
-            os.close(fd)
-        return kept
 
     async def close(self) -> None:
         """See ``StreamReader.close``. Releases the lock."""
@@ -502,14 +349,7 @@ class JsonlStore(KeepsHints):
         await self._turns.close()
         await self._commits.close()
         self._live.close()
-        for fd in (self._fd, self._head_fd, self._lock):
-            if fd >= 0:
-                os.close(fd)
+        self._writer.close()
+        if self._lock >= 0:
+            os.close(self._lock)
         self._removed.close()
-
-
-def _check_end(log: Path, pruned_end: int, following: int) -> None:
-    """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
-    if pruned_end > following:
-        reason = f"records {following} to {pruned_end - 1} were written, and not all of them pruned"
-        raise CorruptLog(str(log), 1, following, reason)

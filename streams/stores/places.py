@@ -1,15 +1,54 @@
-"""Where the records of a jsonl log lie in its files, by the writer's index; and reading one from there."""
+"""Where the records of a jsonl log lie in its files, by the writer's index; and reading them from there."""
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Sequence
+from threading import Lock
 from typing import NamedTuple
 
 from streams.errors import CorruptLog
+from streams.retention import Ranges
 from streams.store import Record
 from streams.stores.recovery import Index
 from streams.stores.segment_files import SegmentFile, open_segment
 from streams.stores.segments import BadLine, Segment, parse_record
+
+_READ_BATCH = 256
+
+
+class Places:
+    """Reads records by their positions, beside the writer, whose ``index`` it is. ``removed`` gives what was pruned.
+
+    ``held`` is to be held while a record's place is looked up and its segment opened, and while a segment is replaced.
+    """
+
+    def __init__(self, index: Index, removed: Callable[[], Ranges]) -> None:
+        self._index, self._removed = index, removed
+        self.held = Lock()
+
+    async def read(self, positions: Sequence[int]) -> AsyncIterator[Record]:
+        """The records at these positions, as ``records_at``, a batch at a time on a thread."""
+        for begin in range(0, len(positions), _READ_BATCH):
+            for record in await asyncio.to_thread(self.records_at, positions[begin : begin + _READ_BATCH]):
+                yield record
+
+    def records_at(self, positions: Sequence[int]) -> list[Record]:
+        """The records at these positions, in the order asked, without pruned ones; blocking. Raises ``CorruptLog``."""
+        open_files: dict[int, SegmentFile] = {}
+        try:
+            # A file that is open stays what it is when its segment is replaced.
+            with self.held:
+                places = [
+                    place_of(self._index, position, open_files)
+                    for position in positions
+                    if not self._removed().holds(position)
+                ]
+            return [record_at(place) for place in places]
+        finally:
+            for file in open_files.values():
+                file.close()
 
 
 class Place(NamedTuple):

@@ -7,7 +7,7 @@ several appends of one group commit are planned one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -72,6 +72,21 @@ class Known(Protocol):
         ...
 
 
+class Kept:
+    """``Known`` by the record itself; ``read`` gives it, and is called only where somebody asks."""
+
+    def __init__(self, read: Callable[[], Placed | Record]) -> None:
+        self._read = read
+
+    def equals(self, encoded: Encoded) -> bool:
+        """See ``Known``."""
+        return _body_of(self._read()) == encoded.body()
+
+    def first(self, encoded: Encoded) -> Placed | Record:
+        """See ``Known``."""
+        return self._read()
+
+
 class Removed:
     """``Known`` by what stays of a pruned record."""
 
@@ -87,7 +102,7 @@ class Removed:
         return Record(encoded.event, self._entry.offset, self._entry.position, self._entry.hash.hex())
 
 
-def body_of(first: Placed | Record) -> tuple[str, str, str, str]:
+def _body_of(first: Placed | Record) -> tuple[str, str, str, str]:
     """Type, stream, actor and payload digest of a stored event, also of one whose payload was forgotten."""
     if isinstance(first, Placed):
         return first.encoded.body()

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, Encoded
+from streams.hashing import GENESIS
 from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
@@ -27,7 +27,7 @@ from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.in_turn import InTurn, in_thread
 from streams.stores.live import LiveTail
-from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
+from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
 from streams.stores.recovery import key_digest
 from streams.stores.sqlite_files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translate, translated
 from streams.stores.sqlite_head import HeadFile, make_head_file
@@ -48,17 +48,6 @@ PAGES_OF_A_ROW: Final = 1
 """Of the indexes, beside the row itself: what a commit of 64 was measured to write, and a little more."""
 
 Result = TypeVar("Result")
-
-
-class _Known:
-    def __init__(self, placed: Placed | Record) -> None:
-        self._placed = placed
-
-    def equals(self, encoded: Encoded) -> bool:
-        return body_of(self._placed) == encoded.body()
-
-    def first(self, encoded: Encoded) -> Placed | Record:
-        return self._placed
 
 
 class SqliteStore(KeepsHints):
@@ -185,12 +174,13 @@ class SqliteStore(KeepsHints):
         digest = self._digests[key]
         fresh = self._fresh.get(digest)
         if fresh is not None:
-            return _Known(fresh)
+            return Kept(lambda: fresh)
         if digest in self._stored:
             where = [self._stored[digest], digest]
             row = self._connection.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
             if row is not None:  # else it was pruned
-                return _Known(record_of(row, str(self._path)))
+                found = record_of(row, str(self._path))
+                return Kept(lambda: found)
         entry = find(self._connection, digest) if self._has_entries else None
         return None if entry is None else Removed(entry)
 

@@ -105,7 +105,7 @@ async def test_a_crash_at_any_step_of_compressing_leaves_a_right_log(
         store = await open_store(place)
         assert await collect(store.read_all()) == records, at
         for record in records:
-            assert store.records_at([record.position]) == [record]
+            assert store.places.records_at([record.position]) == [record]
         while await store.compress() is not None:
             pass
         records_now = records + await store.append([event("next")])

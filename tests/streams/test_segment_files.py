@@ -100,9 +100,9 @@ async def test_it_reads_as_before(small: Small) -> None:
         assert await reader.find(record.event.idempotency_key) == record
     store = await open_store(small.store)
     for record in small.log.records:
-        assert store.records_at([record.position]) == [record]
+        assert store.places.records_at([record.position]) == [record]
         assert await store.find(record.event.idempotency_key) == record
-    assert store.records_at([9, 0, 4, 9]) == [small.log.records[n] for n in (9, 0, 4, 9)]
+    assert store.places.records_at([9, 0, 4, 9]) == [small.log.records[n] for n in (9, 0, 4, 9)]
     for stream in ("ses_0", "ses_1", "ses_2"):
         wanted = [r for r in small.log.records if r.event.stream_id == stream]
         assert await collect(store.read(stream)) == wanted == await collect(reader.read(stream))

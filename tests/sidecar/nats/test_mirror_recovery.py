@@ -455,7 +455,7 @@ async def test_forgetting_that_is_cut_off_half_way_is_finished(
     server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await mirrored_log(100, server)
-    from sidecar.nats import mirroring as module
+    from sidecar.nats import progress as module
 
     async def broken(*_: Any, **__: Any) -> int:
         raise OSError("broken")

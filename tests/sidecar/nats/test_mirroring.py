@@ -110,7 +110,7 @@ async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log
 
 async def test_how_far_it_is_is_kept_when_nothing_more_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``mirror verify`` takes what is missing up to the cursor for lost, and what comes after it for not sent yet."""
-    monkeypatch.setattr("sidecar.nats.mirroring.CURSOR_SECONDS", 3600)
+    monkeypatch.setattr("sidecar.nats.progress.CURSOR_SECONDS", 3600)
     store = await open_store("memory", tmp_path)
     with real_server(tmp_path / "nats", "2.15") as server:
         async with mirroring(store, server) as task:
