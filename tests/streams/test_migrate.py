@@ -24,9 +24,11 @@ from streams.stores.directory import Backend, Manifest, read_manifest, write_man
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_search import SearchIndex
 from streams.stores.stored import Stored
 from streams.verify import Verification
 from tests.streams.builders import event
+from tests.streams.descriptors import deleted_and_open, needs_descriptors
 from tests.streams.disks import GatedDisk
 from tests.streams.opened import collect
 
@@ -310,6 +312,36 @@ async def test_a_reader_goes_on_where_the_log_lies_when_its_store_is_discarded(
     assert await reader.removed() == {}
     for one in (reader, begun):
         await one.close()
+    await log.close()
+
+
+@needs_descriptors
+@pytest.mark.parametrize("asked", ["head", "read"])
+async def test_a_reader_does_not_keep_the_space_of_a_store_that_is_discarded(tmp_path: Path, asked: str) -> None:
+    """One that follows the log may live for weeks: it lets go of the database when it next looks at the log."""
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 300)
+    reader = LogReader(tmp_path)
+    index = SearchIndex(tmp_path)
+    index.advance(len(written))
+    index.close()
+    assert await collect(reader.query(Filter(text="k1-0"))) != []
+    begun = reader.read_all()
+    assert await anext(begun) == written[0]
+    await Migration(log, "jsonl").run()
+    assert reader.head == log.head, "it let go of the database"
+    for record in written[1:300]:
+        assert await anext(begun) == record, "and a reading of the old store, which is kept, goes on"
+    await asyncio.to_thread(discard_kept, tmp_path)
+    assert "log.db" in deleted_and_open(tmp_path)
+    if asked == "head":
+        assert reader.head == log.head
+    else:
+        assert await collect(reader.read_all(after=log.head - 1)) == written[-1:]
+    assert deleted_and_open(tmp_path) == set()
+    assert await collect(begun) == written[300:]
+    assert deleted_and_open(tmp_path) == set()
+    await reader.close()
     await log.close()
 
 
