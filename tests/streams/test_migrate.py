@@ -241,22 +241,38 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     await log.close()
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(tmp_path: Path, backend: Backend) -> None:
-    log = await open_log(tmp_path, backend)
+@BOTH
+async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(
+    tmp_path: Path, start: Backend, to: Backend
+) -> None:
+    log = await open_log(tmp_path, start)
     written = await fill(log, 300)
-    readings = [log.read_all(), log.query(Filter()), LogReader(tmp_path).read_all()]
-    for reading in readings:
-        assert await anext(reading) == written[0]
-    ids = LogReader(tmp_path).event_ids()
+    reader, begun = LogReader(tmp_path), LogReader(tmp_path)
+    some = Filter(streams=("ses_1", "ses_2"))
+    readings = {
+        "all of the log": (log.read_all(), written),
+        "a query of the log": (log.query(Filter()), written),
+        "all": (reader.read_all(), written),
+        "a stream": (reader.read("ses_3"), [r for r in written if r.event.stream_id == "ses_3"]),
+        "a query": (reader.query(some), [r for r in written if r.event.stream_id in some.streams]),
+    }
+    firsts = {name: await anext(reading) for name, (reading, _) in readings.items()}
+    ids = reader.event_ids()
     seen = set(await anext(ids))
-    await Migration(log, "jsonl" if backend == "sqlite" else "sqlite").run()
+    unread = begun.read_all()
+    await Migration(log, to).run()
     await asyncio.to_thread(discard_kept, tmp_path)
-    for reading in readings:
-        assert await collect(reading) == written[1:]
-    async for some in ids:
-        seen |= set(some)
+    for name, (reading, wanted) in readings.items():
+        assert [firsts[name], *await collect(reading)] == wanted, name
+    async for more in ids:
+        seen |= set(more)
     assert seen == {record.event.id for record in written}
+    assert await collect(unread) == written, "what is not there any more does not read as empty"
+    assert await reader.find(written[-1].event.idempotency_key) == written[-1]
+    assert await reader.find_event(written[-1].event.id) == written[-1]
+    assert await reader.removed() == {}
+    for one in (reader, begun):
+        await one.close()
     await log.close()
 
 
@@ -288,30 +304,6 @@ async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path
     written += await fill(log, 5, "later-")
     assert await collect(reader.read_all()) == written and reader.head == log.head
     await reader.close()
-    await log.close()
-
-
-@BOTH
-async def test_a_reader_goes_on_where_the_log_lies_when_its_store_is_discarded(
-    tmp_path: Path, start: Backend, to: Backend
-) -> None:
-    log = await open_log(tmp_path, start)
-    written = await fill(log, 300)
-    reader, begun = LogReader(tmp_path), LogReader(tmp_path)
-    readings = [reader.read_all(), reader.read("ses_3"), reader.query(Filter(streams=("ses_1", "ses_2")))]
-    wanted = [written, *[[r for r in written if r.event.stream_id in s] for s in (("ses_3",), ("ses_1", "ses_2"))]]
-    firsts = [await anext(reading) for reading in readings]
-    unread = begun.read_all()
-    await Migration(log, to).run()
-    await asyncio.to_thread(discard_kept, tmp_path)
-    for first, reading, expected in zip(firsts, readings, wanted, strict=True):
-        assert [first, *await collect(reading)] == expected
-    assert await collect(unread) == written, "what is not there any more does not read as empty"
-    assert await reader.find(written[-1].event.idempotency_key) == written[-1]
-    assert await reader.find_event(written[-1].event.id) == written[-1]
-    assert await reader.removed() == {}
-    for one in (reader, begun):
-        await one.close()
     await log.close()
 
 
