@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -349,6 +350,40 @@ async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Pat
         assert [finding async for finding in check.run()] == []
     assert [finding async for finding in Verification(tmp_path).run()] == []
     await log.close()
+
+
+@BOTH
+@pytest.mark.parametrize("deleted", [0, 1])
+async def test_a_discarding_that_is_cut_off_leaves_nothing_to_go_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Backend, to: Backend, deleted: int
+) -> None:
+    """Half a store must never be what a rollback goes back to: the pointer is changed before the first file goes."""
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 30)
+    await Migration(log, to).run()
+    await log.close()
+    left = iter(range(deleted))
+    unlink, rmtree = Path.unlink, shutil.rmtree
+
+    def cut_off(real: Callable[..., None]) -> Callable[..., None]:
+        def delete(path: Path, *arguments: object, **more: object) -> None:
+            if next(left, None) is None:
+                raise Stopped
+            real(path, *arguments, **more)
+
+        return delete
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", cut_off(unlink))
+        patch.setattr("streams.stores.copies.shutil.rmtree", cut_off(rmtree))
+        with pytest.raises(Stopped):
+            discard_kept(tmp_path)
+    assert read_manifest(tmp_path) == Manifest(to, log.manifest.log_id)
+    log = await open_log(tmp_path)
+    assert plain(await collect(log.read_all())) == plain(written)
+    await log.close()
+    assert discard_kept(tmp_path) > 0
+    assert [finding async for finding in Verification(tmp_path).run()] == []
 
 
 @BOTH

@@ -192,6 +192,31 @@ class TestMoving:
         await log.close()
         assert await faults(tmp_path) == []
 
+    @pytest.mark.parametrize(("start_", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
+    @pytest.mark.parametrize("phase", ["opening", "copying", "switching"])
+    async def test_in_each_phase_of_a_move_nothing_is_removed(
+        self, tmp_path: Path, start_: Backend, to: Backend, phase: str
+    ) -> None:
+        log = await open_log(tmp_path, start_)
+        before = await fill(log)
+        removing: list[asyncio.Task[Any]] = []
+
+        def begin(progress: Any) -> None:
+            if progress.phase == phase and not removing:
+                removing.extend([asyncio.ensure_future(prune(log)), asyncio.ensure_future(forget(log))])
+
+        moving = Migration(log, to, begin)
+        # So that there is something to copy before the switch, too.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("streams.migrate.CLOSE_ENOUGH", 0)
+            await moving.run()
+        assert len(removing) == 2
+        for outcome in await asyncio.gather(*removing, return_exceptions=True):
+            assert isinstance(outcome, StoreUnavailable) and "being moved" in str(outcome)
+        assert await collect(log.read_all()) == before and log.backend == to
+        await log.close()
+        assert await faults(tmp_path) == []
+
 
 async def test_a_sqlite_log_of_an_older_version_is_read_verified_and_pruned(tmp_path: Path) -> None:
     """Its file has neither the tables nor free pages to give back."""
