@@ -176,6 +176,34 @@ class TestMoving:
         await log.close()
         assert await faults(tmp_path) == []
 
+    @pytest.mark.parametrize(("start_", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
+    async def test_what_a_forget_that_was_cut_off_left_is_not_copied(
+        self, tmp_path: Path, start_: Backend, to: Backend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is listed as forgotten and its payloads are still there: the move forgets them before it copies."""
+        log = await open_log(tmp_path, start_)
+        await fill(log)
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("streams.stores.jsonl_removal.JsonlRemover._apply", full)
+            patch.setattr("streams.stores.sqlite_removal.SqliteRemover._digests", full)
+            with pytest.raises(StoreUnavailable, match="could not be forgotten as a whole"):
+                await log.forget(["ses_0"], at_ms=NOW)
+        assert _holders(tmp_path, "secret-k0-")
+        copied: list[str] = []
+
+        def look(progress: Any) -> None:
+            if progress.phase != "opening":
+                copied.extend(_holders(tmp_path, "secret-k0-"))
+
+        await Migration(log, to, look).run()
+        assert copied == [] and _holders(tmp_path, "secret-k0-") == [] and _holders(tmp_path, "secret-k1-")
+        await log.close()
+        assert await faults(tmp_path) == []
+
     async def test_nothing_is_removed_while_the_log_moves(self, tmp_path: Path) -> None:
         log = await open_log(tmp_path)
         await fill(log)
