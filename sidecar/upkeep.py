@@ -215,14 +215,16 @@ class Upkeep:
         Raises:
             StoreUnavailable: a move is under way, which may be writing it. Nothing was deleted.
         """
-        if self.migration()["running"]:
-            raise StoreUnavailable(
-                f"the log in {self._store.store} is being moved to another backend, so nothing was deleted",
-                "try again when `durable-stream status` says that the move is done",
-            )
-        async with self._files:
-            freed = await in_thread(discard_kept, self._store.store)
-            self._store.reread_manifest()
+        async with self._removing:
+            if self.migration()["running"]:
+                raise StoreUnavailable(
+                    f"the log in {self._store.store} is being moved to another backend, so nothing was deleted",
+                    "try again when `durable-stream status` says that the move is done",
+                )
+            async with self._files:
+                await self._close_index()  # it may be of that store; what is held open keeps its space
+                freed = await in_thread(discard_kept, self._store.store)
+                self._store.reread_manifest()
         return freed
 
     # Pruning and forgetting
@@ -308,6 +310,8 @@ class Upkeep:
         indexed = 1
         while indexed and self._is_quiet():
             async with self._removing:  # which closes the index
+                if self._store.backend != "sqlite":
+                    return  # it moved meanwhile
                 if self._index is None:
                     self._index = await in_thread(SearchIndex, self._store.store)
                 indexed = await in_thread(self._index.advance, INDEX_RECORDS)

@@ -46,6 +46,9 @@ class LogReader:
         look = located if self._sqlite is None else read_manifest
         manifest = look(self.store)
         if manifest is None or manifest.backend == "jsonl":
+            if self._sqlite is not None:
+                # The old store may be deleted now or later: what is held open keeps its space on the disk.
+                self._sqlite.let_go()
             return self._jsonl
         if self._sqlite is None:
             self._sqlite = SqliteReader(self.store)
@@ -88,6 +91,10 @@ class LogReader:
         try:
             return await backend.newest(wanted, count)
         except CorruptLog:
+            return None
+        except (StreamError, OSError):
+            if self._backend() is backend:
+                raise
             return None
 
     async def find_event(self, event_id: str) -> Record | None:

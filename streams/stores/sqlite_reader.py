@@ -221,13 +221,24 @@ class SqliteReader:
             if search is not None:
                 search.close()
 
+    def let_go(self) -> None:
+        """Close the files, unless one is being read just now; the next reading opens what is there then."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._lock.release()
+
     async def close(self) -> None:
         """See ``StreamReader.close``."""
         with self._lock:
-            for connection in (self._connection, self._search):
-                if connection is not None:
-                    connection.close()
-            self._connection = self._search = None
+            self._close()
+
+    def _close(self) -> None:
+        for connection in (self._connection, self._search):
+            if connection is not None:
+                connection.close()
+        self._connection = self._search = None
 
     # Fetching
 

@@ -23,7 +23,7 @@ from streams.log import Log
 from streams.verify import Verification
 from tests.sidecar import life
 from tests.sidecar.cli.helpers import run
-from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, start, wait_for
+from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, wait_for
 from tests.streams.builders import event
 
 DAY_MS = 86_400_000
@@ -60,10 +60,46 @@ def home(tmp_path: Path, recorded: Path) -> Iterator[Home]:
     life.end_sidecars(home)
 
 
-def begin(home: Home, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        cli(home, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
-    )
+def begin(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+
+
+HELD = """
+import asyncio, sys, time
+from pathlib import Path
+from sidecar.cli import main
+from streams.migrate import Migration
+from streams.stores.jsonl_removal import JsonlRemover
+
+held, go_on = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
+apply, compare = JsonlRemover._apply, Migration._compare
+
+def held_apply(self, *given):
+    held.touch()
+    while not go_on.exists():
+        time.sleep(0.005)
+    return apply(self, *given)
+
+async def held_compare(self, *given):
+    held.touch()
+    while not go_on.exists():
+        await asyncio.sleep(0.005)
+    return await compare(self, *given)
+
+JsonlRemover._apply, Migration._compare = held_apply, held_compare
+main()
+"""
+"""A ``durable-stream`` that stops in the middle of a removal or a move, where it makes ``held``, until ``go_on`` is
+there: whatever cuts it off comes in time."""
+
+
+def stopping_half_way(home: Home, *arguments: str) -> list[str]:
+    python, _, _, *command = cli(home, *arguments)
+    return [python, "-c", HELD, str(home.path / "held"), str(home.path / "go-on"), *command]
+
+
+def wait_until_held(home: Home) -> None:
+    wait_for((home.path / "held").exists, "it is under way")
 
 
 def verified(home: Home) -> bool:
@@ -74,44 +110,40 @@ def one_sentence(text: str) -> bool:
     return len(text.splitlines()) == 1 and "Traceback" not in text
 
 
-def is_pruning(home: Home) -> bool:
-    return (home.store_path / "log" / "removed.json").exists()
-
-
 def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home) -> None:
-    sidecar = start(home)
+    sidecar = begin(stopping_half_way(home, "serve"))
     running(home)
-    pruning = begin(home, "prune", "--older-than", "1d", "--yes", "--json")
-    wait_for(lambda: is_pruning(home) or pruning.poll() is not None, "it is under way", every_s=0.0005)
+    pruning = begin(cli(home, "prune", "--older-than", "1d", "--yes", "--json"))
+    wait_until_held(home)
     sidecar.kill()
-    sidecar.wait(HANG_SECONDS)
+    sidecar.communicate(timeout=HANG_SECONDS)
     out, err = pruning.communicate(timeout=HANG_SECONDS)
-    if pruning.returncode:  # else it was quicker
-        assert pruning.returncode == 1 and out == "" and one_sentence(err), err
-        assert "was killed or died before it was done" in err and "finished at the next start" in err
-        assert "run the same command again, which is safe" in err
+    assert pruning.returncode == 1 and out == "" and one_sentence(err), err
+    assert "was killed or died before it was done" in err and "finished at the next start" in err
+    assert "run the same command again, which is safe" in err
     assert run(home.path, "prune", "--older-than", "1d", "--yes").code == 0
     assert verified(home) and run(home.path, "streams").out == ""
 
 
 @pytest.mark.parametrize("serving", [False, True])
 def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home, serving: bool) -> None:
-    sidecar = start(home) if serving else None
+    sidecar = begin(stopping_half_way(home, "serve")) if serving else None
     if sidecar is not None:
         running(home)
-    moving = begin(home, "migrate", "--to", "sqlite")
-    wait_for(lambda: (home.store_path / "log.db-wal").exists(), "it is under way", every_s=0.002)
+    arguments = ("migrate", "--to", "sqlite")
+    moving = begin(cli(home, *arguments) if serving else stopping_half_way(home, *arguments))
+    wait_until_held(home)
     moving.send_signal(signal.SIGINT)
     out, err = moving.communicate(timeout=HANG_SECONDS)
-    assert moving.returncode in (0, 130), (moving.returncode, err)
-    if moving.returncode:
-        assert (
-            out == "" and one_sentence(err) and err.startswith("Interrupted: ") and "run the same command again" in err
-        )
-    assert run(home.path, "migrate", "--to", "sqlite").code == 0
+    assert moving.returncode == 130 and out == "" and one_sentence(err), err
+    assert err.startswith("Interrupted: ") and "run the same command again" in err
+    (home.path / "go-on").touch()
+    assert run(home.path, *arguments).code == 0
     assert verified(home)
     if sidecar is not None:
-        assert run(home.path, "stop").code == 0 and sidecar.wait(HANG_SECONDS) == 0
+        assert run(home.path, "stop").code == 0
+        sidecar.communicate(timeout=HANG_SECONDS)
+        assert sidecar.returncode == 0
 
 
 def test_what_is_already_so_is_no_failure_and_what_cannot_be_is_one(home: Home) -> None:

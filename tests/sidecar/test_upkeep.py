@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -21,10 +21,13 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
 from streams.projection import fold, state_hash
+from streams.prune_plan import Wishes
 from streams.retention import Forgotten
 from streams.stores.directory import Backend
+from streams.stores.in_turn import in_thread
 from tests.bridge.playing import names, play
 from tests.streams.builders import event
+from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors
 
 HANG_S = 20
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
@@ -255,3 +258,95 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     assert (tmp_path / "search.db").exists() is (backend == "sqlite")
     holders = [path.name for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert holders == []
+
+
+def sqlite_log(store: Path) -> Coroutine[Any, Any, Log]:
+    return Log.open(store, seeded_identity(1), backend="sqlite")
+
+
+@needs_descriptors
+@pytest.mark.parametrize("what", ["prune", "forget"])
+async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: Path, what: str) -> None:
+    """Else neither its space nor what was forgotten would be gone from the disk."""
+    log = await sqlite_log(tmp_path)
+    await append(log, many_sessions(3))
+    upkeep = upkeep_of(log, CaptureState(), -1)
+    await upkeep._advance_index()
+    assert "search.db" in held_open(tmp_path)
+    if what == "prune":
+        _, done = await upkeep.prune(Wishes(None, None, ("ses_1",)), dry_run=False)
+        assert done is not None and done.records
+    else:
+        assert (await upkeep.forget(["ses_1"])).records
+    assert not (tmp_path / "search.db").exists() and deleted_and_open(tmp_path) == set()
+    await upkeep._advance_index()
+    assert "search.db" in held_open(tmp_path), "it is made anew"
+    await upkeep.close()
+    await log.close()
+    assert held_open(tmp_path) == set()
+
+
+async def moved(upkeep: Upkeep, to: Backend) -> None:
+    upkeep.migrate(to)
+    assert upkeep._migration is not None
+    async with asyncio.timeout(HANG_S):
+        await upkeep._migration
+    assert upkeep.migration()["backend"] == to
+
+
+@needs_descriptors
+@pytest.mark.parametrize("is_discarded", [False, True])
+async def test_the_search_index_is_let_go_of_when_the_log_leaves_sqlite(tmp_path: Path, is_discarded: bool) -> None:
+    log = await sqlite_log(tmp_path)
+    await append(log, many_sessions(3))
+    upkeep = upkeep_of(log, CaptureState(), -1)
+    await upkeep._advance_index()
+    await moved(upkeep, "jsonl")
+    if is_discarded:
+        assert await upkeep.discard() > 0
+        assert deleted_and_open(tmp_path) == set(), "the space comes back at once"
+    else:
+        await upkeep._advance_index()
+        assert not {name for name in held_open(tmp_path) if "db" in name}
+    await upkeep.close()
+    await log.close()
+
+
+async def test_the_search_index_of_a_log_that_came_back_to_sqlite_goes_on(tmp_path: Path) -> None:
+    log = await sqlite_log(tmp_path)
+    await append(log, many_sessions(3))
+    upkeep = upkeep_of(log, CaptureState(), -1)
+    await upkeep._advance_index()
+    await moved(upkeep, "jsonl")
+    await upkeep.discard()
+    await moved(upkeep, "sqlite")
+    await append(log, [event("later", stream="ses_later", payload={"text": "after the moves"})])
+    await upkeep._advance_index()
+    assert upkeep._index is not None and upkeep._index.position == log.head
+    await upkeep.close()
+    await log.close()
+
+
+async def test_indexing_ends_when_the_log_leaves_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would make the index anew beside a log that has no use for it."""
+    monkeypatch.setattr(module, "INDEX_RECORDS", 1)
+    log = await sqlite_log(tmp_path)
+    await append(log, many_sessions(2, 1))
+    upkeep = upkeep_of(log, CaptureState(), -1)
+    steps = 0
+
+    async def after_a_move(work: Any, *arguments: Any, **more: Any) -> Any:
+        nonlocal steps
+        if getattr(work, "__name__", "") == "advance":
+            steps += 1
+            if steps == 2:
+                await moved(upkeep, "jsonl")
+        return await in_thread(work, *arguments, **more)
+
+    monkeypatch.setattr(module, "in_thread", after_a_move)
+    await upkeep._advance_index()
+    assert steps == 2
+    await upkeep.discard()
+    assert not list(tmp_path.glob("search.db*"))
+    await upkeep.close()
+    await log.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite import SqliteStore
 from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_search import SearchIndex
 from streams.stores.stored import Stored
 from streams.verify import Verification
 from tests.streams.builders import event
+from tests.streams.descriptors import deleted_and_open, needs_descriptors
 from tests.streams.disks import GatedDisk
 from tests.streams.opened import collect
 
@@ -279,22 +282,38 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     await log.close()
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(tmp_path: Path, backend: Backend) -> None:
-    log = await open_log(tmp_path, backend)
+@BOTH
+async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(
+    tmp_path: Path, start: Backend, to: Backend
+) -> None:
+    log = await open_log(tmp_path, start)
     written = await fill(log, 300)
-    readings = [log.read_all(), log.query(Filter()), LogReader(tmp_path).read_all()]
-    for reading in readings:
-        assert await anext(reading) == written[0]
-    ids = LogReader(tmp_path).event_ids()
+    reader, begun = LogReader(tmp_path), LogReader(tmp_path)
+    some = Filter(streams=("ses_1", "ses_2"))
+    readings = {
+        "all of the log": (log.read_all(), written),
+        "a query of the log": (log.query(Filter()), written),
+        "all": (reader.read_all(), written),
+        "a stream": (reader.read("ses_3"), [r for r in written if r.event.stream_id == "ses_3"]),
+        "a query": (reader.query(some), [r for r in written if r.event.stream_id in some.streams]),
+    }
+    firsts = {name: await anext(reading) for name, (reading, _) in readings.items()}
+    ids = reader.event_ids()
     seen = set(await anext(ids))
-    await Migration(log, "jsonl" if backend == "sqlite" else "sqlite").run()
+    unread = begun.read_all()
+    await Migration(log, to).run()
     await asyncio.to_thread(discard_kept, tmp_path)
-    for reading in readings:
-        assert await collect(reading) == written[1:]
-    async for some in ids:
-        seen |= set(some)
+    for name, (reading, wanted) in readings.items():
+        assert [firsts[name], *await collect(reading)] == wanted, name
+    async for more in ids:
+        seen |= set(more)
     assert seen == {record.event.id for record in written}
+    assert await collect(unread) == written, "what is not there any more does not read as empty"
+    assert await reader.find(written[-1].event.idempotency_key) == written[-1]
+    assert await reader.find_event(written[-1].event.id) == written[-1]
+    assert await reader.removed() == {}
+    for one in (reader, begun):
+        await one.close()
     await log.close()
 
 
@@ -329,27 +348,33 @@ async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path
     await log.close()
 
 
-@BOTH
-async def test_a_reader_goes_on_where_the_log_lies_when_its_store_is_discarded(
-    tmp_path: Path, start: Backend, to: Backend
-) -> None:
-    log = await open_log(tmp_path, start)
+@needs_descriptors
+@pytest.mark.parametrize("asked", ["head", "read"])
+async def test_a_reader_does_not_keep_the_space_of_a_store_that_is_discarded(tmp_path: Path, asked: str) -> None:
+    """One that follows the log may live for weeks: it lets go of the database when it next looks at the log."""
+    log = await open_log(tmp_path, "sqlite")
     written = await fill(log, 300)
-    reader, begun = LogReader(tmp_path), LogReader(tmp_path)
-    readings = [reader.read_all(), reader.read("ses_3"), reader.query(Filter(streams=("ses_1", "ses_2")))]
-    wanted = [written, *[[r for r in written if r.event.stream_id in s] for s in (("ses_3",), ("ses_1", "ses_2"))]]
-    firsts = [await anext(reading) for reading in readings]
-    unread = begun.read_all()
-    await Migration(log, to).run()
+    reader = LogReader(tmp_path)
+    index = SearchIndex(tmp_path)
+    index.advance(len(written))
+    index.close()
+    assert await collect(reader.query(Filter(text="k1-0"))) != []
+    begun = reader.read_all()
+    assert await anext(begun) == written[0]
+    await Migration(log, "jsonl").run()
+    assert reader.head == log.head, "it let go of the database"
+    for record in written[1:300]:
+        assert await anext(begun) == record, "and a reading of the old store, which is kept, goes on"
     await asyncio.to_thread(discard_kept, tmp_path)
-    for first, reading, expected in zip(firsts, readings, wanted, strict=True):
-        assert [first, *await collect(reading)] == expected
-    assert await collect(unread) == written, "what is not there any more does not read as empty"
-    assert await reader.find(written[-1].event.idempotency_key) == written[-1]
-    assert await reader.find_event(written[-1].event.id) == written[-1]
-    assert await reader.removed() == {}
-    for one in (reader, begun):
-        await one.close()
+    assert "log.db" in deleted_and_open(tmp_path)
+    if asked == "head":
+        assert reader.head == log.head
+    else:
+        assert await collect(reader.read_all(after=log.head - 1)) == written[-1:]
+    assert deleted_and_open(tmp_path) == set()
+    assert await collect(begun) == written[300:]
+    assert deleted_and_open(tmp_path) == set()
+    await reader.close()
     await log.close()
 
 
@@ -365,6 +390,40 @@ async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Pat
         assert [finding async for finding in check.run()] == []
     assert [finding async for finding in Verification(tmp_path).run()] == []
     await log.close()
+
+
+@BOTH
+@pytest.mark.parametrize("deleted", [0, 1])
+async def test_a_discarding_that_is_cut_off_leaves_nothing_to_go_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Backend, to: Backend, deleted: int
+) -> None:
+    """Half a store must never be what a rollback goes back to: the pointer is changed before the first file goes."""
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 30)
+    await Migration(log, to).run()
+    await log.close()
+    left = iter(range(deleted))
+    unlink, rmtree = Path.unlink, shutil.rmtree
+
+    def cut_off(real: Callable[..., None]) -> Callable[..., None]:
+        def delete(path: Path, *arguments: object, **more: object) -> None:
+            if next(left, None) is None:
+                raise Stopped
+            real(path, *arguments, **more)
+
+        return delete
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", cut_off(unlink))
+        patch.setattr("streams.stores.copies.shutil.rmtree", cut_off(rmtree))
+        with pytest.raises(Stopped):
+            discard_kept(tmp_path)
+    assert read_manifest(tmp_path) == Manifest(to, log.manifest.log_id)
+    log = await open_log(tmp_path)
+    assert plain(await collect(log.read_all())) == plain(written)
+    await log.close()
+    assert discard_kept(tmp_path) > 0
+    assert [finding async for finding in Verification(tmp_path).run()] == []
 
 
 @BOTH

@@ -176,6 +176,34 @@ class TestMoving:
         await log.close()
         assert await faults(tmp_path) == []
 
+    @pytest.mark.parametrize(("start_", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
+    async def test_what_a_forget_that_was_cut_off_left_is_not_copied(
+        self, tmp_path: Path, start_: Backend, to: Backend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is listed as forgotten and its payloads are still there: the move forgets them before it copies."""
+        log = await open_log(tmp_path, start_)
+        await fill(log)
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("streams.stores.jsonl_removal.JsonlRemover._apply", full)
+            patch.setattr("streams.stores.sqlite_removal.SqliteRemover._digests", full)
+            with pytest.raises(StoreUnavailable, match="could not be forgotten as a whole"):
+                await log.forget(["ses_0"], at_ms=NOW)
+        assert _holders(tmp_path, "secret-k0-")
+        copied: list[str] = []
+
+        def look(progress: Any) -> None:
+            if progress.phase != "opening":
+                copied.extend(_holders(tmp_path, "secret-k0-"))
+
+        await Migration(log, to, look).run()
+        assert copied == [] and _holders(tmp_path, "secret-k0-") == [] and _holders(tmp_path, "secret-k1-")
+        await log.close()
+        assert await faults(tmp_path) == []
+
     async def test_nothing_is_removed_while_the_log_moves(self, tmp_path: Path) -> None:
         log = await open_log(tmp_path)
         await fill(log)
@@ -189,6 +217,31 @@ class TestMoving:
             await moves
         assert log.backend == "sqlite"
         await check_chains(log)
+        await log.close()
+        assert await faults(tmp_path) == []
+
+    @pytest.mark.parametrize(("start_", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
+    @pytest.mark.parametrize("phase", ["opening", "copying", "switching"])
+    async def test_in_each_phase_of_a_move_nothing_is_removed(
+        self, tmp_path: Path, start_: Backend, to: Backend, phase: str
+    ) -> None:
+        log = await open_log(tmp_path, start_)
+        before = await fill(log)
+        removing: list[asyncio.Task[Any]] = []
+
+        def begin(progress: Any) -> None:
+            if progress.phase == phase and not removing:
+                removing.extend([asyncio.ensure_future(prune(log)), asyncio.ensure_future(forget(log))])
+
+        moving = Migration(log, to, begin)
+        # So that there is something to copy before the switch, too.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("streams.migrate.CLOSE_ENOUGH", 0)
+            await moving.run()
+        assert len(removing) == 2
+        for outcome in await asyncio.gather(*removing, return_exceptions=True):
+            assert isinstance(outcome, StoreUnavailable) and "being moved" in str(outcome)
+        assert await collect(log.read_all()) == before and log.backend == to
         await log.close()
         assert await faults(tmp_path) == []
 

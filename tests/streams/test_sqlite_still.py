@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
+from streams.stores.directory import take_lock
 from streams.stores.sqlite_files import connect_to_read
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_still import at_rest
@@ -133,6 +136,46 @@ def test_it_counts_on_nothing_where_somebody_may_write(store: Path, busy: Callab
         assert connection is not None and connection.seen is None
         connection.close()
         asyncio.run(held.close())
+
+
+def test_it_counts_on_nothing_where_somebody_is_about_to_write(store: Path) -> None:
+    """The lock is taken first, the write-ahead file made later."""
+    lock = take_lock(store)
+    try:
+        assert not list(store.glob("log.db-*")) and at_rest(store / "log.db") is None
+        assert at_rest(store / "log.db", alone=True) is not None, "who holds the lock itself is not waited for"
+        connection = connect_to_read(store / "log.db", 99)
+        assert connection is not None and connection.seen is None
+        connection.close()
+    finally:
+        os.close(lock)
+
+
+async def test_a_verification_under_which_records_are_pruned_tells_no_fault_of_it(tmp_path: Path) -> None:
+    """It reads the file without locks: from the moment that a writer changes it, nothing that it finds counts."""
+    log = await opened(tmp_path, 1)
+    for number in range(8):
+        await log.append(events(200, prefix=f"{number}-", stream=f"ses_{number % 2}", payload={"text": "x" * 300}))
+    await log.close()
+
+    async def prune() -> None:
+        log = await opened(tmp_path, 2)
+        await log.prune({"ses_0": 799}, at_ms=1)
+        await log.close()
+
+    is_pruned = False
+
+    def beside(_: int) -> None:
+        nonlocal is_pruned
+        if not is_pruned:
+            is_pruned = True
+            pruning = threading.Thread(target=lambda: asyncio.run(prune()))
+            pruning.start()
+            pruning.join()
+
+    check = SqliteVerification(tmp_path, beside)
+    assert [finding async for finding in check.run()] == []
+    assert is_pruned and (check.summary.records, check.summary.pruned) == (801, 799)
 
 
 async def test_a_verification_beside_which_a_writer_begins_judges_anew(

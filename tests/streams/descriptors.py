@@ -1,0 +1,28 @@
+"""Which files this process holds open, though nobody can reach them any more: their space is not given back."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+_OPEN: Final = Path("/proc/self/fd")
+_DELETED: Final = " (deleted)"
+
+needs_descriptors = pytest.mark.skipif(not _OPEN.is_dir(), reason="only Linux tells which files a process has open")
+
+
+def held_open(store: Path) -> set[str]:
+    """The names of what is open below ``store``, from there on; of a deleted file with `` (deleted)`` behind it."""
+    found = set()
+    for descriptor in _OPEN.iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            found.add(str(descriptor.readlink()))
+    return {name.removeprefix(f"{store}/") for name in found if name.startswith(f"{store}/")}
+
+
+def deleted_and_open(store: Path) -> set[str]:
+    """The names of the deleted ones."""
+    return {name.removesuffix(_DELETED) for name in held_open(store) if name.endswith(_DELETED)}
