@@ -27,7 +27,7 @@ from streams.event import StreamEvent
 from streams.hashing import GENESIS, Encoded
 from streams.identity import Identity
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
+from streams.retention import Forgotten, Gone, Pruned, Ranges, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import create, name_log, take_lock
@@ -44,6 +44,7 @@ from streams.stores.in_turn import InTurn, in_thread
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.jsonl_removal import JsonlRemover
 from streams.stores.live import LiveTail
+from streams.stores.missing import missing_at_end
 from streams.stores.places import place_of, record_at
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.presence import located
@@ -104,7 +105,7 @@ class JsonlStore(KeepsHints):
         head = read_head(store / "head")
         recovered = recover(self._log, head, self._removed.removal)
         if not is_copy:
-            _check_end(self._log, self._removed.removal.ranges.end, recovered.index.next_position())
+            _check_end(self._log, self._removed.removal.ranges, recovered.index.next_position())
         self._index = recovered.index
         self._index.segments[:] = settle(disk, self._log, recovered.index.segments)
         self.head_lost = head is None and bool(recovered.index.segments)
@@ -506,8 +507,8 @@ class JsonlStore(KeepsHints):
         self._removed.close()
 
 
-def _check_end(log: Path, pruned_end: int, following: int) -> None:
+def _check_end(log: Path, pruned: Ranges, following: int) -> None:
     """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
-    if pruned_end > following:
-        reason = f"records {following} to {pruned_end - 1} were written, and not all of them pruned"
-        raise CorruptLog(str(log), 1, following, reason)
+    if pruned.end > following:
+        reason = f"{missing_at_end(pruned, following, pruned.end)}, though what came after was pruned"
+        raise CorruptLog(str(log), None, following, reason)
