@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sidecar.home import Home
-from tests.sidecar.bad_stores import Backend, make_store
+from streams.identity import seeded_identity
+from streams.log import Log
+from tests.sidecar.bad_stores import (
+    Backend,
+    database_gone,
+    log_directory_gone,
+    make_store,
+    middle_segment_gone,
+    no_database,
+    segments,
+    snapshot,
+)
 from tests.sidecar.cli.helpers import run
+from tests.streams.builders import events
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +53,15 @@ def put(home: Path, sound: Path) -> Path:
     return home / "store"
 
 
+def append(store: Path, count: int) -> None:
+    async def write() -> None:
+        log = await Log.open(store, seeded_identity(2), segment_bytes=1500)
+        await log.append(events(count, prefix="more-", stream="ses_c"))
+        await log.close()
+
+    asyncio.run(write())
+
+
 def test_a_lost_list_of_removed_records_is_named_by_every_command(home: Path, sound: dict[Backend, Path]) -> None:
     store = put(home, sound["jsonl"])
     assert run(home, "forget", "ses_b", "--yes").code == 0
@@ -59,3 +83,57 @@ def test_lost_digests_of_pruned_records_are_missing(home: Path, sound: dict[Back
     for name in ("verify", "doctor"):
         done = run(home, name)
         assert done.code == 1 and re.search(told, done.out), (name, done)
+
+
+def live_gone(store: Path, backend: Backend) -> None:
+    (database_gone if backend == "sqlite" else log_directory_gone)(store)
+
+
+def live_damaged(store: Path, backend: Backend) -> None:
+    if backend == "sqlite":
+        no_database(store)
+    else:
+        os.truncate(segments(store)[0], 100)
+
+
+@pytest.mark.parametrize("damage", [live_gone, live_damaged])
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+@pytest.mark.parametrize("more", [0, 2])
+def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
+    home: Path, sound: dict[Backend, Path], damage: Callable[[Path, Backend], None], backend: Backend, more: int
+) -> None:
+    """And what is said of the way back to it is what helps."""
+    other: Backend = "jsonl" if backend == "sqlite" else "sqlite"
+    store = put(home, sound[other])
+    assert run(home, "migrate", "--to", backend).code == 0
+    if more:
+        append(store, more)
+    damage(store, backend)
+    kept = f"the store in {other} that it was moved from is kept, up to position 11"
+    for name in ("verify", "status", "doctor"):
+        done = run(home, name)
+        assert done.code == 1 and kept in done.out, (name, done)
+    assert run(home, "verify", "--json").objects()[-1]["hint"].startswith(kept)
+    before = snapshot(store)
+    for arguments in (["repair", "--dry-run"], ["repair"]):
+        done = run(home, *arguments)
+        assert done.code == 1 and snapshot(store) == before, "going back is the user's choice"
+        assert "it is whole, with 12 records" in done.out, done
+        assert ("no record is lost" if not more else "the 2 recorded after it, up to 13, are lost") in done.out
+    [names] = re.findall(r"Without a backup: move (.*) away and run this again", done.out)
+    for name in re.split(", | and ", names):
+        path = store / name.rstrip("/")
+        if path.exists():
+            path.rename(store.parent / f"{path.name}-away")
+    assert run(home, "repair").code == 0
+    done = run(home, "verify")
+    assert done.code == 0 and "all 12 records" in done.out, done
+
+
+def test_a_kept_store_that_is_damaged_is_no_way_back(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["jsonl"])
+    assert run(home, "migrate", "--to", "sqlite").code == 0
+    middle_segment_gone(store)
+    database_gone(store)
+    done = run(home, "repair", "--dry-run")
+    assert done.code == 1 and "it is damaged, too" in done.out and "run this again" not in done.out, done
