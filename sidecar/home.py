@@ -97,6 +97,19 @@ class Home:
         if owner != os.geteuid():
             raise HomeError(self.path, f"the directory belongs to user {owner}, not to you", "choose another --home")
 
+    def check_kind(self) -> None:
+        """Refuse what is no home before it is judged as one; what does not exist yet, or is empty, is fine.
+
+        Raises:
+            HomeError: a file lies there, or a directory of something else.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise HomeError(
+                self.path, "it is no directory, so no home", "name another one with --home, or move it away"
+            )
+        if self.path.is_dir() and not self._is_ours():
+            raise HomeError(self.path, "it holds other files and no home of Durable Stream", "name another --home")
+
     # --- the token ---
 
     def ensure_token(self, generate: Callable[[], str]) -> str:
@@ -279,7 +292,7 @@ class Home:
     def _is_ours(self) -> bool:
         """Whether the directory is empty or was a home before: then closing it surprises nobody."""
         names = {entry.name for entry in self.path.iterdir()}
-        return not names or bool(names & {"token", "sidecar.lock", "config.toml"})
+        return not names or bool(names & {"token", "sidecar.lock", "config.toml", "store"})
 
 
 class HomeLock:

@@ -139,6 +139,9 @@ class MissingLog(BadStore):
         return f"{self.path}: {self.reason}; nothing was changed: {self.hint}"
 
 
+NOT_OURS = "it was not written by Durable Stream: choose another home with --home"
+
+
 class ForeignStore(BadStore):
     """The directory holds no store of ours, or one of a newer format."""
 
@@ -148,3 +151,8 @@ class ForeignStore(BadStore):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+    @property
+    def is_not_ours(self) -> bool:
+        """Whether another program wrote it: then it is not damaged, and nothing is to be mended."""
+        return self.reason == NOT_OURS

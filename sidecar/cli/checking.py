@@ -31,6 +31,7 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     from streams.verify import Verification
 
     out, home = Output(json), home_of(context)
+    home.check_kind()
     if not home.path.is_dir():
         raise Failure(f"there is no home {home.path}: nothing was verified; name another one with --home")
     check = Verification(home.store_path)

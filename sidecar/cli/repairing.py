@@ -35,9 +35,12 @@ async def repair(
     from streams.identity import system_identity
     from streams.repair import decide
     from streams.repairing import Repairing, examine
+    from streams.stores.directory import refuse_links
 
     out, home = Output(json), home_of(context)
     home.check_owner()
+    home.check_kind()
+    refuse_links(home.store_path)
     if not home.store_path.is_dir():
         return _nothing(out, home)
     with _held(home, dry_run):

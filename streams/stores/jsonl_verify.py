@@ -128,7 +128,7 @@ class JsonlVerification:
         """Every fault in the order of the log. Cancelling it is safe.
 
         Raises:
-            ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
+            ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
             OSError: a file cannot be read.
         """
         while True:

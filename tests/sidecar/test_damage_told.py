@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,3 +138,65 @@ def test_a_kept_store_that_is_damaged_is_no_way_back(home: Path, sound: dict[Bac
     database_gone(store)
     done = run(home, "repair", "--dry-run")
     assert done.code == 1 and "it is damaged, too" in done.out and "run this again" not in done.out, done
+
+
+def files(home: Path) -> dict[str, tuple[int, bytes]]:
+    found = snapshot(home) if home.is_dir() else {}
+    return {name: what for name, what in found.items() if name != "sidecar.lock"}
+
+
+def file_for_home(home: Path) -> str:
+    shutil.rmtree(home)
+    home.write_text("a thesis")
+    return "it is no directory, so"
+
+
+def file_for_store(home: Path) -> str:
+    shutil.rmtree(home / "store")
+    (home / "store").write_text("a thesis")
+    return "it is no directory, so it holds no log of Durable Stream: choose another home"
+
+
+def another_programs_database(home: Path) -> str:
+    path = home / "store" / "log.db"
+    path.unlink(missing_ok=True)
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE mine (x)")
+    connection.commit()
+    connection.close()
+    (home / "store" / "store.json").write_text('{"backend":"sqlite","format":2,"log_id":"x"}')
+    return "it was not written by Durable Stream: choose another home"
+
+
+def another_programs_manifest(home: Path) -> str:
+    (home / "store" / "store.json").write_text('{"name":"an npm package"}')
+    return "it was not written by Durable Stream: choose another home"
+
+
+def another_programs_directory(home: Path) -> str:
+    shutil.rmtree(home)
+    home.mkdir()
+    (home / "thesis.tex").write_text("a thesis")
+    return "it holds other files and no home of Durable Stream; name another --home"
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        file_for_home,
+        file_for_store,
+        another_programs_database,
+        another_programs_manifest,
+        another_programs_directory,
+    ],
+)
+def test_what_is_not_ours_is_no_damage(home: Path, sound: dict[Backend, Path], foreign: Callable[[Path], str]) -> None:
+    put(home, sound["jsonl"])
+    wanted = foreign(home)
+    before = files(home)
+    readers = () if foreign is another_programs_directory else ("streams", "query")
+    for name in ("verify", "repair", "repair --dry-run", *readers):
+        done = run(home, *name.split())
+        assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1) and wanted in done.err, (name, done)
+    assert files(home) == before
+    assert run(home, "status").code == run(home, "doctor").code == 1
