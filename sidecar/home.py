@@ -101,6 +101,19 @@ class Home:
         if owner != os.geteuid():
             raise HomeError(self.path, f"the directory belongs to user {owner}, not to you", "choose another --home")
 
+    def check_kind(self) -> None:
+        """Refuse what is no home before it is judged as one; what does not exist yet, or is empty, is fine.
+
+        Raises:
+            HomeError: a file lies there, or a directory of something else.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise HomeError(
+                self.path, "it is no directory, so no home", "name another one with --home, or move it away"
+            )
+        if self.path.is_dir() and not self._is_ours():
+            raise HomeError(self.path, "it holds other files and no home of Durable Stream", "name another --home")
+
     # --- the token ---
 
     def ensure_token(self, generate: Callable[[], str]) -> str:

@@ -14,6 +14,7 @@
     └── BadStore                  what is on disk cannot be trusted as it is
         ├── CorruptLog            a record is damaged or missing
         ├── TamperedLog           a record is intact but breaks its stream's hash chain
+        ├── MissingFile           a file beside the records, which tells of removed ones, was deleted
         ├── MissingLog            a part of the store without which it is not opened was deleted
         └── ForeignStore          not a store of ours, or one written by a newer version
 
@@ -99,16 +100,16 @@ class BadStore(StreamError):
 class CorruptLog(BadStore):
     """A record that was once durable is damaged or missing.
 
-    ``line`` counts from 1 within ``file``; ``position`` is the record's place
-    in the log, ``None`` where it cannot be known.
+    ``line`` counts from 1 within ``file``, ``None`` where the whole file is meant, or a directory; ``position`` is
+    the record's place in the log, ``None`` where it cannot be known.
     """
 
-    def __init__(self, file: str, line: int, position: int | None, reason: str) -> None:
+    def __init__(self, file: str, line: int | None, position: int | None, reason: str) -> None:
         super().__init__(file, line, position, reason)
         self.file, self.line, self.position, self.reason = file, line, position, reason
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}"
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
         place = "" if self.position is None else f" (position {self.position})"
         return (
             f"{where}{place}: {self.reason}; nothing was changed: restore the file from a backup, "
@@ -118,6 +119,13 @@ class CorruptLog(BadStore):
 
 class TamperedLog(CorruptLog):
     """The record's checksum is right but it does not continue its stream's hash chain."""
+
+
+class MissingFile(CorruptLog):
+    """A file beside the records, which tells of removed ones, was deleted: without it the log cannot be judged."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(file, None, None, reason)
 
 
 class MissingLog(BadStore):
@@ -131,6 +139,9 @@ class MissingLog(BadStore):
         return f"{self.path}: {self.reason}; nothing was changed: {self.hint}"
 
 
+NOT_OURS = "it was not written by Durable Stream: choose another home with --home"
+
+
 class ForeignStore(BadStore):
     """The directory holds no store of ours, or one of a newer format."""
 
@@ -140,3 +151,8 @@ class ForeignStore(BadStore):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+    @property
+    def is_not_ours(self) -> bool:
+        """Whether another program wrote it: then it is not damaged, and nothing is to be mended."""
+        return self.reason == NOT_OURS

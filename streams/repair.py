@@ -42,7 +42,8 @@ FILES: Final[dict[Backend, tuple[str, ...]]] = {
 }
 """What a backend has in the store's directory, in the order in which it is set aside."""
 
-HEAD_FILES: Final = frozenset({"head", "sqlite-head"})
+HEAD_OF: Final[dict[Backend, str]] = {"jsonl": "head", "sqlite": "sqlite-head"}
+HEAD_FILES: Final = frozenset(HEAD_OF.values())
 
 MOST_TOLD: Final = 20
 """Faults that are told one by one; ``verify`` tells them all."""
@@ -88,6 +89,8 @@ class Facts:
     damaged_hints: tuple[str, ...] = ()
     hints_ahead: tuple[str, ...] = ()
     furthest_hint: int = NOTHING
+    last_known: int | None = None
+    """The log's last record as its head file has it, which may be there without the log."""
     search_fault: Literal["damaged", "ahead"] | None = None
     """``ahead``: it has indexed records that the log does not hold."""
 
@@ -119,6 +122,7 @@ def decide(facts: Facts, *, log_id: str) -> list[Item]:
         manifest = next((item.manifest for item in items if item.manifest is not None), None)
     if manifest is not None:
         items += _truth(facts, manifest)
+        items += _way_back(facts, manifest)
         items += _other(facts, manifest)
     items += _beside(facts)
     return items
@@ -200,10 +204,38 @@ def _gone(facts: Facts, manifest: Manifest) -> Item:
     found = f"{MANIFEST} says that the log lies in {manifest.backend}, which is not there"
     text = "restore the store from a backup"
     for name, store in facts.stores.items():
-        if store.head > NOTHING:
+        if store.head > NOTHING and (manifest.kept is None or manifest.kept.backend != name):
             until = f"up to position {store.head}; what was recorded after it is lost"
             text += f"; without one: move {MANIFEST} away and run this again, which takes the log in {name}, {until}"
     return Item(found, None, text)
+
+
+def _way_back(facts: Facts, manifest: Manifest) -> Iterator[Item]:
+    """The store that the log was moved from, where the log itself is lost. To take it is the user's choice.
+
+    What was recorded since the move is in the log alone: a backup of that may still have it.
+    """
+    live, kept = facts.stores.get(manifest.backend), manifest.kept
+    if kept is None or kept.backend not in facts.stores or (live is not None and (live.is_sound or live.only_indexes)):
+        return
+    old = facts.stores[kept.backend]
+    found = f"{kept.backend}: the store that the log was moved from, kept as it was at position {kept.head}"
+    if not old.is_sound or old.head < kept.head:
+        yield Item(found, None, "it is damaged, too, so it does not help: restore the store from a backup")
+        return
+    files = (*(_shown(manifest.backend) if live is not None else ()), *_BESIDE[manifest.backend])
+    names = " and ".join(filter(None, (", ".join(files), MANIFEST)))
+    text = f"it is whole, with {old.records} records. Without a backup: move {names} away and run this again, "
+    text += (
+        "which takes it (`migrate --rollback` needs the log itself); what was pruned or forgotten since is there again"
+    )
+    if facts.last_known is None or facts.last_known < old.head:
+        text += f", and what was recorded after position {old.head} is lost"
+    elif facts.last_known == old.head:
+        text += f", and no record is lost: {HEAD_OF[manifest.backend]} knows of none after it"
+    else:
+        text += f", and the {facts.last_known - old.head} recorded after it, up to {facts.last_known}, are lost"
+    yield Item(found, None, text)
 
 
 def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
@@ -237,6 +269,9 @@ def _beside(facts: Facts) -> Iterator[Item]:
         ahead = "the search index knows records that the log does not hold: the log was cut, or is an older copy"
         found = "the search index is damaged" if facts.search_fault == "damaged" else ahead
         yield Item(f"search.db: {found}", "delete", text, files)
+
+
+_BESIDE: Final[dict[Backend, tuple[str, ...]]] = {"jsonl": (), "sqlite": ("log.db-wal", "sqlite-head")}
 
 
 def _shown(name: Backend) -> tuple[str, ...]:

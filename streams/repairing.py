@@ -16,13 +16,13 @@ from pathlib import Path
 from streams.errors import BadStore, ForeignStore, StoreUnavailable
 from streams.findings import Finding
 from streams.log import open_backend
-from streams.repair import FILES, Facts, Item, StoreFacts
+from streams.repair import FILES, HEAD_OF, Facts, Item, StoreFacts
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest, write_manifest
 from streams.stores.disk import make_directory, sync_directory
 from streams.stores.hints import REPAIRED, Hints
 from streams.stores.jsonl_reader import JsonlReader
-from streams.stores.segments import list_segments
+from streams.stores.segments import list_segments, read_head
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, holds_log
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_repair import SearchFault, copy_rows, search_fault
@@ -82,6 +82,11 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
             stores[backend] = await _verified(store, backend, progress)
         else:
             stores[backend] = StoreFacts(await _head(store, backend))
+    if manifest is not None and manifest.kept is not None and manifest.kept.backend in stores:
+        live = stores.get(manifest.backend)
+        if live is None or not (live.is_sound or live.only_indexes):
+            # It may be what is left of the log.
+            stores[manifest.kept.backend] = await _verified(store, manifest.kept.backend, progress)
     copies: list[Backend] = [
         backend for backend in stores if len(stores) == 2 and await _is_copy(store, backend, stores)
     ]
@@ -101,6 +106,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
         drafts=tuple(_drafts(store, manifest)),
         damaged_hints=tuple(f"hints/{path.name}" for path in hints.files() if path.name not in whole),
         hints_ahead=tuple(sorted(ahead)),
+        last_known=_last_known(store, manifest),
         furthest_hint=max(ahead.values(), default=NOTHING),
         search_fault=await _search_fault(store, stores[truth]) if truth == "sqlite" else None,
     )
@@ -262,6 +268,12 @@ async def _record_at(store: Path, backend: Backend, position: int) -> Stored | N
     finally:
         await reader.close()
     return None
+
+
+def _last_known(store: Path, manifest: Manifest | None) -> int | None:
+    """The log's last record by its head file, which outlives its records."""
+    head = None if manifest is None else read_head(store / HEAD_OF[manifest.backend])
+    return None if head is None else head.position
 
 
 async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:

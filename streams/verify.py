@@ -65,7 +65,7 @@ class Verification:
         """Every fault in the order of the log. Cancelling it is safe.
 
         Raises:
-            ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
+            ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
             StoreUnavailable: the log moved to the other backend meanwhile, and what was being read was deleted.
             OSError: a file cannot be read.
         """

@@ -9,13 +9,13 @@ from pathlib import Path
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
-from streams.errors import CorruptLog, StreamError
+from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log_reader import LogReader
 from streams.query import Filter, describe_span
 from streams.repair import HEAD_FILES
 from streams.repairing import leftovers
 from streams.store import NOTHING, Record
-from streams.stores.presence import located
+from streams.stores.presence import kept_hint, located
 from streams.stores.sqlite_files import WAL_RESET_FIXED, sqlite_version
 from streams.verify import Verification
 
@@ -46,14 +46,19 @@ async def survey(home: Home) -> Survey:
                 directories[directory] = None
         fault, torn = await _quick_findings(home)
     except CorruptLog as error:
-        return Survey(fault=str(error), hint=EVERY_FAULT)
+        return Survey(fault=str(error), hint=_with_kept(home, EVERY_FAULT))
     except StreamError as error:
-        return Survey(fault=str(error))
+        return Survey(fault=str(error), hint="" if isinstance(error, MissingLog) else _with_kept(home, ""))
     except OSError as error:
         return Survey(fault=f"cannot be read: {error.strerror} ({home.store_path})")
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
-    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, EVERY_FAULT, torn, backend, pruned)
+    hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
+    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, hint, torn, backend, pruned)
+
+
+def _with_kept(home: Home, hint: str) -> str:
+    return "; ".join(filter(None, (hint, kept_hint(home.store_path))))
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:

@@ -27,9 +27,11 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     Checksums, order, whole batches, and each stream's hash chain. Changes nothing.
     """
     from sidecar.cli.output import Output
+    from streams.stores.presence import kept_hint
     from streams.verify import Verification
 
     out, home = Output(json), home_of(context)
+    home.check_kind()
     if not home.path.is_dir():
         raise Failure(f"there is no home {home.path}: nothing was verified; name another one with --home")
     check = Verification(home.store_path)
@@ -40,14 +42,17 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
             else:
                 out.prose("", str(finding), "yellow" if finding.kind == "torn" else "red")
     summary = check.summary
+    kept = kept_hint(home.store_path) if summary.findings else None
     if json:
-        out.object({"summary": summary.as_json()})
+        out.object({"summary": summary.as_json(), **({} if kept is None else {"hint": kept})})
     elif not summary.findings:
         count = "all" if summary.records != 1 else "the"
         out.text(f"{count} {held_text(summary)} verified", "green")
     else:
         faults = f"{summary.findings} finding{'' if summary.findings == 1 else 's'}"
         out.text(f"{faults} in {held_text(summary)}; nothing was changed", "bold")
+        if kept is not None:
+            out.prose("", kept)
     return 1 if summary.findings else 0
 
 

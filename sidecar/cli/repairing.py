@@ -37,9 +37,12 @@ async def repair(
     from streams.identity import system_identity
     from streams.repair import decide
     from streams.repairing import Repairing, examine, is_begun
+    from streams.stores.directory import refuse_links
 
     out, home = Output(json), home_of(context)
     home.check_owner()
+    home.check_kind()
+    refuse_links(home.store_path)
     # Before any lock: what is refused, or was never a store, stays as it is.
     if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
         return _nothing(out, home)

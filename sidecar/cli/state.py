@@ -27,6 +27,7 @@ from sidecar.home import Home
 from streams.errors import StreamError
 from streams.log_reader import LogReader
 from streams.query import describe_span
+from streams.stores.presence import kept_hint
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
@@ -66,6 +67,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
         known = len(problems)
         found["log"]["pruned"] = await _look(home, problems)
         found["log"]["damaged"] = len(problems) > known
+    if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
+        notes.append(f"the log is damaged, but {kept}")
     for check in quick_checks(home):
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text

@@ -16,7 +16,7 @@ from typing import Final, Literal, cast
 
 import orjson
 
-from streams.errors import ForeignStore, StoreLocked
+from streams.errors import NOT_OURS, ForeignStore, StoreLocked
 from streams.identity import Identity
 from streams.stores.disk import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 
@@ -75,7 +75,7 @@ def read_manifest(store: Path) -> Manifest | None:
         hint = "`durable-stream repair` writes it anew if every record verifies; else restore it from a backup"
         raise ForeignStore(str(path), f"it is damaged: {hint}") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
-        raise ForeignStore(str(path), "it was not written by Durable Stream: choose another home")
+        raise ForeignStore(str(path), NOT_OURS)
     if fields["format"] > NEWEST:
         raise ForeignStore(
             str(path), f"it has format {fields['format']}, this version reads up to {NEWEST}: upgrade durable-stream"
@@ -87,7 +87,15 @@ def read_manifest(store: Path) -> Manifest | None:
 
 
 def refuse_links(store: Path) -> None:
-    """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link: no writer follows one."""
+    """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link: no writer follows one.
+
+    So it does if a file lies in the place of the directory, or of the home that the directory is in.
+    """
+    with suppress(OSError):  # closed to us: who reads it is told so
+        file = next((path for path in (store, store.parent) if path.exists() and not path.is_dir()), None)
+        if file is not None:
+            hint = "choose another home with --home, or move it away"
+            raise ForeignStore(str(file), f"it is no directory, so it holds no log of Durable Stream: {hint}")
     for path in (store, store / LOCK):
         refuse_link(path)
 

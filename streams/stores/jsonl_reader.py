@@ -24,6 +24,8 @@ from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.disk import open_to_read
 from streams.stores.in_turn import in_thread, to_its_end
+from streams.stores.lost_list import explained
+from streams.stores.missing import lost_end, missing_before
 from streams.stores.outline import first_doubt
 from streams.stores.removed_files import Version, read_removed, version_of
 from streams.stores.segment_files import Sizes, open_segment, read_segment, sizes_of
@@ -189,9 +191,9 @@ class JsonlReader:
                 return
             except Replaced:
                 continue  # records were removed meanwhile; what was not yielded yet is looked for anew
-            except CorruptLog:
+            except CorruptLog as fault:
                 if version_of(self._log) == version:
-                    raise
+                    raise await asyncio.to_thread(explained, self._log, fault) from None
 
     async def _pass(self, after: int, head: int, ranges: Ranges, version: Version) -> AsyncIterator[_Place]:
         segments = list_segments(self._log)
@@ -200,8 +202,8 @@ class JsonlReader:
         number = 0
         for segment in segments[max(first, 0) :]:
             if not ranges.covers(expected, segment.first) and ranges.following(expected) <= head:
-                reason = f"records {expected} to {segment.first - 1} are missing before it"
-                raise CorruptLog(str(segment.path), 1, expected, reason)
+                reason = missing_before(ranges, expected, segment.first)
+                raise CorruptLog(str(segment.path), 1, ranges.following(expected), reason)
             expected = segment.first
             number = 0
             async for line in _lines(segment):
@@ -217,14 +219,15 @@ class JsonlReader:
                 expected = ranges.following(expected)
                 if expected > head:
                     return
+                place = _Place(line, segment, number, expected)
+                if position is not None and position != expected:
+                    _refuse_position(place, position, ranges)
                 if expected > after:
-                    yield _Place(line, segment, number, expected)
+                    yield place
                 expected += 1
         expected = ranges.following(expected)
         if expected <= head:
-            file = str(segments[-1].path) if segments else str(self._log)
-            reason = f"records {expected} to {head} were written and are missing"
-            raise CorruptLog(file, number + 1, expected, reason)
+            raise lost_end(self._log, segments, number, ranges, expected, head)
 
 
 class Replaced(Exception):
@@ -323,6 +326,15 @@ def _check_line(place: _Place) -> None:
         check_crc(place.line)
     except BadLine as fault:
         raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
+
+
+def _refuse_position(place: _Place, position: int, ranges: Ranges) -> None:
+    """Raise ``CorruptLog`` for a line that is whole and of another record than must follow."""
+    _check_line(place)
+    reason = f"it is position {position} where {place.expected} must follow"
+    if position > place.expected:
+        reason = missing_before(ranges, place.expected, position)
+    raise CorruptLog(str(place.segment.path), place.number, place.expected, reason)
 
 
 def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:

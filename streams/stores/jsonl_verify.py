@@ -18,14 +18,16 @@ from typing import Any
 
 import orjson
 
-from streams.errors import CorruptLog
+from streams.errors import CorruptLog, MissingFile
 from streams.findings import Finding, Kind, Summary
 from streams.hashing import GENESIS, canonical, chain, is_digest, stored_form_of
 from streams.retention import Ranges, payload_fault
 from streams.store import NOTHING
 from streams.stores.directory import is_being_written
 from streams.stores.jsonl_reader import Replaced, chunks
-from streams.stores.removed_files import MANIFEST, RemovedLog, check_runs, read_removed, version_of
+from streams.stores.lost_list import lost_list_text, pruned_by_runs
+from streams.stores.missing import missing_at_end, missing_before
+from streams.stores.removed_files import MANIFEST, RemovedLog, read_removed, run_faults, version_of
 from streams.stores.rewriting import refuse_difference
 from streams.stores.segment_files import DamagedSegment, logical_size
 from streams.stores.segments import (
@@ -94,6 +96,13 @@ class JsonlVerification:
     _told: set[Finding] = field(default_factory=set)
     _removed: RemovedLog = field(default_factory=RemovedLog)
     _tails: dict[str, _Tail] = field(default_factory=dict)
+    _unlisted: Ranges = field(default_factory=Ranges)
+    """Positions that were pruned, as digests of records tell where the list of them is gone or damaged."""
+    _list_is_lost: bool = False
+    _gone: int = 0
+    """Records of those positions that are not there."""
+    _bare: dict[str, int] = field(default_factory=dict)
+    """By stream, records of which only a digest of the payload is there, and no list says that it was forgotten."""
     _last: int = NOTHING
     """The highest position read so far."""
     _unread: int = 0
@@ -119,7 +128,7 @@ class JsonlVerification:
         """Every fault in the order of the log. Cancelling it is safe.
 
         Raises:
-            ForeignStore: the store was written by a newer version, or a file of it is a symbolic link.
+            ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
             OSError: a file cannot be read.
         """
         while True:
@@ -142,6 +151,8 @@ class JsonlVerification:
         self._found.clear()
         self._tails.clear()
         self._last, self._unread, self._lost, self._skipped = NOTHING, 0, 0, False
+        self._gone = 0
+        self._bare.clear()
         self._batch, self._batch_line, self._batch_size = (0, 0), 0, 0
 
     async def _pass(self) -> AsyncIterator[Finding]:
@@ -181,14 +192,24 @@ class JsonlVerification:
     def _ranges(self) -> Ranges:
         return self._removed.removal.ranges
 
+    @property
+    def _known_gone(self) -> Ranges:
+        """Positions that need not be there: those that were pruned, whatever tells it."""
+        return self._unlisted if self._list_is_lost else self._ranges
+
     def _read_removed(self, writing: bool) -> None:
         log = self.store / "log"
         self._removed = RemovedLog()
+        self._list_is_lost = not (log / MANIFEST).exists()
         try:
             self._removed = read_removed(log)
-            check_runs(log, self._removed.runs)
         except CorruptLog as fault:
+            self._list_is_lost = True
             self._find("corrupt", Path(fault.file), None, None, fault.reason)
+        self._unlisted = pruned_by_runs(log) if self._list_is_lost else Ranges()
+        for lost in run_faults(log, self._removed.runs):
+            kind: Kind = "missing" if isinstance(lost, MissingFile) else "corrupt"
+            self._find(kind, Path(lost.file), None, None, lost.reason)
         removal = self._removed.removal
         if removal.pending and not writing:
             reason = "what was pruned or forgotten is not wholly gone from the files; the next start finishes it"
@@ -207,10 +228,21 @@ class JsonlVerification:
 
     def _check_payload(self, place: _Place, line: _Line) -> None:
         stream_id = line.event["stream_id"]
+        if self._list_is_lost and is_digest(line.event["payload"]):
+            self._bare[stream_id] = self._bare.get(stream_id, 0) + 1
+            self.summary.forgotten += 1
+            return
         fault = payload_fault(self._removed.removal, stream_id, line.offset, line.event["payload"])
         self.summary.forgotten += is_digest(line.event["payload"]) and fault is None
         if fault is not None:
             self._find("tampered", place.segment.path, place.line, line.position, fault, stream_id)
+
+    def _judge_list(self) -> None:
+        """Tell of a list that is gone by what it would explain; without that, nothing was ever removed."""
+        self.summary.pruned += self._gone
+        path = self.store / "log" / MANIFEST
+        if not path.exists() and (self._gone or self._bare):
+            self._find("missing", path, None, None, lost_list_text(self._gone, self._bare))
 
     # One line
 
@@ -240,7 +272,7 @@ class JsonlVerification:
             )
         if self._is_left_over(place, line):
             return False
-        if place.line == 1 and not self._ranges.covers(place.segment.first, line.position):
+        if place.line == 1 and not self._known_gone.covers(place.segment.first, line.position):
             reason = f"the file is named after position {place.segment.first}, but this is position {line.position}"
             self._find("tampered", place.segment.path, 1, line.position, reason, stream_id)
         if line.position <= self._last:
@@ -263,11 +295,18 @@ class JsonlVerification:
         between = self._ranges.kept(self._last + 1, line.position)
         missing = between - self._unread
         if missing > 0:
-            first = self._next_expected()
-            records = f"record {first} is" if missing == 1 else f"records {first} to {line.position - 1} are"
-            self._find("missing", place.segment.path, place.line, first, f"{records} missing before it")
+            first = self._missing(self._next_expected(), line.position)
+            if first is not None:
+                reason = missing_before(self._known_gone, first, line.position)
+                self._find("missing", place.segment.path, place.line, first, reason)
         self._lost += between
         return between > 0 or self._unread > 0
+
+    def _missing(self, first: int, end: int) -> int | None:
+        """The first record from ``first`` to before ``end``, which are not there, that should be; counts the others."""
+        lost = self._known_gone.kept(first, end)
+        self._gone += self._ranges.kept(first, end) - lost
+        return self._known_gone.following(first) if lost else None
 
     def _check_batch(self, place: _Place, line: _Line, gap: bool, head: Head | None) -> None:
         """Batches are whole: indices 0, 1, … up to their count."""
@@ -324,6 +363,9 @@ class JsonlVerification:
         self._find("torn", place.segment.path, began, self._last + 1, reason)
 
     def _finish(self, segments: list[Segment], head: Head | None, writing: bool) -> None:
+        begun, count = self._batch
+        if count and self._known_gone.following(self._last + 1) >= begun + count:
+            self._batch = (0, 0)  # its other records were pruned
         if segments and self._batch != (0, 0) and not writing:
             place = _Place(segments[-1])
             place.line = self._batch_line
@@ -331,12 +373,12 @@ class JsonlVerification:
                 self._torn(place, "the batch is not whole")
             else:
                 self._find("corrupt", place.segment.path, place.line, self._last, "the batch is not whole")
-        first = self._next_expected()
-        last = max(NOTHING if head is None else head.position, self._ranges.end - 1)
-        if first <= last and not self._skipped:
+        expected = self._next_expected()
+        end = max(NOTHING if head is None else head.position, self._ranges.end - 1) + 1
+        if expected < end and not self._skipped and (first := self._missing(expected, end)) is not None:
             file = segments[-1].path if segments else self.store / "log"
-            records = f"record {first}" if first == last else f"records {first} to {last}"
-            self._find("missing", file, None, first, f"{records} at the end of the log: written and not there")
+            self._find("missing", file, None, first, missing_at_end(self._known_gone, first, end))
+        self._judge_list()
         self.summary.streams = sum(tail.kept for tail in self._tails.values())
         at = head.position if head is not None else NOTHING
         self.summary.head = at if writing else max(at, self._ranges.following(self._last + 1) - 1)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streams.errors import CorruptLog
-from streams.retention import Removal
+from streams.retention import Ranges, Removal
 from streams.store import NOTHING
 from streams.stores.disk import (
     Disk,
@@ -25,6 +25,7 @@ from streams.stores.disk import (
     sync_directory,
     write_durably,
 )
+from streams.stores.missing import missing_at_end
 from streams.stores.plan import Placed
 from streams.stores.recovery import StreamTail, recover
 from streams.stores.removed_files import RemovedFiles, Run
@@ -61,7 +62,7 @@ class JsonlWriter:
         head = read_head(store / "head")
         recovered = recover(self._log, head, removed.removal)
         if not is_copy:
-            _check_end(self._log, removed.removal.ranges.end, recovered.index.next_position())
+            _check_end(self._log, removed.removal.ranges, recovered.index.next_position())
         self.index = recovered.index
         self.index.segments[:] = settle(disk, self._log, recovered.index.segments)
         self.head_lost = head is None and bool(recovered.index.segments)
@@ -198,8 +199,8 @@ class JsonlWriter:
                 os.close(fd)
 
 
-def _check_end(log: Path, pruned_end: int, following: int) -> None:
+def _check_end(log: Path, pruned: Ranges, following: int) -> None:
     """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
-    if pruned_end > following:
-        reason = f"records {following} to {pruned_end - 1} were written, and not all of them pruned"
-        raise CorruptLog(str(log), 1, following, reason)
+    if pruned.end > following:
+        reason = f"{missing_at_end(pruned, following, pruned.end)}, though what came after was pruned"
+        raise CorruptLog(str(log), None, following, reason)

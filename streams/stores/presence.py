@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streams.errors import MissingLog
-from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest
+from streams.errors import MissingLog, StreamError
+from streams.stores.directory import MANIFEST, Backend, Kept, Manifest, read_manifest
 from streams.stores.segments import list_segments
 from streams.stores.sqlite_files import LOG_FILE, holds_log
 from streams.stores.sqlite_head import holds_known_log
@@ -59,8 +59,27 @@ def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
 def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog:
     others = [backend for backend in with_records(store, alone=alone) if backend != manifest.backend]
     kept = "".join(f"; records in {backend} lie beside it, perhaps older ones" for backend in others)
+    if manifest.kept is not None and manifest.kept.backend in others:
+        kept = f"; {_kept_words(manifest.kept)}"
     return MissingLog(
         str(store),
         f"{MANIFEST} says that the log lies in {manifest.backend}, but {what}{kept}",
         "restore the store from a backup; `durable-stream repair --dry-run` tells what else can be done",
     )
+
+
+def kept_hint(store: Path) -> str | None:
+    """What to say, when the log is damaged, of the store that it was moved from; ``None`` where none is kept."""
+    try:
+        manifest = read_manifest(store)
+        if manifest is None or manifest.kept is None or manifest.kept.backend not in with_records(store):
+            return None
+    except (StreamError, OSError):
+        return None  # what is wrong there is told by whoever needs it
+    return (
+        f"{_kept_words(manifest.kept)}: `durable-stream repair --dry-run` says whether it is whole, and how to take it"
+    )
+
+
+def _kept_words(kept: Kept) -> str:
+    return f"the store in {kept.backend} that it was moved from is kept, up to position {kept.head}"

@@ -16,6 +16,8 @@ from pathlib import Path
 from streams.errors import CorruptLog
 from streams.hashing import GENESIS
 from streams.retention import NOTHING_REMOVED, Ranges, Removal
+from streams.stores.lost_list import explained
+from streams.stores.missing import lost_end, missing_before
 from streams.stores.segment_files import read_segment
 from streams.stores.segments import BadLine, Head, LineKeys, Segment, list_segments, parse_keys, split_lines
 
@@ -106,8 +108,16 @@ def recover(log: Path, head: Head | None, removal: Removal = NOTHING_REMOVED) ->
 
     Raises:
         CorruptLog: file, line and position of the first fault below head.
+        MissingFile: the list of pruned records is not there.
         ForeignStore: a segment is a symbolic link.
     """
+    try:
+        return _recovered(log, head, removal)
+    except CorruptLog as fault:
+        raise explained(log, fault) from None
+
+
+def _recovered(log: Path, head: Head | None, removal: Removal) -> Recovered:
     segments = list_segments(log)
     ranges = removal.ranges
     index = Index()
@@ -116,7 +126,7 @@ def recover(log: Path, head: Head | None, removal: Removal = NOTHING_REMOVED) ->
     size = line_count = 0
     for number, segment in enumerate(segments):
         if not ranges.covers(index.next_position(), segment.first):
-            _missing(segment, index.next_position())
+            _missing(segment, index.next_position(), ranges)
         index.skip_to(segment.first, 0)
         data = read_segment(segment)
         # What is compressed was closed, so nothing in it is a torn tail.
@@ -143,13 +153,7 @@ def recover(log: Path, head: Head | None, removal: Removal = NOTHING_REMOVED) ->
         line_count = cursor.line
     _finished(index, ranges, size)
     if head is not None and index.next_position() <= head.position:
-        file = segments[-1].path if segments else log
-        raise CorruptLog(
-            str(file),
-            line_count + 1,
-            index.next_position(),
-            f"records {index.next_position()} to {head.position} were written and are missing",
-        )
+        raise lost_end(log, segments, line_count, ranges, index.next_position(), head.position)
     return Recovered(index, size, None)
 
 
@@ -213,9 +217,11 @@ def _hash_of(keys: LineKeys) -> bytes:
     return hash_
 
 
-def _missing(segment: Segment, expected: int) -> None:
-    reason = f"records {expected} to {segment.first - 1} are missing before it"
-    if segment.first < expected:
+def _missing(segment: Segment, expected: int, ranges: Ranges) -> None:
+    if segment.first >= expected:
+        reason = missing_before(ranges, expected, segment.first)
+        expected = ranges.following(expected)
+    else:
         reason = f"it begins at position {segment.first}, which an earlier segment already holds"
     # A segment is begun only after the records before it are durable: this is damage on either side of head.
     raise CorruptLog(str(segment.path), 1, expected, reason)

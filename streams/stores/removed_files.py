@@ -25,7 +25,7 @@ from zlib import crc32
 
 import orjson
 
-from streams.errors import CorruptLog, ForeignStore
+from streams.errors import CorruptLog, ForeignStore, MissingFile
 from streams.retention import ENTRY_BYTES, KEY_BYTES, NOTHING_REMOVED, Base, Entry, Mark, Ranges, Removal
 from streams.stores.disk import Disk, open_to_read, read_file, replace_durably, write_beside
 from streams.stores.segments import BadLine, check_crc
@@ -69,6 +69,11 @@ class RemovedLog(NamedTuple):
         return b'{"crc":"%08x",%b' % (crc32(body), body)
 
 
+def is_run(name: str) -> bool:
+    """Whether a file of this name in the log's directory is a run."""
+    return _RUN.fullmatch(name) is not None
+
+
 def version_of(log: Path) -> Version:
     """Changes with every replacement of the manifest; ``None`` where there is none."""
     try:
@@ -99,7 +104,7 @@ def read_removed(log: Path) -> RemovedLog:
         return _parsed(fields)
     except (BadLine, ValueError, KeyError, TypeError, AttributeError):
         raise CorruptLog(
-            str(path), 1, None, "the list of what was pruned and forgotten is damaged, so the log cannot be judged"
+            str(path), None, None, "the list of what was pruned and forgotten is damaged, so the log cannot be judged"
         ) from None
 
 
@@ -124,7 +129,8 @@ class _Entries:
         try:
             fd = open_to_read(path)
         except FileNotFoundError:
-            raise _damaged(path, "is missing") from None
+            reason = f"the digests of {run.entries} pruned records are gone: none of them would be known if sent again"
+            raise MissingFile(str(path), reason) from None
         try:
             if os.fstat(fd).st_size != run.entries * ENTRY_BYTES:
                 raise _damaged(path, "have another size than they were written with")
@@ -159,13 +165,16 @@ class _Entries:
 
 
 def _damaged(path: Path, reason: str) -> CorruptLog:
-    return CorruptLog(str(path), 1, None, f"the digests of pruned records {reason}")
+    return CorruptLog(str(path), None, None, f"the digests of pruned records {reason}")
 
 
-def check_runs(log: Path, runs: Iterable[Run]) -> None:
-    """Raise ``CorruptLog`` unless all these runs are there and whole."""
+def run_faults(log: Path, runs: Iterable[Run]) -> Iterator[CorruptLog]:
+    """Those of these runs that are not there, or not whole."""
     for run in runs:
-        _Entries(log, run).close()
+        try:
+            _Entries(log, run).close()
+        except CorruptLog as fault:
+            yield fault
 
 
 class RemovedFiles:

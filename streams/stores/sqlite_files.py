@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from streams.errors import ForeignStore, StoreLocked, StoreUnavailable, StreamError
+from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.stores.directory import is_being_written
 from streams.stores.disk import open_or_create, refuse_link, sync_directory
 from streams.stores.sqlite_keys import STEP
@@ -332,7 +332,7 @@ def _check_owner(connection: sqlite3.Connection, path: Path, newest: int) -> int
     if tables == 0 and owner in (0, APPLICATION_ID):
         return 0
     if owner != APPLICATION_ID:
-        raise ForeignStore(str(path), "it was not written by Durable Stream: choose another home")
+        raise ForeignStore(str(path), NOT_OURS)
     if version > newest:
         raise ForeignStore(
             str(path), f"it has schema {version}, this version reads up to {newest}: upgrade durable-stream"

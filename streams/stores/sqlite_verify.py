@@ -138,7 +138,7 @@ class SqliteVerification:
                 connect_to_read, self._path, len(STEPS), damaged=True, alone=self.alone
             )
         except ForeignStore as error:
-            if "upgrade" in error.reason:
+            if error.is_not_ours or "upgrade" in error.reason:
                 raise
             self._take_finding(manifest_finding(self.store, has_log=True))
             self._find("corrupt", None, None, error.reason)

@@ -17,13 +17,13 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
     """What is wrong with ``store.json``; ``has_log`` says whether the backend's files are there.
 
     Raises:
-        ForeignStore: it was written by a newer version.
+        ForeignStore: it was written by a newer version, or by another program.
     """
     path = store / MANIFEST
     try:
         manifest = read_manifest(store)
     except ForeignStore as error:
-        if is_newer(path):
+        if error.is_not_ours or is_newer(path):
             raise
         return Finding("corrupt", str(path), None, None, None, error.reason)
     if manifest is None and has_log:

@@ -227,7 +227,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
         first_segment_gone: r"records 0 to \d+ are missing before it.*restore the file from a backup",
         middle_segment_cut: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
         middle_segment_empty: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
-        last_segment_cut: r"(records 11 to 11 were written and are missing|is incomplete;).*restore the file",
+        last_segment_cut: r"(record 11 was written and is missing|is incomplete;).*restore the file",
         last_segment_gone: r"records \d+ to 11 were written and are missing.*restore the file from a backup",
         all_segments_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
         log_directory_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
+import orjson
 import pytest
 
-from streams.errors import BadStore, CorruptLog
+from streams.errors import BadStore, CorruptLog, MissingFile
 from streams.log_reader import LogReader
 from streams.stores.removed_files import MANIFEST
 from streams.stores.segments import list_segments
+from streams.verify import Verification
 from tests.streams.opened import collect
 from tests.streams.removals import faults, open_log, prune
 from tests.streams.retention_contract import NOW, fill
@@ -44,13 +47,66 @@ class TestDamage:
             path.write_bytes(sound[:cut])
             assert str(path) in await self.refused(store)
 
-    async def test_a_missing_manifest_is_told(self, store: Path) -> None:
-        (store / "log" / MANIFEST).unlink()
-        assert "missing" in await self.refused(store) or "must follow" in await self.refused(store)
-        with pytest.raises(CorruptLog):
+    async def test_a_missing_list_is_one_fault_and_named_by_whoever_meets_it(self, store: Path) -> None:
+        path = store / "log" / MANIFEST
+        before = Verification(store)
+        assert [finding async for finding in before.run()] == []
+        path.unlink()
+        check = Verification(store)
+        (fault,) = [finding async for finding in check.run()]
+        assert (fault.kind, fault.file) == ("missing", str(path))
+        assert f"{before.summary.pruned} records were pruned" in fault.reason
+        assert f"{before.summary.forgotten} records have only a digest for a payload (in ses_2)" in fault.reason
+        assert (check.summary.pruned, check.summary.forgotten) == (before.summary.pruned, before.summary.forgotten)
+        with pytest.raises(MissingFile, match=f"{re.escape(str(path))}: the list of what was pruned"):
+            await open_log(store)
+        with pytest.raises(MissingFile, match="the list of what was pruned and forgotten is not there"):
             await collect(LogReader(store).read_all())
+        with pytest.raises(MissingFile, match="the list of what was pruned and forgotten is not there"):
+            await LogReader(store).glance()
 
-    async def test_damaged_and_missing_digests_are_told(self, store: Path) -> None:
+    async def test_beside_a_missing_or_damaged_list_other_faults_are_still_told(self, store: Path) -> None:
+        path = store / "log" / MANIFEST
+        segment = list_segments(store / "log")[-2].path
+        lines = segment.read_bytes().splitlines(keepends=True)
+        segment.write_bytes(b"".join([*lines[:-2], lines[-1]]))
+        gone = orjson.loads(lines[-2])["position"]
+        for damage in (lambda: path.write_bytes(b"{}"), path.unlink):
+            damage()
+            found = [finding async for finding in Verification(store).run()]
+            assert [(fault.kind, fault.position) for fault in found if Path(fault.file) == segment] == [
+                ("missing", gone)
+            ]
+            assert len(found) == 2 and any(Path(fault.file) == path for fault in found), found
+
+    async def test_a_missing_list_of_forgotten_records_alone_can_be_made_anew(self, tmp_path: Path) -> None:
+        log = await open_log(tmp_path)
+        await fill(log)
+        await log.forget(["ses_1", "ses_2"], at_ms=NOW)
+        await log.close()
+        (tmp_path / "log" / MANIFEST).unlink()
+        (fault,) = await faults(tmp_path)
+        assert "(in ses_1, ses_2)" in fault and "`durable-stream forget` of the same writes it anew" in fault
+        log = await open_log(tmp_path)
+        await log.forget(["ses_1", "ses_2"], at_ms=NOW)
+        await log.close()
+        assert await faults(tmp_path) == []
+
+    async def test_digests_that_a_prune_left_when_it_was_cut_off_hide_nothing(self, store: Path) -> None:
+        """A run without a list is also what is left of a first prune that never came to its list."""
+        (run,) = (store / "log").glob("removed-*.keys")
+        whole = store.parent / "whole"
+        log = await open_log(whole)
+        await fill(log)
+        await log.close()
+        shutil.copy(run, whole / "log")
+        assert await faults(whole) == []
+        assert await collect(LogReader(whole).read_all()) != []
+        segment = list_segments(whole / "log")[-1].path
+        segment.write_bytes(segment.read_bytes()[:-1])
+        assert await faults(whole) != []
+
+    async def test_missing_digests_are_missing_and_damaged_ones_corrupt(self, store: Path) -> None:
         (path,) = (store / "log").glob("removed-*.keys")
         sound = path.read_bytes()
         for damaged in (sound[:-1], sound[:40] + b"x" + sound[41:], b"", None):
@@ -58,7 +114,9 @@ class TestDamage:
                 path.unlink()
             else:
                 path.write_bytes(damaged)
-            assert "digests of pruned records" in await self.refused(store)
+            assert re.search(r"keys: the digests of (\d+ )?pruned records", await self.refused(store))
+            (fault,) = await faults(store)
+            assert fault.startswith(f"{'missing' if damaged is None else 'corrupt'}: {path}: ")
 
     async def test_a_missing_record_among_pruned_ones_is_still_told(self, store: Path) -> None:
         for segment in list_segments(store / "log"):
@@ -93,4 +151,4 @@ class TestDamage:
         for segment in list_segments(tmp_path / "log")[1:]:
             segment.path.unlink()
         (tmp_path / "head").unlink()
-        assert "not all of them pruned" in await self.refused(tmp_path)
+        assert "though what came after was pruned" in await self.refused(tmp_path)

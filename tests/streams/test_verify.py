@@ -16,6 +16,7 @@ from streams.event import StreamEvent
 from streams.hashing import canonical, chain, digest_form_of
 from streams.identity import seeded_identity
 from streams.stores.jsonl import JsonlStore
+from streams.stores.removed_files import RemovedLog
 from streams.verify import Finding, Summary, Verification
 from tests.streams.builders import events
 
@@ -95,6 +96,10 @@ class TestSoundLogs:
             return sealed(canonical(fields))
 
         edit(store, lambda lines: [*lines[:4], forget(lines[4]), *lines[5:]])
+        findings, _ = await verify(store)
+        assert [(f.kind, Path(f.file).name) for f in findings] == [("missing", "removed.json")]
+        assert "1 record has only a digest for a payload (in ses_a)" in findings[0].reason
+        (store / "log" / "removed.json").write_bytes(RemovedLog().as_bytes())
         findings, _ = await verify(store)
         assert [(f.kind, f.position) for f in findings] == [("tampered", 4)]
         assert "only a digest, and nothing says that it was forgotten" in findings[0].reason
@@ -205,7 +210,7 @@ class TestDamage:
         segments(tmp_path)[-1].unlink()
         findings, _ = await verify(tmp_path)
         assert [f.kind for f in findings] == ["missing", "missing"]
-        assert findings[0].position == 0 and "at the end of the log" in findings[1].reason
+        assert findings[0].position == 0 and "were written and are missing" in findings[1].reason
 
     async def test_a_line_broken_in_two(self, store: Path) -> None:
         edit(store, lambda lines: [*lines[:4], lines[4][:40], lines[4][40:], *lines[5:]])

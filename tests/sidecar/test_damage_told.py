@@ -1,0 +1,202 @@
+"""What the commands say of a store that is damaged: the cause by its name, once, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sidecar.home import Home
+from streams.identity import seeded_identity
+from streams.log import Log
+from tests.sidecar.bad_stores import (
+    Backend,
+    database_gone,
+    log_directory_gone,
+    make_store,
+    middle_segment_gone,
+    no_database,
+    segments,
+    snapshot,
+)
+from tests.sidecar.cli.helpers import run
+from tests.streams.builders import events
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Path]:
+    made: dict[Backend, Path] = {}
+    for backend in ("jsonl", "sqlite"):
+        home = Home(tmp_path_factory.mktemp(backend) / "home")
+        home.create()
+        home.ensure_token(lambda: "a" * 64)
+        make_store(home.store_path, backend)
+        made[backend] = home.path
+    return made
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / "home"
+
+
+def put(home: Path, sound: Path) -> Path:
+    shutil.rmtree(home, ignore_errors=True)
+    shutil.copytree(sound, home)
+    return home / "store"
+
+
+def append(store: Path, count: int) -> None:
+    async def write() -> None:
+        log = await Log.open(store, seeded_identity(2), segment_bytes=1500)
+        await log.append(events(count, prefix="more-", stream="ses_c"))
+        await log.close()
+
+    asyncio.run(write())
+
+
+def test_a_lost_list_of_removed_records_is_named_by_every_command(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["jsonl"])
+    assert run(home, "forget", "ses_b", "--yes").code == 0
+    assert run(home, "prune", "--stream", "ses_a", "--yes").code == 0
+    (store / "log" / "removed.json").unlink()
+    told = r"removed.json: the list of what was pruned and forgotten is not there"
+    for name in ("streams", "status", "doctor", "query", "serve", "forget ses_b --yes"):
+        done = run(home, *name.split())
+        assert done.code == 1 and told in done.out + done.err, (name, done)
+    done = run(home, "verify")
+    assert done.code == 1 and told in done.out and done.out.count("\n") == 2, done
+
+
+def test_lost_digests_of_pruned_records_are_missing(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["jsonl"])
+    assert run(home, "prune", "--stream", "ses_a", "--yes").code == 0
+    (store / "log" / "removed-1.keys").unlink()
+    told = "missing: .*removed-1.keys: the digests of 6 pruned records are gone"
+    for name in ("verify", "doctor"):
+        done = run(home, name)
+        assert done.code == 1 and re.search(told, done.out), (name, done)
+
+
+def live_gone(store: Path, backend: Backend) -> None:
+    (database_gone if backend == "sqlite" else log_directory_gone)(store)
+
+
+def live_damaged(store: Path, backend: Backend) -> None:
+    if backend == "sqlite":
+        no_database(store)
+    else:
+        os.truncate(segments(store)[0], 100)
+
+
+@pytest.mark.parametrize("damage", [live_gone, live_damaged])
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+@pytest.mark.parametrize("more", [0, 2])
+def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
+    home: Path, sound: dict[Backend, Path], damage: Callable[[Path, Backend], None], backend: Backend, more: int
+) -> None:
+    """And what is said of the way back to it is what helps."""
+    other: Backend = "jsonl" if backend == "sqlite" else "sqlite"
+    store = put(home, sound[other])
+    assert run(home, "migrate", "--to", backend).code == 0
+    if more:
+        append(store, more)
+    damage(store, backend)
+    kept = f"the store in {other} that it was moved from is kept, up to position 11"
+    for name in ("verify", "status", "doctor"):
+        done = run(home, name)
+        assert done.code == 1 and kept in done.out, (name, done)
+    assert run(home, "verify", "--json").objects()[-1]["hint"].startswith(kept)
+    before = snapshot(store)
+    for arguments in (["repair", "--dry-run"], ["repair"]):
+        done = run(home, *arguments)
+        assert done.code == 1 and snapshot(store) == before, "going back is the user's choice"
+        assert "it is whole, with 12 records" in done.out, done
+        assert ("no record is lost" if not more else "the 2 recorded after it, up to 13, are lost") in done.out
+    [names] = re.findall(r"Without a backup: move (.*) away and run this again", done.out)
+    for name in re.split(", | and ", names):
+        path = store / name.rstrip("/")
+        if path.exists():
+            path.rename(store.parent / f"{path.name}-away")
+    assert run(home, "repair").code == 0
+    done = run(home, "verify")
+    assert done.code == 0 and "all 12 records" in done.out, done
+
+
+def test_a_kept_store_that_is_damaged_is_no_way_back(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["jsonl"])
+    assert run(home, "migrate", "--to", "sqlite").code == 0
+    middle_segment_gone(store)
+    database_gone(store)
+    done = run(home, "repair", "--dry-run")
+    assert done.code == 1 and "it is damaged, too" in done.out and "run this again" not in done.out, done
+
+
+def files(home: Path) -> dict[str, tuple[int, bytes]]:
+    found = snapshot(home) if home.is_dir() else {}
+    return {name: what for name, what in found.items() if name != "sidecar.lock"}
+
+
+def file_for_home(home: Path) -> str:
+    shutil.rmtree(home)
+    home.write_text("a thesis")
+    return "it is no directory, so"
+
+
+def file_for_store(home: Path) -> str:
+    shutil.rmtree(home / "store")
+    (home / "store").write_text("a thesis")
+    return "it is no directory, so it holds no log of Durable Stream: choose another home"
+
+
+def another_programs_database(home: Path) -> str:
+    path = home / "store" / "log.db"
+    path.unlink(missing_ok=True)
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE mine (x)")
+    connection.commit()
+    connection.close()
+    (home / "store" / "store.json").write_text('{"backend":"sqlite","format":2,"log_id":"x"}')
+    return "it was not written by Durable Stream: choose another home"
+
+
+def another_programs_manifest(home: Path) -> str:
+    (home / "store" / "store.json").write_text('{"name":"an npm package"}')
+    return "it was not written by Durable Stream: choose another home"
+
+
+def another_programs_directory(home: Path) -> str:
+    shutil.rmtree(home)
+    home.mkdir()
+    (home / "thesis.tex").write_text("a thesis")
+    return "it holds other files and no home of Durable Stream; name another --home"
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        file_for_home,
+        file_for_store,
+        another_programs_database,
+        another_programs_manifest,
+        another_programs_directory,
+    ],
+)
+def test_what_is_not_ours_is_no_damage(home: Path, sound: dict[Backend, Path], foreign: Callable[[Path], str]) -> None:
+    put(home, sound["jsonl"])
+    wanted = foreign(home)
+    before = files(home)
+    readers = () if foreign is another_programs_directory else ("streams", "query")
+    for name in ("verify", "repair", "repair --dry-run", *readers):
+        done = run(home, *name.split())
+        assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1) and wanted in done.err, (name, done)
+    assert files(home) == before
+    assert run(home, "status").code == run(home, "doctor").code == 1
