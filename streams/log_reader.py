@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 from streams.errors import CorruptLog, StreamError
 from streams.query import Filter
-from streams.retention import Gone
+from streams.retention import Gone, StreamSize
 from streams.store import NOTHING, Record, Snapshot, StreamReader
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.hints import Hints
@@ -133,6 +133,10 @@ class LogReader:
             return None
         # It may count what is gone: a removal drops it last.
         return None if (await self._backend().removal()).pending else found
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        return await ask_wherever(self._backend, lambda backend: backend.sizes())
 
     async def cut_off(self) -> str | None:
         """What to say of a prune or forget that was cut off, as by a kill; ``None`` where none was."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.home import Home
     from streams.log_reader import LogReader
-    from streams.prune_plan import Wishes
+    from streams.prune_plan import PrunePlan, Wishes
 
 YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without it you are only told what would go.")]
 
@@ -227,11 +227,41 @@ async def _prune(home: Home, wishes: Wishes, *, dry_run: bool) -> dict[str, Any]
         cut_off = LOOKING if dry_run else REMOVING
         return await _ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run}, cut_off)
 
+    if dry_run:
+        return {"plan": (await _planned(home, wishes)).as_json(), "done": None}
+
     async def work(upkeep: Any) -> dict[str, Any]:
-        plan, done = await upkeep.prune(wishes, dry_run=dry_run)
+        plan, done = await upkeep.prune(wishes, dry_run=False)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
-    return await _by_ourselves(home, work, is_looking=dry_run)
+    return await _by_ourselves(home, work)
+
+
+async def _planned(home: Home, wishes: Wishes) -> PrunePlan:
+    """What the wishes come to. No sidecar runs, and nothing is taken or written: the home may be read-only."""
+    from sidecar.retaining import plan_prune
+    from sidecar.upkeep import restore
+    from streams.identity import system_identity
+
+    reader = _log_of(home)
+    try:
+        state, _ = await restore(reader)
+        plan = await plan_prune(reader, state, wishes, now_ms=system_identity().now_ms())
+        if (unfinished := await reader.cut_off()) is not None:
+            note(unfinished)
+    finally:
+        await reader.close()
+    return plan
+
+
+def _log_of(home: Home) -> LogReader:
+    """The log, of which there must be one; nothing is changed."""
+    from sidecar.cli.select import open_reader
+    from streams.stores.presence import located
+
+    if located(home.store_path) is None:
+        raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
+    return open_reader(home.store_path)
 
 
 async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
@@ -253,9 +283,9 @@ async def _ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> d
         return dict(await client.request(method, args))
 
 
-async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> dict[str, Any]:
+async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
-    from sidecar.cli.control import LOOKING, REMOVING, by_ourselves
+    from sidecar.cli.control import REMOVING, by_ourselves
     from sidecar.config import load_config
     from sidecar.upkeep import Upkeep, restore
     from streams.identity import system_identity
@@ -264,7 +294,7 @@ async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> d
     if not home.store_path.exists():
         raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
     config, identity = load_config(home.config_path), system_identity()
-    with home.lock(), by_ourselves(LOOKING if is_looking else REMOVING):
+    with home.lock(), by_ourselves(REMOVING):
         log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes, to_remove=True)
         try:
             warn(log.head_warning)

@@ -47,6 +47,10 @@ BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 READING = ("streams", "log", "query", "show", "tree", "why", "state", "export")
 WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
+PRUNE_LOOKING = ("prune", "--older-than", "1s")
+FORGET_LOOKING = ("forget", STREAM)
+"""Without --yes they only read."""
+
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen"}
 """Commands that do not open the log; ``verify`` is asked by itself."""
 
@@ -162,6 +166,8 @@ def test_it_is_refused_in_one_sentence(
     for name in registered((*READING, "serve", "migrate", "prune", "forget")):
         done = run(home.path, *arguments(name, sound[backend]))
         assert is_sentence(done, wanted) and explained(done.err), (name, done)
+    done = run(home.path, *PRUNE_LOOKING)
+    assert is_sentence(done, wanted) and explained(done.err), done
     for name in TELLING:
         done = run(home.path, name, "--json")
         assert done.code == 1 and done.err == "" and re.search(wanted, told(done)), (name, told(done))
@@ -347,6 +353,7 @@ def in_a_place(kind: str, home: Home, sound: Sound) -> dict[str, Done]:
     """Each command, run in a home that lies on such a file system."""
     commands = {name: arguments(name, sound) for name in registered(READING + WRITING)}
     commands |= {name: [name, "--json"] for name in TELLING} | {"verify": ["verify"]}
+    commands |= {" ".join(looking): list(looking) for looking in (PRUNE_LOOKING, FORGET_LOOKING)}
     asked = {"kind": kind, "home": str(home.path), "commands": commands}
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     done = subprocess.run(
@@ -367,10 +374,15 @@ def in_a_place(kind: str, home: Home, sound: Sound) -> dict[str, Done]:
 def test_a_read_only_file_system(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
     put(home, sound[backend])
     answers = in_a_place("read-only", home, sound[backend])
-    for name in registered((*READING, "verify")):
+    for name in (*registered((*READING, "verify")), " ".join(FORGET_LOOKING)):
         assert answers[name].code == 0, (name, answers[name])
+    would = answers[" ".join(PRUNE_LOOKING)]
+    assert would.code == 0 and "would remove 12 records in 2 streams" in would.out, would
     for name in registered(WRITING):
-        assert is_sentence(answers[name], r"Read-only file system\); check the directory"), (name, answers[name])
+        assert is_sentence(answers[name], r"Read-only file system\); it is mounted read-only: mount it writable"), (
+            name,
+            answers[name],
+        )
         assert explained(answers[name].err), answers[name]
     for name in TELLING:
         assert answers[name].code == 1 and "is on a read-only file system" in told(answers[name]), answers[name]
