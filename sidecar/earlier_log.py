@@ -13,8 +13,7 @@ from typing import Final
 
 from sidecar.home import Home
 from streams.errors import StreamError
-from streams.stores.directory import MANIFEST
-from streams.stores.presence import located
+from streams.stores.directory import MANIFEST, read_manifest
 
 MEANT: Final = "if that was not meant, restore store/ from a backup"
 
@@ -40,7 +39,7 @@ def warning(home: Home, log_id: str) -> str:
 def told(home: Home) -> tuple[str, str] | None:
     """What to say of a log that is gone, and what to do; ``None`` where none is, or where that cannot be known."""
     try:
-        manifest = located(home.store_path)
+        manifest = read_manifest(home.store_path)
     except (StreamError, OSError):
         return None  # which is told where the log is read
     if manifest is None:

@@ -339,6 +339,8 @@ def write_new(path: Path, text: str) -> None:
 def _cannot(verb: str, path: Path, error: OSError) -> HomeError:
     if error.errno == errno.EROFS:
         hint = "it is mounted read-only: mount it writable, or choose another --home; reading works as it is"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "make room on that disk, then try again"
     else:
         hint = "check the directory's owner, mode and space"
     return HomeError(path, f"cannot {verb} it ({error.strerror})", hint)
