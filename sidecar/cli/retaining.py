@@ -221,20 +221,22 @@ def _size(text: str | None) -> int | None:
 async def _prune(home: Home, wishes: Wishes, *, dry_run: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
-    if home.running() is not None:
-        from sidecar.cli.control import LOOKING, REMOVING
+    from sidecar.cli.control import LOOKING, REMOVING, by_sidecar_or_ourselves
 
+    async def asked() -> dict[str, Any]:
         cut_off = LOOKING if dry_run else REMOVING
         return await _ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run}, cut_off)
-
-    if dry_run:
-        return {"plan": (await _planned(home, wishes)).as_json(), "done": None}
 
     async def work(upkeep: Any) -> dict[str, Any]:
         plan, done = await upkeep.prune(wishes, dry_run=False)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
-    return await _by_ourselves(home, work)
+    async def ourselves() -> dict[str, Any]:
+        if dry_run:
+            return {"plan": (await _planned(home, wishes)).as_json(), "done": None}
+        return await _by_ourselves(home, work)
+
+    return await by_sidecar_or_ourselves(home, asked, ourselves)
 
 
 async def _planned(home: Home, wishes: Wishes) -> PrunePlan:
@@ -265,15 +267,14 @@ def _log_of(home: Home) -> LogReader:
 
 
 async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
-    if home.running() is not None:
-        from sidecar.cli.control import REMOVING
-
-        return await _ask(home, "forget", {"streams": streams}, REMOVING)
+    from sidecar.cli.control import REMOVING, by_sidecar_or_ourselves
 
     async def work(upkeep: Any) -> dict[str, Any]:
         return dict((await upkeep.forget(streams))._asdict())
 
-    return await _by_ourselves(home, work)
+    return await by_sidecar_or_ourselves(
+        home, lambda: _ask(home, "forget", {"streams": streams}, REMOVING), lambda: _by_ourselves(home, work)
+    )
 
 
 async def _ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
