@@ -11,6 +11,7 @@ from sidecar.cli.command import Failure, JsonFlag, home_of, note, warn
 
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
+    from sidecar.cli.select import AllPruned
     from sidecar.home import Home
     from streams.log_reader import LogReader
     from streams.prune_plan import PrunePlan, Wishes
@@ -42,7 +43,7 @@ async def prune(
     recognized. Without --yes nothing is changed.
     """
     from sidecar.cli.output import Output
-    from sidecar.cli.select import find_stream, open_reader
+    from sidecar.cli.select import AllPruned, find_stream, open_reader
     from streams.prune_plan import Wishes
 
     home = home_of(context)
@@ -50,20 +51,26 @@ async def prune(
         raise typer.BadParameter("say what shall go: --older-than AGE, --max-bytes SIZE or --stream STREAM")
     older_than_ms, most = _age(older_than), _size(max_bytes)
     home.check_owner()
-    named: tuple[str, ...] = ()
+    named: list[str] = []
+    already: dict[str, str] = {}
     if streams:
         reader = open_reader(home.store_path)
-        named = tuple([await find_stream(reader, stream) for stream in streams])
+        for stream in streams:
+            try:
+                named.append(await find_stream(reader, stream))
+            except AllPruned as pruned:
+                named.append(pruned.stream)
+                already[pruned.stream] = f"{pruned}; nothing of it is left to remove"
         await reader.close()
     out = Output(json)
     titles = {} if json else await _titles(home)  # before they go
-    answer = await _prune(home, Wishes(older_than_ms, most, named), dry_run=not yes)
+    answer = await _prune(home, Wishes(older_than_ms, most, tuple(named)), dry_run=not yes)
     plan, done = answer["plan"], answer["done"]
     if json:
         out.object(answer)
     else:
-        _show(out, plan, done, titles)
-        if plan["cuts"]:
+        _show(out, plan, done, titles, already)
+        if plan["cuts"] or already:
             for copy in _other_copies(home):
                 note(copy)
         if done is None and plan["cuts"]:
@@ -88,27 +95,30 @@ async def forget(
     nothing is changed.
     """
     from sidecar.cli.output import Output
-    from sidecar.cli.select import find_stream, open_reader
+    from sidecar.cli.select import AllPruned, find_stream, open_reader
 
-    home = home_of(context)
+    home, out = home_of(context), Output(json)
     home.check_owner()
     reader = open_reader(home.store_path)
     try:
         stream = await find_stream(reader, session)
-    except Failure:
-        for copy in _other_copies(home):
-            note(copy)  # of what was pruned before it was to be forgotten
-        raise
+    except AllPruned as pruned:
+        return await _tell_pruned(out, home, pruned, yes=yes)
     would = await _would_forget(reader, stream)
+    is_done = not would["records"] and not await reader.is_removing()
     await reader.close()
-    out, streams = Output(json), would["streams"]
+    streams = would["streams"]
     if not yes:
         if json:
             out.object(would | {"done": None})
         else:
             _show_forget(out, would)
-            note("Nothing was changed: --yes forgets it for good." if would["records"] else "Nothing to forget.")
+            if not is_done and (kept := _kept(home)) is not None:
+                note(f"It will be refused while {kept} is kept: `durable-stream migrate --discard-old` deletes that.")
+            note("Nothing to forget." if is_done else "Nothing was changed: --yes forgets it for good.")
         return 0
+    if is_done:
+        return _tell_forgotten(out, streams)
     done = await _forget(home, streams)
     if json:
         out.object({"streams": streams, "done": done})
@@ -135,16 +145,71 @@ async def _titles(home: Home) -> dict[str, str]:
     return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
 
 
-def _other_copies(home: Home) -> list[str]:
-    """Where else than in the log its records are: a prune does not reach there."""
-    from sidecar.config import load_config
+def _tell_forgotten(out: Output, streams: list[str]) -> int:
+    """It is as it was wished: no failure, and nothing is done."""
+    if out.json:
+        out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
+    else:
+        out.text(f"nothing to forget: the payloads in {', '.join(streams)} were forgotten already")
+    return 0
+
+
+async def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
+    """What is to be forgotten was pruned: nothing is left to do, unless a store that a move left still has it.
+
+    Raises:
+        Failure: it has.
+    """
+    if (kept := _kept(home)) is not None and await _kept_holds(home, pruned.stream):
+        raise Failure(f"{pruned}; but {kept} still holds them: `durable-stream migrate --discard-old` deletes it")
+    if out.json:
+        done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
+        out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))
+        return 0
+    out.text(f"{pruned}; nothing of it is left to forget")
+    for copy in _other_copies(home):
+        note(copy)
+    return 0
+
+
+def _kept(home: Home) -> str | None:
+    """The store that the last move left, in words."""
     from streams.stores.directory import read_manifest
 
     manifest = read_manifest(home.store_path)
+    if manifest is None or manifest.kept is None:
+        return None
+    return f"the old {manifest.kept.backend} store, which the last move left"
+
+
+async def _kept_holds(home: Home, stream: str) -> bool:
+    """Whether the store that the last move left has records of this stream; also where that cannot be read."""
+    from sidecar.cli.select import first
+    from streams.errors import StreamError
+    from streams.stores.directory import read_manifest
+    from streams.stores.jsonl_reader import JsonlReader
+    from streams.stores.sqlite_reader import SqliteReader
+
+    manifest = read_manifest(home.store_path)
+    if manifest is None or manifest.kept is None:
+        return False
+    reader = JsonlReader(home.store_path) if manifest.kept.backend == "jsonl" else SqliteReader(home.store_path)
+    try:
+        return await first(reader.read(stream)) is not None
+    except (StreamError, OSError):
+        return True
+    finally:
+        await reader.close()
+
+
+def _other_copies(home: Home) -> list[str]:
+    """Where else than in the log its records may be: a prune does not reach there."""
+    from sidecar.config import load_config
+
     found = []
-    if manifest is not None and manifest.kept is not None:
-        old = f"The old {manifest.kept.backend} store, which the last move kept, still holds what is pruned"
-        found.append(f"{old}: `durable-stream migrate --discard-old` deletes it.")
+    if (kept := _kept(home)) is not None:
+        told = f"{kept[0].upper()}{kept[1:]}, still holds what was pruned since"
+        found.append(f"{told}: `durable-stream migrate --discard-old` deletes it.")
     if load_config(home.config_path).nats.mode != "off":
         found.append(
             "The mirror holds what is pruned as long as its limits say: "
@@ -306,7 +371,10 @@ async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
             await log.close()
 
 
-def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str]) -> None:
+def _show(
+    out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
+) -> None:
+    """``already``: of the streams that the plan does not know, what to say of those that were pruned before."""
     from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
     from sidecar.cli.output import Column, ago, bytes_text, iso_time
     from streams.identity import system_identity
@@ -334,7 +402,7 @@ def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles
             if out.terminal and len(items) > SHOWN_STREAMS:
                 out.text(f"… and {len(items) - SHOWN_STREAMS} more", "dim")
     for stream in plan["unknown"]:
-        out.text(f"{stream} holds nothing (any more)", "yellow")
+        out.text(already.get(stream, f"{stream} holds nothing (any more)"), "yellow")
     if not plan["cuts"]:
         note("Nothing to remove.")
     elif done is None:
