@@ -160,7 +160,8 @@ async def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool)
     Raises:
         Failure: it has.
     """
-    if (kept := _kept(home)) is not None and await _kept_holds(home, pruned.stream):
+    if await _beside_log(home, pruned.stream):
+        kept = _kept(home) or "what a move or a deletion that was cut off left"
         raise Failure(f"{pruned}; but {kept} still holds them: `durable-stream migrate --discard-old` deletes it")
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
@@ -182,8 +183,8 @@ def _kept(home: Home) -> str | None:
     return f"the old {manifest.kept.backend} store, which the last move left"
 
 
-async def _kept_holds(home: Home, stream: str) -> bool:
-    """Whether the store that the last move left has records of this stream; also where that cannot be read."""
+async def _beside_log(home: Home, stream: str) -> bool:
+    """Whether the backend that is not the log's has records of this stream; also where that cannot be read."""
     from sidecar.cli.select import first
     from streams.errors import StreamError
     from streams.stores.directory import read_manifest
@@ -191,9 +192,9 @@ async def _kept_holds(home: Home, stream: str) -> bool:
     from streams.stores.sqlite_reader import SqliteReader
 
     manifest = read_manifest(home.store_path)
-    if manifest is None or manifest.kept is None:
+    if manifest is None:
         return False
-    reader = JsonlReader(home.store_path) if manifest.kept.backend == "jsonl" else SqliteReader(home.store_path)
+    reader = JsonlReader(home.store_path) if manifest.backend == "sqlite" else SqliteReader(home.store_path)
     try:
         return await first(reader.read(stream)) is not None
     except (StreamError, OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,11 @@ class TestPrune:
         gone = run(home, "forget", stream, "--yes")
         assert gone.code == 1 and len(gone.err.splitlines()) == 1
         assert "records were pruned" in gone.err and "still holds them: `durable-stream migrate --disc" in gone.err
+        manifest = home / "store" / "store.json"
+        fields = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({name: value for name, value in fields.items() if name != "kept"}))
+        gone = run(home, "forget", stream, "--yes")  # as when its deletion was cut off
+        assert gone.code == 1 and "cut off left still holds them: `durable-stream migrate --discard-old`" in gone.err
         assert run(home, "migrate", "--discard-old").code == 0
         gone = run(home, "forget", stream, "--yes")
         assert gone.code == 0 and "pruned, last on" in gone.out and "nothing of it is left to forget" in gone.out
