@@ -8,6 +8,7 @@ quick; none needs a running loop.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -259,12 +260,14 @@ class Home:
     # --- files ---
 
     def _open_lock(self, create: bool = True) -> int:
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        # Who only looks can do so on a read-only mount of a home that a sidecar serves, too.
+        flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         try:
-            descriptor = os.open(self.lock_path, flags, 0o600)
+            descriptor = os.open(self.lock_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _cannot("open", self.lock_path, error) from None
-        os.fchmod(descriptor, 0o600)
+        if create:
+            os.fchmod(descriptor, 0o600)
         return descriptor
 
     def make_private(self, path: Path) -> None:
@@ -353,4 +356,10 @@ def write_new(path: Path, text: str) -> None:
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> HomeError:
-    return HomeError(path, f"cannot {verb} it ({error.strerror})", "check the directory's owner, mode and space")
+    if error.errno == errno.EROFS:
+        hint = "it is mounted read-only: mount it writable, or choose another --home; reading works as it is"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "make room on that disk, then try again"
+    else:
+        hint = "check the directory's owner, mode and space"
+    return HomeError(path, f"cannot {verb} it ({error.strerror})", hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,11 @@ class LastWords:
         self.file.seek(0)
         lines = self.file.read().decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "").removeprefix("durable-stream: ").strip()
+
+    @property
+    def size(self) -> int:
+        """How many bytes they have said so far."""
+        return 0 if self.file is None else os.fstat(self.file.fileno()).st_size
 
     def close(self) -> None:
         """Give the file back."""

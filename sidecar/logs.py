@@ -40,6 +40,14 @@ class _Private:
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """A line that finds no room is not told on stderr, with a traceback: who ends for that reason says it there."""
+
+    def close(self) -> None:
+        """What is left of a line that found no room is no failure of what is being ended."""
+        with suppress(OSError):
+            super().close()  # type: ignore[misc] # of the handler that this is mixed into
+
 
 class OneLine(logging.Formatter):
     """A peer's words (a version, a name) can neither forge a line nor drive the terminal that shows the file."""

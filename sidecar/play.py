@@ -21,7 +21,7 @@ import orjson
 from bridge.opencode.frames import MAX_SEQ, HookItem, ShimIdentity
 from bridge.opencode.lenient import FrameError, read_leniently
 from sidecar.client import LinkClosed, LinkUnavailable, ShimClient
-from sidecar.home import Home
+from sidecar.home import Home, SidecarInfo
 from sidecar.launch import START_SECONDS, LastWords, ended, ensure_running
 from sidecar.version import VERSION
 from streams.identity import system_identity
@@ -30,6 +30,14 @@ from streams.log_reader import LogReader
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
 MAX_FAILURES: Final = 10
 """Links lost or refused one after the other, with nothing acknowledged between, before playing is given up."""
+
+MAX_EXPLAINED: Final = 2
+"""Of these, those of sidecars that said why they ended: the second one met what the first had met, as a full disk."""
+
+_END_SECONDS: Final = 5.0
+"""How long a sidecar that closed its link may take to say why and to end."""
+
+_LOOK_SECONDS: Final = 0.02
 
 _CHUNK: Final = 64
 
@@ -141,11 +149,11 @@ async def _played(
 ) -> int:
     """Send all of it, over as many links as that takes; by how many records the log grew."""
     progress = player.progress
-    failures = 0
+    failures = explained = 0
     before = _head(home)
     while True:
-        await ensure_running(home, start_seconds, words)
-        acked = progress.acked
+        info = await ensure_running(home, start_seconds, words)
+        acked, heard = progress.acked, words.size
         try:
             async with await ShimClient.connect(home, identity=identity, nonce=system_identity().nonce) as client:
                 await player.run(client)
@@ -156,6 +164,7 @@ async def _played(
                 hint = "wait for it, then play again: what is known is not added twice"
                 raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
+            await _until_gone(home, info)
             when = "again and again without taking anything"
             failure = LinkUnavailable(*ended(home, when, words))
         except LinkUnavailable as error:
@@ -163,10 +172,22 @@ async def _played(
             failure = error
         # A killed sidecar is no reason to give up, one that cannot write its log is.
         failures = failures + 1 if progress.acked == acked else 0
-        if failures > MAX_FAILURES:
+        explained = explained + 1 if progress.acked == acked and words.size > heard else 0
+        if failures > MAX_FAILURES or explained >= MAX_EXPLAINED:
             raise failure
         await asyncio.sleep(0.05 * failures)
     return _head(home) - before
+
+
+async def _until_gone(home: Home, info: SidecarInfo) -> None:
+    """Wait for a sidecar that closed its link: one that gives up says why before it lets its home go."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _END_SECONDS
+    while loop.time() < deadline:
+        now = home.running()
+        if not home.is_locked() or (now is not None and now.boot != info.boot):
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _head(home: Home) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 from bridge.opencode.state import CaptureState
 from streams.errors import StreamError
 from streams.log import Log
+from streams.log_reader import LogReader
 from streams.prune_plan import HOUR_MS, PrunePlan, Wishes, make_plan
 from streams.retention import Forgotten, Pruned
 from streams.stores.reserve import store_bytes
@@ -25,7 +26,7 @@ class StillNeeded(StreamError):
     """What should be forgotten is being written; nothing was changed."""
 
 
-async def plan_prune(log: Log, state: CaptureState, wishes: Wishes, *, now_ms: int) -> PrunePlan:
+async def plan_prune(log: Log | LogReader, state: CaptureState, wishes: Wishes, *, now_ms: int) -> PrunePlan:
     """What the wishes come to for this log now; nothing is changed.
 
     Age and size take sessions only: what lies in other streams is little, and about all of them.

@@ -20,11 +20,12 @@ from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.config import StoreConfig
 from streams.errors import StoreUnavailable, StreamError
 from streams.log import Log
+from streams.log_reader import LogReader
 from streams.migrate import Migration, Progress, discard_kept
 from streams.projection import resume
 from streams.prune_plan import PrunePlan, Wishes
 from streams.retention import Forgotten, Pruned
-from streams.store import NOTHING, Snapshot, StreamStore
+from streams.store import NOTHING, Snapshot
 from streams.stores.directory import Backend
 from streams.stores.in_turn import in_thread
 from streams.stores.sqlite_search import SearchIndex
@@ -48,7 +49,7 @@ INDEX_RECORDS: Final = 128
 """Records indexed at a time, between which appends have their turn."""
 
 
-async def restore(store: StreamStore) -> tuple[CaptureState, int]:
+async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
     """The capture state, and the position of the snapshot that it was resumed from; what came after is applied.
 
     Raises:

@@ -40,7 +40,7 @@ from streams.stores.hints import Hints, KeepsHints, Lost
 from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
 from streams.stores.live import LiveTail
 from streams.stores.presence import located
-from streams.stores.reserve import Reserve
+from streams.stores.reserve import Reserve, mib_to_open
 from streams.stores.rewriting import Compressed
 from streams.stores.segment_files import Sizes
 from streams.stores.sqlite import SqliteStore
@@ -428,8 +428,10 @@ def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = "it belongs to another user or is closed to you: choose another home, or have its owner give it to you"
         return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
-    hint = {
-        errno.ENOSPC: "free some space on that disk, then run the same command again",
-        errno.EROFS: "mount it writable, or copy the home elsewhere",
-    }.get(error.errno or 0, "check that the directory is yours and the disk has space")
+    if error.errno == errno.ENOSPC:
+        hint = f"free {mib_to_open(store)} MiB on that disk, then run the same command again"
+    elif error.errno == errno.EROFS:
+        hint = "mount it writable, or copy the home elsewhere"
+    else:
+        hint = "check that the directory is yours and the disk has space"
     return StoreUnavailable(f"cannot open the log in {store}: {error.strerror or error}", hint)

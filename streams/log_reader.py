@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 from streams.errors import CorruptLog, StreamError
 from streams.query import Filter
-from streams.retention import Gone
+from streams.retention import Gone, StreamSize
 from streams.store import NOTHING, Record, Snapshot, StreamReader
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.hints import Hints
@@ -141,9 +141,17 @@ class LogReader:
         # It may count what is gone: a removal drops it last.
         return None if (await self._backend().removal()).pending else found
 
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        return await ask_wherever(self._backend, lambda backend: backend.sizes())
+
+    async def is_removing(self) -> bool:
+        """Whether a prune or forget is under way, or was cut off: of what is to go some may still be there."""
+        return (await self._backend().removal()).pending
+
     async def cut_off(self) -> str | None:
         """What to say of a prune or forget that was cut off, as by a kill; ``None`` where none was."""
-        if not (await self._backend().removal()).pending or await asyncio.to_thread(is_being_written, self.store):
+        if not await self.is_removing() or await asyncio.to_thread(is_being_written, self.store):
             return None
         return (
             "a prune or forget was cut off, so of what was to be removed some may still be there: "

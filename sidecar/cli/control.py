@@ -6,9 +6,9 @@ Either the sidecar ends before it answers, or the user presses Ctrl-C.
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sidecar.cli.command import Failure, note
 
@@ -28,19 +28,44 @@ LOOKING: Final = "nothing was to be changed; run the same command again"
 DISCARDING: Final = "the log itself is whole; run the same command again, which is safe, and it deletes the rest"
 
 
+T = TypeVar("T")
+
+
+class SidecarGone(Exception):
+    """The sidecar ended before it was asked anything: nothing was begun."""
+
+
+async def by_sidecar_or_ourselves(
+    home: Home, asked: Callable[[], Awaitable[T]], ourselves: Callable[[], Awaitable[T]]
+) -> T:
+    """What the running sidecar is ``asked`` for; by ``ourselves`` where none runs, or it ends before it is asked."""
+    if home.running() is not None:
+        with suppress(SidecarGone):
+            return await asked()
+    return await ourselves()
+
+
 @asynccontextmanager
 async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
     """A link to the running sidecar; ``cut_off`` says what it means for the log that it ended in the middle.
 
     Raises:
+        SidecarGone: it ended before it was asked.
         Failure: it ended before it answered.
+        LinkUnavailable: it runs, and cannot be asked.
     """
-    from sidecar.client import ControlClient, LinkClosed
+    from sidecar.client import ControlClient, LinkClosed, LinkUnavailable
     from sidecar.version import VERSION
     from streams.identity import system_identity
 
     try:
-        async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        client = await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+    except LinkUnavailable:
+        if home.running() is None:
+            raise SidecarGone from None
+        raise
+    try:
+        async with client:
             yield client
     except CancelledError:
         if cut_off is not LOOKING:

@@ -75,9 +75,13 @@ async def migrate(
             await reader.glance()
         await reader.close()
         return _told(out, f"the log lies in {to} already", {"backend": to, "moved": False})
-    move = _by_sidecar if home.running() is not None else _by_ourselves
+    from sidecar.cli.control import by_sidecar_or_ourselves
+
+    wanted = cast(Literal["jsonl", "sqlite"], to)
     with _bar(out) as tell:
-        done = await move(home, cast(Literal["jsonl", "sqlite"], to), tell)
+        done = await by_sidecar_or_ourselves(
+            home, lambda: _by_sidecar(home, wanted, tell), lambda: _by_ourselves(home, wanted, tell)
+        )
     from sidecar.checks import counted
 
     moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
@@ -91,12 +95,16 @@ async def migrate(
 
 async def _refuse_another_move(home: Home, to: str) -> None:
     """A log that lies where it is wished to may be on its way to elsewhere."""
-    if home.running() is None:
-        return
-    from sidecar.cli.control import LOOKING, control
+    from sidecar.cli.control import LOOKING, by_sidecar_or_ourselves, control
 
-    async with control(home, LOOKING) as client:
-        answer = await client.request("migration")
+    async def asked() -> dict[str, Any]:
+        async with control(home, LOOKING) as client:
+            return dict(await client.request("migration"))
+
+    async def at_rest() -> dict[str, Any]:
+        return {"running": False}
+
+    answer = await by_sidecar_or_ourselves(home, asked, at_rest)
     if answer["running"] and answer["progress"]["to"] != to:
         raise Failure(
             f"the log lies in {to}, but a move to {answer['progress']['to']} is under way; "
@@ -142,20 +150,22 @@ async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) 
 
 
 async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
+    from sidecar.cli.control import DISCARDING, by_sidecar_or_ourselves, control
     from sidecar.cli.output import bytes_text
 
-    if home.running() is not None:
-        from sidecar.cli.control import DISCARDING, control
-
+    async def asked() -> int:
         async with control(home, DISCARDING) as client:
-            freed = (await client.request("discard_old"))["freed"]
-    else:
+            return int((await client.request("discard_old"))["freed"])
+
+    async def ourselves() -> int:
         import asyncio
 
         from streams.migrate import discard_kept
 
         with home.lock():
-            freed = await asyncio.to_thread(discard_kept, home.store_path)
+            return await asyncio.to_thread(discard_kept, home.store_path)
+
+    freed = await by_sidecar_or_ourselves(home, asked, ourselves)
     what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"
     text = f"deleted {what}: {bytes_text(freed)} freed" if freed else "no old store is kept: nothing to delete"
     return _told(out, text, {"freed": freed})

@@ -11,9 +11,10 @@ from sidecar.cli.command import Failure, JsonFlag, home_of, note, warn
 
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
+    from sidecar.cli.select import AllPruned
     from sidecar.home import Home
     from streams.log_reader import LogReader
-    from streams.prune_plan import Wishes
+    from streams.prune_plan import PrunePlan, Wishes
 
 YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without it you are only told what would go.")]
 
@@ -42,7 +43,7 @@ async def prune(
     recognized. Without --yes nothing is changed.
     """
     from sidecar.cli.output import Output
-    from sidecar.cli.select import find_stream, open_reader
+    from sidecar.cli.select import AllPruned, find_stream, open_reader
     from streams.prune_plan import Wishes
 
     home = home_of(context)
@@ -50,20 +51,26 @@ async def prune(
         raise typer.BadParameter("say what shall go: --older-than AGE, --max-bytes SIZE or --stream STREAM")
     older_than_ms, most = _age(older_than), _size(max_bytes)
     home.check_owner()
-    named: tuple[str, ...] = ()
+    named: list[str] = []
+    already: dict[str, str] = {}
     if streams:
         reader = open_reader(home.store_path)
-        named = tuple([await find_stream(reader, stream) for stream in streams])
+        for stream in streams:
+            try:
+                named.append(await find_stream(reader, stream))
+            except AllPruned as pruned:
+                named.append(pruned.stream)
+                already[pruned.stream] = f"{pruned}; nothing of it is left to remove"
         await reader.close()
     out = Output(json)
     titles = {} if json else await _titles(home)  # before they go
-    answer = await _prune(home, Wishes(older_than_ms, most, named), dry_run=not yes)
+    answer = await _prune(home, Wishes(older_than_ms, most, tuple(named)), dry_run=not yes)
     plan, done = answer["plan"], answer["done"]
     if json:
         out.object(answer)
     else:
-        _show(out, plan, done, titles)
-        if plan["cuts"]:
+        _show(out, plan, done, titles, already)
+        if plan["cuts"] or already:
             for copy in _other_copies(home):
                 note(copy)
         if done is None and plan["cuts"]:
@@ -88,27 +95,30 @@ async def forget(
     nothing is changed.
     """
     from sidecar.cli.output import Output
-    from sidecar.cli.select import find_stream, open_reader
+    from sidecar.cli.select import AllPruned, find_stream, open_reader
 
-    home = home_of(context)
+    home, out = home_of(context), Output(json)
     home.check_owner()
     reader = open_reader(home.store_path)
     try:
         stream = await find_stream(reader, session)
-    except Failure:
-        for copy in _other_copies(home):
-            note(copy)  # of what was pruned before it was to be forgotten
-        raise
+    except AllPruned as pruned:
+        return await _tell_pruned(out, home, pruned, yes=yes)
     would = await _would_forget(reader, stream)
+    is_done = not would["records"] and not await reader.is_removing()
     await reader.close()
-    out, streams = Output(json), would["streams"]
+    streams = would["streams"]
     if not yes:
         if json:
             out.object(would | {"done": None})
         else:
             _show_forget(out, would)
-            note("Nothing was changed: --yes forgets it for good." if would["records"] else "Nothing to forget.")
+            if not is_done and (kept := _kept(home)) is not None:
+                note(f"It will be refused while {kept} is kept: `durable-stream migrate --discard-old` deletes that.")
+            note("Nothing to forget." if is_done else "Nothing was changed: --yes forgets it for good.")
         return 0
+    if is_done:
+        return _tell_forgotten(out, streams)
     done = await _forget(home, streams)
     if json:
         out.object({"streams": streams, "done": done})
@@ -135,16 +145,72 @@ async def _titles(home: Home) -> dict[str, str]:
     return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
 
 
-def _other_copies(home: Home) -> list[str]:
-    """Where else than in the log its records are: a prune does not reach there."""
-    from sidecar.config import load_config
+def _tell_forgotten(out: Output, streams: list[str]) -> int:
+    """It is as it was wished: no failure, and nothing is done."""
+    if out.json:
+        out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
+    else:
+        out.text(f"nothing to forget: the payloads in {', '.join(streams)} were forgotten already")
+    return 0
+
+
+async def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
+    """What is to be forgotten was pruned: nothing is left to do, unless a store that a move left still has it.
+
+    Raises:
+        Failure: it has.
+    """
+    if await _beside_log(home, pruned.stream):
+        kept = _kept(home) or "what a move or a deletion that was cut off left"
+        raise Failure(f"{pruned}; but {kept} still holds them: `durable-stream migrate --discard-old` deletes it")
+    if out.json:
+        done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
+        out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))
+        return 0
+    out.text(f"{pruned}; nothing of it is left to forget")
+    for copy in _other_copies(home):
+        note(copy)
+    return 0
+
+
+def _kept(home: Home) -> str | None:
+    """The store that the last move left, in words."""
     from streams.stores.directory import read_manifest
 
     manifest = read_manifest(home.store_path)
+    if manifest is None or manifest.kept is None:
+        return None
+    return f"the old {manifest.kept.backend} store, which the last move left"
+
+
+async def _beside_log(home: Home, stream: str) -> bool:
+    """Whether the backend that is not the log's has records of this stream; also where that cannot be read."""
+    from sidecar.cli.select import first
+    from streams.errors import StreamError
+    from streams.stores.directory import read_manifest
+    from streams.stores.jsonl_reader import JsonlReader
+    from streams.stores.sqlite_reader import SqliteReader
+
+    manifest = read_manifest(home.store_path)
+    if manifest is None:
+        return False
+    reader = JsonlReader(home.store_path) if manifest.backend == "sqlite" else SqliteReader(home.store_path)
+    try:
+        return await first(reader.read(stream)) is not None
+    except (StreamError, OSError):
+        return True
+    finally:
+        await reader.close()
+
+
+def _other_copies(home: Home) -> list[str]:
+    """Where else than in the log its records may be: a prune does not reach there."""
+    from sidecar.config import load_config
+
     found = []
-    if manifest is not None and manifest.kept is not None:
-        old = f"The old {manifest.kept.backend} store, which the last move kept, still holds what is pruned"
-        found.append(f"{old}: `durable-stream migrate --discard-old` deletes it.")
+    if (kept := _kept(home)) is not None:
+        told = f"{kept[0].upper()}{kept[1:]}, still holds what was pruned since"
+        found.append(f"{told}: `durable-stream migrate --discard-old` deletes it.")
     if load_config(home.config_path).nats.mode != "off":
         found.append(
             "The mirror holds what is pruned as long as its limits say: "
@@ -221,29 +287,60 @@ def _size(text: str | None) -> int | None:
 async def _prune(home: Home, wishes: Wishes, *, dry_run: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
-    if home.running() is not None:
-        from sidecar.cli.control import LOOKING, REMOVING
+    from sidecar.cli.control import LOOKING, REMOVING, by_sidecar_or_ourselves
 
+    async def asked() -> dict[str, Any]:
         cut_off = LOOKING if dry_run else REMOVING
         return await _ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run}, cut_off)
 
     async def work(upkeep: Any) -> dict[str, Any]:
-        plan, done = await upkeep.prune(wishes, dry_run=dry_run)
+        plan, done = await upkeep.prune(wishes, dry_run=False)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
-    return await _by_ourselves(home, work, is_looking=dry_run)
+    async def ourselves() -> dict[str, Any]:
+        if dry_run:
+            return {"plan": (await _planned(home, wishes)).as_json(), "done": None}
+        return await _by_ourselves(home, work)
+
+    return await by_sidecar_or_ourselves(home, asked, ourselves)
+
+
+async def _planned(home: Home, wishes: Wishes) -> PrunePlan:
+    """What the wishes come to. No sidecar runs, and nothing is taken or written: the home may be read-only."""
+    from sidecar.retaining import plan_prune
+    from sidecar.upkeep import restore
+    from streams.identity import system_identity
+
+    reader = _log_of(home)
+    try:
+        state, _ = await restore(reader)
+        plan = await plan_prune(reader, state, wishes, now_ms=system_identity().now_ms())
+        if (unfinished := await reader.cut_off()) is not None:
+            note(unfinished)
+    finally:
+        await reader.close()
+    return plan
+
+
+def _log_of(home: Home) -> LogReader:
+    """The log, of which there must be one; nothing is changed."""
+    from sidecar.cli.select import open_reader
+    from streams.stores.presence import located
+
+    if located(home.store_path) is None:
+        raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
+    return open_reader(home.store_path)
 
 
 async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
-    if home.running() is not None:
-        from sidecar.cli.control import REMOVING
-
-        return await _ask(home, "forget", {"streams": streams}, REMOVING)
+    from sidecar.cli.control import REMOVING, by_sidecar_or_ourselves
 
     async def work(upkeep: Any) -> dict[str, Any]:
         return dict((await upkeep.forget(streams))._asdict())
 
-    return await _by_ourselves(home, work)
+    return await by_sidecar_or_ourselves(
+        home, lambda: _ask(home, "forget", {"streams": streams}, REMOVING), lambda: _by_ourselves(home, work)
+    )
 
 
 async def _ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
@@ -253,11 +350,11 @@ async def _ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> d
         return dict(await client.request(method, args))
 
 
-async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> dict[str, Any]:
+async def _by_ourselves(home: Home, work: Any) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
     import asyncio
 
-    from sidecar.cli.control import LOOKING, REMOVING, by_ourselves
+    from sidecar.cli.control import REMOVING, by_ourselves
     from sidecar.config import load_config
     from sidecar.upkeep import Upkeep, restore
     from streams.identity import system_identity
@@ -268,7 +365,7 @@ async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> d
     if await asyncio.to_thread(located, home.store_path) is None:
         raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
     config, identity = load_config(home.config_path), system_identity()
-    with home.lock(), by_ourselves(LOOKING if is_looking else REMOVING):
+    with home.lock(), by_ourselves(REMOVING):
         log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes, to_remove=True)
         try:
             warn(log.head_warning)
@@ -279,7 +376,10 @@ async def _by_ourselves(home: Home, work: Any, *, is_looking: bool = False) -> d
             await log.close()
 
 
-def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str]) -> None:
+def _show(
+    out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
+) -> None:
+    """``already``: of the streams that the plan does not know, what to say of those that were pruned before."""
     from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
     from sidecar.cli.output import Column, ago, bytes_text, iso_time
     from streams.identity import system_identity
@@ -307,7 +407,7 @@ def _show(out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles
             if out.terminal and len(items) > SHOWN_STREAMS:
                 out.text(f"… and {len(items) - SHOWN_STREAMS} more", "dim")
     for stream in plan["unknown"]:
-        out.text(f"{stream} holds nothing (any more)", "yellow")
+        out.text(already.get(stream, f"{stream} holds nothing (any more)"), "yellow")
     if not plan["cuts"]:
         note("Nothing to remove.")
     elif done is None:

@@ -21,6 +21,15 @@ from streams.query import Filter
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 
+
+class AllPruned(Failure):
+    """Of the stream that was named nothing is left: it was pruned as a whole. The text says when."""
+
+    def __init__(self, stream: str, text: str) -> None:
+        super().__init__(text)
+        self.stream = stream
+
+
 _NEWEST = 1000
 """Records at the end of the log in which the newest session is looked for."""
 
@@ -52,7 +61,7 @@ async def find_stream(reader: LogReader, given: str) -> str:
     """The stream that ``given`` names.
 
     Raises:
-        Failure: there is none, or several; names some.
+        Failure: there is none, or several; names some. ``AllPruned``: there was one.
         CorruptLog: there is none before the fault.
     """
     stream, session = await find_session(reader, given)
@@ -90,9 +99,13 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if fault is not None:
         raise fault
     removed = await reader.removed()
-    for name in [name for name in removed if name.startswith(given) or name.endswith(given)]:
-        if (told := pruned_text(name, removed[name])) is not None:
-            raise Failure(told)
+    texts = {name: told for name, gone in removed.items() if (told := pruned_text(name, gone)) is not None}
+    fitting = [given] if given in texts else [n for n in texts if n.startswith(given)]
+    fitting = fitting or [name for name in texts if name.endswith(given)]
+    if len(fitting) == 1:
+        raise AllPruned(fitting[0], texts[fitting[0]])
+    if fitting:
+        raise Ambiguous(f"{given!r} fits {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
     if not seen:
         raise Failure(f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]

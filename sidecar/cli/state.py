@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from sidecar import earlier_log
 from sidecar.checks import (
     NotAsked,
     SidecarSilent,
@@ -75,6 +76,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
             (problems if check.level == "problem" else notes).append(told)
     if (failed := moving.failure(found.get("migration"))) is not None:
         notes.append(failed)
+    if (gone := earlier_log.told(home)) is not None:
+        notes.append("; ".join(gone))
     torn = torn_files(home.store_path)
     if torn:
         notes.append(f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}: never acknowledged")

@@ -32,6 +32,10 @@ TIGHT_BYTES: Final = 128 * MIB
 """With more free space than that, no removal needs the reserve."""
 
 
+OPENING_BYTES: Final = MIB
+"""For small files that are made or rewritten at an opening, and the first step of a removal."""
+
+
 class Reserve:
     """The reserve of one store. Blocking; only the holder of the store's lock uses it."""
 
@@ -89,12 +93,25 @@ class Reserve:
 
 def no_room(store: Path, missing: int) -> StoreUnavailable:
     """The refusal of a removal for which so many bytes are missing."""
-    mib = max(1, -(-missing // MIB))
     return StoreUnavailable(
         f"the disk of {store} has too little free space to remove records, which needs some before it gives any back; "
         "the records that are left were not touched",
-        f"free {mib} MiB on that disk, then run the same command again",
+        f"free {_mib(missing)} MiB on that disk, then run the same command again",
     )
+
+
+def mib_to_open(store: Path) -> int:
+    """How many MiB to free on a disk on which the log could not be opened, for it to be opened and records removed."""
+    wal = store / "log.db-wal"
+    with suppress(OSError):
+        # What SQLite has written beside its database may have to find room in it.
+        kept = wal.stat().st_size if wal.exists() else 0
+        return _mib(OPENING_BYTES + kept - free_bytes(store))
+    return _mib(OPENING_BYTES)
+
+
+def _mib(missing: int) -> int:
+    return max(1, -(-missing // MIB))
 
 
 def free_bytes(place: Path) -> int:

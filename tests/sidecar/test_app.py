@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +17,8 @@ import pytest
 
 from sidecar.client import ControlClient, LinkClosed, LinkUnavailable
 from sidecar.home import Home, SidecarInfo
-from sidecar.launch import LastWords, ensure_running
-from sidecar.play import MAX_FAILURES, Progress, RecordingError, play, read_recording
+from sidecar.launch import ensure_running
+from sidecar.play import MAX_EXPLAINED, MAX_FAILURES, Progress, RecordingError, play, read_recording
 from streams.identity import system_identity
 from streams.stores.jsonl_reader import JsonlReader
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start, wait_for
@@ -210,24 +213,40 @@ class TestPlay:
     ) -> None:
         tries = 0
 
-        async def up(home: Home, seconds: float, words: LastWords) -> None:
-            """A sidecar runs, as on a full disk, until it must write."""
-            assert words.file is not None
-            words.file.write(b"durable-stream: the log could not be written; free disk space\n")
-            words.file.flush()
+        async def up(*_: object) -> SidecarInfo:
+            """A sidecar runs, until somebody kills it."""
+            return SidecarInfo(1, 1, "boot", "", 1, 0)
 
         async def lost(*_: object, **__: object) -> None:
             nonlocal tries
             tries += 1
-            raise LinkClosed("draining")
+            raise LinkClosed("lost")
 
         monkeypatch.setattr("sidecar.play.ensure_running", up)
         monkeypatch.setattr("sidecar.play.ShimClient.connect", lost)
-        with pytest.raises(
-            LinkUnavailable, match=r"without taking anything: the log could not be written; free disk space$"
-        ):
+        with pytest.raises(LinkUnavailable, match="without taking anything; run `durable-stream serve` to see why"):
             await play(home, RECORDINGS / "chat.jsonl")
         assert tries == MAX_FAILURES + 1
+
+    async def test_a_log_that_cannot_be_written_is_tried_twice_and_told(self, home: Home) -> None:
+        assert run(home, "play", str(RECORDINGS / "chat.jsonl")).returncode == 0
+        run(home, "stop")
+        held = await keys(home)
+        limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({8 * 1024}, {8 * 1024}))"
+        words = [sys.executable, "-c", f"{limited}; from sidecar.cli import main; main()", "--home", str(home.path)]
+        done = subprocess.run(
+            [*words, "play", str(RECORDINGS / "task_parallel.jsonl")],
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done
+        assert re.search(
+            "ended again and again without taking anything: the log could not be written .*; free", done.stderr
+        )
+        assert home.log_path.read_text().count("ERROR sidecar: stopped: the log could not be written") == MAX_EXPLAINED
+        assert await keys(home) == held
 
     async def test_a_recording_that_another_process_plays_is_left_to_it(
         self, home: Home, monkeypatch: pytest.MonkeyPatch

@@ -10,10 +10,12 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.opencode.state import CaptureState
+from sidecar.client import ControlClient
 from sidecar.config import StoreConfig
 from sidecar.home import Home
 from sidecar.upkeep import Upkeep
@@ -123,6 +125,36 @@ def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home) ->
     assert "run the same command again, which is safe" in err
     assert run(home.path, "prune", "--older-than", "1d", "--yes").code == 0
     assert verified(home) and run(home.path, "streams").out == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["prune", "--older-than", "1d"], "would remove 8000 records in 20 streams"),
+        (["prune", "--stream", "ses_000", "--yes"], "removed 400 records in 1 stream"),
+        (["forget", "ses_000", "--yes"], "forgot the payloads of 400 records"),
+        (["migrate", "--to", "sqlite"], "the log lies in sqlite now"),
+        (["migrate", "--to", "jsonl"], "the log lies in jsonl already"),
+        (["migrate", "--discard-old"], "no old store is kept"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_sidecar_that_is_killed_before_it_is_asked_is_not_missed(
+    home: Home, command: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = start(home)
+    running(home)
+    connect = ControlClient.connect
+
+    async def connect_late(*given: Any, **named: Any) -> ControlClient:
+        sidecar.kill()
+        sidecar.wait(HANG_SECONDS)
+        return await connect(*given, **named)
+
+    monkeypatch.setattr(ControlClient, "connect", connect_late)
+    done = run(home.path, *command)
+    assert sidecar.poll() is not None, "it was to be asked"
+    assert done.code == 0 and said in done.out and verified(home), done
 
 
 @pytest.mark.parametrize("serving", [False, True])

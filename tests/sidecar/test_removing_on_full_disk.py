@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,3 +112,20 @@ def test_without_a_reserve_it_says_how_much_to_free_and_changes_nothing(home: Ho
         assert run(home.path, "query", "--json").out == before and verified(home)
     (home.path / "filler").unlink()
     assert run(home.path, "prune", "--older-than", f"{60 - count // 2}d", "--yes").code == 0 and verified(home)
+
+
+@BOTH
+def test_what_it_says_to_free_is_enough(home: Home, backend: Backend) -> None:
+    home.config_path.write_text(f'[store]\nsegment_bytes = {1024 * 1024}\nbackend = "{backend}"\n')
+    count = asyncio.run(record(home, backend, bytes_=3 * 1024 * 1024))
+    (home.store_path / RESERVE_FILE).unlink(missing_ok=True)
+    fill(home.path)
+    prune = ("prune", "--older-than", f"{60 - count // 2}d", "--yes")
+    done = run(home.path, *prune)
+    assert done.code == 1 and len(done.err.splitlines()) == 1, done
+    wanted = re.search(r"free (\d+) MiB on that disk, then run the same command again", done.err)
+    assert wanted is not None, done
+    filler = home.path / "filler"
+    os.truncate(filler, filler.stat().st_size - int(wanted[1]) * 1024 * 1024)
+    again = run(home.path, *prune)
+    assert again.code == 0 and verified(home), again

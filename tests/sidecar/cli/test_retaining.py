@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,17 @@ class TestPrune:
             assert done.code == 0 and "migrate --discard-old" in done.err and "mirror rebuild" in done.err
         assert files_with(home, f"MARK-{stream}"), "the old store holds it"
         gone = run(home, "forget", stream, "--yes")
-        assert gone.code == 1 and "pruned" in gone.err and "migrate --discard-old" in gone.err
+        assert gone.code == 1 and len(gone.err.splitlines()) == 1
+        assert "records were pruned" in gone.err and "still holds them: `durable-stream migrate --disc" in gone.err
+        manifest = home / "store" / "store.json"
+        fields = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({name: value for name, value in fields.items() if name != "kept"}))
+        gone = run(home, "forget", stream, "--yes")  # as when its deletion was cut off
+        assert gone.code == 1 and "cut off left still holds them: `durable-stream migrate --discard-old`" in gone.err
         assert run(home, "migrate", "--discard-old").code == 0
+        gone = run(home, "forget", stream, "--yes")
+        assert gone.code == 0 and "pruned, last on" in gone.out and "nothing of it is left to forget" in gone.out
+        assert "mirror rebuild" in gone.err and "discard-old" not in gone.err
         assert files_with(home, f"MARK-{stream}") == []
         assert "migrate" not in run(home, "prune", "--stream", next(iter(streams(home)))).err
 
@@ -77,6 +87,26 @@ class TestPrune:
         plan = run(home, "prune", "--older-than", "1s", "--json").objects()[0]
         assert plan["done"] is None and plan["plan"]["records"] == sum(streams(home).values())
         assert run(home, "query", "--json").out == before
+
+    def test_what_is_pruned_already_is_no_failure_and_what_never_was_is_one(self, home: Path) -> None:
+        first, second, *_ = streams(home)
+        assert run(home, "prune", "--stream", first, "--yes").code == 0
+        for more in ([], ["--yes"]):
+            again = run(home, "prune", "--stream", first, *more)
+            assert again.code == 0 and again.err == "Nothing to remove.\n", again
+            assert again.out.startswith(f"{first}: its first") and "left to remove" in again.out, again
+        both = run(home, "prune", "--stream", first, "--stream", second, "--yes", "--json").objects()[0]
+        assert both["plan"]["unknown"] == [first] and both["done"]["streams"] == 1
+        for command in (["prune", "--stream"], ["forget"]):
+            wrong = run(home, *command, f"{first}x", "--yes")
+            assert wrong.code == 1 and f"there is no stream '{first}x'; " in wrong.err, wrong
+        assert run(home, "prune", "--older-than", "1s", "--yes").code == 0 and streams(home) == {}
+        for command in (["prune", "--stream"], ["forget"]):
+            several = run(home, *command, "ses_", "--yes")
+            assert several.code == 1 and "'ses_' fits 3 streams, all pruned: " in several.err, several
+        assert run(home, "forget", first, "--yes", "--json").objects() == [
+            {"streams": [first], "done": {"records": 0, "bytes": 0, "streams": 0}}
+        ]
 
     def test_nothing_to_remove(self, home: Path) -> None:
         done = run(home, "prune", "--older-than", "5000d", "--yes")
@@ -231,6 +261,11 @@ class TestForget:
         assert run(home, "forget", parent, "--yes").code == 0
         again = run(home, "forget", parent)
         assert again.code == 0 and "payloads of 0 records" in again.out and again.err == "Nothing to forget.\n"
+        assert run(home, "migrate", "--to", "sqlite").code == 0
+        again = run(home, "forget", parent, "--yes")
+        assert again.code == 0 and f"the payloads in {parent} were forgotten already" in again.out, (
+            "the old store does not hold them either"
+        )
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
     def test_nothing_of_it_stays_and_the_log_verifies(self, home: Path, backend: str) -> None:
