@@ -25,7 +25,7 @@ from streams.log import Log
 from streams.verify import Verification
 from tests.sidecar import life
 from tests.sidecar.cli.helpers import run
-from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, wait_for
+from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, start, wait_for
 from tests.streams.builders import event
 
 DAY_MS = 86_400_000
