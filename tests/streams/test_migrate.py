@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -430,6 +431,39 @@ async def test_damage_is_not_moved(tmp_path: Path) -> None:
         await Migration(log, "sqlite").run()
     assert log.backend == "jsonl"
     assert (await log.append([event("it goes on")]))[0].position == log.head
+    await log.close()
+
+
+TAMPERED = {
+    "a payload": [
+        """UPDATE records SET event = CAST(replace(event, '"n":"k6-', '"n":"k9-') AS BLOB) WHERE position = 15""",
+        "UPDATE records SET crc = checksum(event) WHERE position = 15",
+    ],
+    "the order in a stream": [
+        "UPDATE records SET offset = 1000 WHERE position = 15",
+        "UPDATE records SET offset = 2 WHERE offset = 3 AND stream = (SELECT stream FROM records WHERE position = 15)",
+        "UPDATE records SET offset = 3 WHERE offset = 1000",
+    ],
+}
+"""Record 15 is changed as one who knows the format would: everything but the chain is right."""
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+async def test_what_was_tampered_with_is_not_moved(tmp_path: Path, what: str) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 30)
+    assert (written[15].offset, written[15].event.idempotency_key[:8]) == (2, "test:k6-")
+    await log.close()
+    connection = sqlite3.connect(tmp_path / "log.db")
+    connection.create_function("checksum", 1, crc32)
+    for statement in TAMPERED[what]:
+        assert connection.execute(statement).rowcount == 1
+    connection.commit()
+    connection.close()
+    log = await open_log(tmp_path)
+    with pytest.raises(MigrationFailed, match="does not continue its stream's hash chain, so the log was not moved"):
+        await Migration(log, "jsonl").run()
+    assert log.backend == "sqlite" and log.head == written[-1].position
     await log.close()
 
 
