@@ -16,6 +16,7 @@ from zlib import crc32
 import pytest
 
 from streams.errors import CorruptLog, StoreUnavailable
+from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
@@ -26,6 +27,7 @@ from streams.stores.directory import Backend, Manifest, read_manifest, write_man
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_rows import Row, stored_row
 from streams.stores.sqlite_search import SearchIndex
 from streams.stores.stored import Stored
 from streams.verify import Verification
@@ -481,6 +483,25 @@ async def test_a_copy_that_differs_is_not_switched_to(tmp_path: Path) -> None:
         await Migration(log, "sqlite").run()
     assert log.backend == "jsonl"
     assert (await collect(log.read_all(after=more[0].position - 1)))[0].event == more[0].event
+    await log.append([event("it goes on")])
+    await log.close()
+
+
+async def test_a_copy_that_does_not_hold_what_was_written_to_it_is_not_switched_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a failing disk would have it: what was read is right, and what the copy gives back is another record."""
+    log = await open_log(tmp_path)
+    written = await fill(log, 10)
+
+    def row(record: Stored, event: StreamEvent, stream: int) -> Row:
+        last = record.position == written[-1].position
+        return stored_row(record._replace(hash=bytes(32)) if last else record, event, stream)
+
+    monkeypatch.setattr("streams.stores.sqlite.stored_row", row)
+    with pytest.raises(MigrationFailed, match="1 of 5 streams differ, so the log was not moved"):
+        await Migration(log, "sqlite").run()
+    assert log.backend == "jsonl"
     await log.append([event("it goes on")])
     await log.close()
 
