@@ -12,10 +12,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
 from streams.errors import CorruptLog, StoreUnavailable
+from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log import DiskStore, Log
 from streams.log_reader import LogReader
@@ -28,6 +30,7 @@ from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite import SqliteStore
 from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.sqlite_rows import Row, stored_row
 from streams.stores.sqlite_search import SearchIndex
 from streams.stores.stored import Stored
 from streams.verify import Verification
@@ -492,6 +495,39 @@ async def test_damage_is_not_moved(tmp_path: Path) -> None:
     await log.close()
 
 
+TAMPERED = {
+    "a payload": [
+        """UPDATE records SET event = CAST(replace(event, '"n":"k6-', '"n":"k9-') AS BLOB) WHERE position = 15""",
+        "UPDATE records SET crc = checksum(event) WHERE position = 15",
+    ],
+    "the order in a stream": [
+        "UPDATE records SET offset = 1000 WHERE position = 15",
+        "UPDATE records SET offset = 2 WHERE offset = 3 AND stream = (SELECT stream FROM records WHERE position = 15)",
+        "UPDATE records SET offset = 3 WHERE offset = 1000",
+    ],
+}
+"""Record 15 is changed as one who knows the format would: everything but the chain is right."""
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+async def test_what_was_tampered_with_is_not_moved(tmp_path: Path, what: str) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 30)
+    assert (written[15].offset, written[15].event.idempotency_key[:8]) == (2, "test:k6-")
+    await log.close()
+    connection = sqlite3.connect(tmp_path / "log.db")
+    connection.create_function("checksum", 1, crc32)
+    for statement in TAMPERED[what]:
+        assert connection.execute(statement).rowcount == 1
+    connection.commit()
+    connection.close()
+    log = await open_log(tmp_path)
+    with pytest.raises(MigrationFailed, match="does not continue its stream's hash chain, so the log was not moved"):
+        await Migration(log, "jsonl").run()
+    assert log.backend == "sqlite" and log.head == written[-1].position
+    await log.close()
+
+
 async def test_a_copy_that_differs_is_not_switched_to(tmp_path: Path) -> None:
     log = await open_log(tmp_path)
     await fill(log, 30)
@@ -506,6 +542,25 @@ async def test_a_copy_that_differs_is_not_switched_to(tmp_path: Path) -> None:
         await Migration(log, "sqlite").run()
     assert log.backend == "jsonl"
     assert (await collect(log.read_all(after=more[0].position - 1)))[0].event == more[0].event
+    await log.append([event("it goes on")])
+    await log.close()
+
+
+async def test_a_copy_that_does_not_hold_what_was_written_to_it_is_not_switched_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a failing disk would have it: what was read is right, and what the copy gives back is another record."""
+    log = await open_log(tmp_path)
+    written = await fill(log, 10)
+
+    def row(record: Stored, event: StreamEvent, stream: int) -> Row:
+        last = record.position == written[-1].position
+        return stored_row(record._replace(hash=bytes(32)) if last else record, event, stream)
+
+    monkeypatch.setattr("streams.stores.sqlite.stored_row", row)
+    with pytest.raises(MigrationFailed, match="1 of 5 streams differ, so the log was not moved"):
+        await Migration(log, "sqlite").run()
+    assert log.backend == "jsonl"
     await log.append([event("it goes on")])
     await log.close()
 

@@ -20,6 +20,7 @@ from streams.retention import Gone
 from streams.store import Record
 from streams.stores import sqlite_removal
 from streams.stores.directory import Backend
+from streams.stores.removed_files import MANIFEST
 from tests.streams import removing_process
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk, FaultyDisk
@@ -229,3 +230,34 @@ def _run_and_kill(store: Path, backend: Backend, run: int, removals: int, more: 
     process.join(30)
     ours.close()
     return journal
+
+
+class RenamingDisk(FastDisk):
+    """Renames the manifest, and then says that it failed: its name may not be durable."""
+
+    fails = True
+
+    def replace(self, temporary: Path, path: Path) -> None:
+        super().replace(temporary, path)
+        if path.name == MANIFEST and self.fails:
+            self.fails = False
+            raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("remove", [prune, forget])
+async def test_a_manifest_that_took_its_name_counts_though_the_disk_said_no(tmp_path: Path, remove: Remove) -> None:
+    """Every reader goes by it, so the writer must not go on with what it said before."""
+    log = await open_log(tmp_path, disk=RenamingDisk())
+    before = await fill(log)
+    with pytest.raises(StoreUnavailable, match="Input/output error"):
+        await remove(log)
+    reader = LogReader(tmp_path)
+    assert await log.removed() == await reader.removed() != {}
+    for name in ("ses_0", "ses_1", "ses_2"):
+        assert [r.offset for r in await collect(log.read(name))] == [r.offset for r in await collect(reader.read(name))]
+    for record in before:
+        assert (await log.append([record.event]))[0].duplicate
+    await remove(log)
+    await check_chains(log)
+    await log.close()
+    assert await faults(tmp_path) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from zlib import crc32
 
 import orjson
 import pytest
@@ -46,6 +47,32 @@ class TestDamage:
         for cut in (0, 1, len(sound) // 2, len(sound) - 1):
             path.write_bytes(sound[:cut])
             assert str(path) in await self.refused(store)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"ranges": [[0, 4]]},
+            {"bases": {}},
+            {"runs": []},
+            {"runs": [["../head", 11, 0]]},
+            {"format": 2},
+        ],
+    )
+    async def test_a_manifest_that_is_whole_and_says_what_cannot_be_is_refused(
+        self, store: Path, change: dict[str, object]
+    ) -> None:
+        """Its checksum is right: another program wrote it, or a newer version."""
+        path = store / "log" / MANIFEST
+        fields = orjson.loads(path.read_bytes())
+        del fields["crc"]
+        body = orjson.dumps(fields | change, option=orjson.OPT_SORT_KEYS)[1:]
+        path.write_bytes(b'{"crc":"%08x",%b' % (crc32(body), body))
+        with pytest.raises(BadStore) as opening:
+            await open_log(store)
+        wanted = "upgrade durable-stream" if "format" in change else "cannot be judged"
+        assert str(path) in str(opening.value) and wanted in str(opening.value)
+        with pytest.raises(BadStore, match=wanted):
+            await collect(LogReader(store).read_all())
 
     async def test_a_missing_list_is_one_fault_and_named_by_whoever_meets_it(self, store: Path) -> None:
         path = store / "log" / MANIFEST

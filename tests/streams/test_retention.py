@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from streams.errors import StoreUnavailable
 from streams.log_reader import LogReader
-from streams.migrate import Migration, discard_kept
+from streams.migrate import Migration, MigrationFailed, discard_kept
 from streams.query import Filter
 from streams.store import Snapshot
+from streams.stores import sqlite_removed
 from streams.stores.directory import Backend, Manifest, write_manifest
 from streams.stores.sqlite_files import STEPS, connect_to_write
 from streams.stores.sqlite_search import SearchIndex
@@ -201,6 +203,29 @@ class TestMoving:
 
         await Migration(log, to, look).run()
         assert copied == [] and _holders(tmp_path, "secret-k0-") == [] and _holders(tmp_path, "secret-k1-")
+        await log.close()
+        assert await faults(tmp_path) == []
+
+    @pytest.mark.parametrize("what", ["digests of pruned records", "what was forgotten"])
+    async def test_a_copy_that_does_not_know_all_that_was_removed_is_not_switched_to(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        """A late resend would be recorded anew, or a payload that is only a digest be taken for damage."""
+        log = await open_log(tmp_path)
+        await fill(log)
+        await log.prune({"ses_0": 3}, at_ms=NOW)
+        await log.forget(["ses_1"], at_ms=NOW)
+        adopt, adopt_entries = sqlite_removed.adopt, sqlite_removed.adopt_entries
+        if what == "what was forgotten":
+            patched = "streams.stores.sqlite.adopt"
+            monkeypatch.setattr(patched, lambda connection, removal: adopt(connection, replace(removal, marks={})))
+        else:
+            patched = "streams.stores.sqlite.adopt_entries"
+            monkeypatch.setattr(patched, lambda connection, packed: adopt_entries(connection, packed[:-1]))
+        with pytest.raises(MigrationFailed, match="does not know of the same pruned and forgotten records"):
+            await Migration(log, "sqlite").run()
+        assert log.backend == "jsonl"
+        await log.append([event("it goes on")])
         await log.close()
         assert await faults(tmp_path) == []
 

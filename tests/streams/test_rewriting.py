@@ -23,7 +23,7 @@ from streams.stores import seekable
 from streams.stores.disk import Disk
 from streams.stores.jsonl import JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
-from streams.stores.rewriting import compress, replace_lines
+from streams.stores.rewriting import compress, remove_segment, replace_lines
 from streams.stores.segment_files import Segment, list_segments, read_segment
 from streams.verify import Verification
 from tests.streams.builders import event, events
@@ -165,6 +165,21 @@ async def test_what_a_failed_removal_left_never_comes_back(tmp_path: Path) -> No
         replace_lines(FastDisk(), segment, [new])
         assert list_segments(tmp_path / "log")[0] == segment and read_segment(segment) == new
         assert not segment.other_form().path.exists()
+
+
+@pytest.mark.parametrize("named", [0, 1])
+async def test_a_segment_goes_in_both_its_forms(tmp_path: Path, named: int) -> None:
+    """What is pruned must not stay under the other name."""
+    store = await open_store(tmp_path)
+    await fill(store, 3)
+    await store.close()
+    plain = list_segments(tmp_path / "log")[0]
+    old = plain.path.read_bytes()
+    compressed = compress(FastDisk(), plain).segment
+    plain.path.write_bytes(old)
+    for _ in range(2):
+        remove_segment(FastDisk(), (plain, compressed)[named])
+        assert not plain.path.exists() and not compressed.path.exists()
 
 
 async def test_two_forms_with_the_same_lines_are_settled(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from streams.log_reader import LogReader
 from streams.query import Filter
 from streams.store import StreamStore
 from streams.stores.sqlite import SqliteStore
+from streams.stores.sqlite_files import STEPS
 from streams.stores.sqlite_reader import TAILS, SqliteReader
 from streams.stores.sqlite_rows import SELECT, conditions
 from streams.stores.sqlite_search import SearchIndex, remove_search
@@ -109,9 +110,10 @@ async def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
 
 async def test_a_newer_schema_and_a_foreign_database_are_refused(tmp_path: Path) -> None:
     await written(tmp_path)
-    change(tmp_path, "PRAGMA user_version = 99")
+    newer = len(STEPS) + 1
+    change(tmp_path, f"PRAGMA user_version = {newer}")
     for opening in (Log.open(tmp_path, seeded_identity(1)), collect(SqliteReader(tmp_path).read_all())):
-        with pytest.raises(ForeignStore, match=r"schema 99.*upgrade"):
+        with pytest.raises(ForeignStore, match=rf"schema {newer}, this version reads up to {newer - 1}: upgrade"):
             await opening
     change(tmp_path, "PRAGMA application_id = 7")
     with pytest.raises(ForeignStore, match="not written by Durable Stream"):

@@ -229,6 +229,31 @@ async def test_a_wal_that_lost_records_is_refused_and_told(
     assert await findings(store) == []
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_each_record_that_is_lost_at_the_end_is_noticed(tmp_path: Path, lost: int) -> None:
+    """Also if it is a single one: the database is older by so many appends than its head file."""
+    log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
+    await log.append(events(5))
+    await log.close()
+    older = (tmp_path / "log.db").read_bytes()
+    log = await Log.open(tmp_path, seeded_identity(2))
+    for number in range(lost):
+        await log.append([event(f"last-{number}")])
+    await log.close()
+    (tmp_path / "log.db").write_bytes(older)
+    found = await findings(tmp_path)
+    if not lost:
+        assert found == [] and LogReader(tmp_path).head == 4
+        return
+    assert [(each.kind, each.position) for each in found] == [("missing", 5)]
+    told = "record 5 was written and is missing" if lost == 1 else "records 5 to 6 were written and are missing"
+    assert told in found[0].reason
+    with pytest.raises(CorruptLog, match=told):
+        await Log.open(tmp_path, seeded_identity(3))
+    with pytest.raises(CorruptLog, match=told):
+        _ = LogReader(tmp_path).head
+
+
 async def test_without_a_backup_the_loss_can_be_accepted_and_is_told(
     tmp_path: Path, killed: tuple[Path, list[Record]]
 ) -> None:
