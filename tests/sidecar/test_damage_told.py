@@ -17,7 +17,10 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from tests.sidecar.bad_stores import (
     Backend,
+    all_segments_gone,
     database_gone,
+    first_segment_gone,
+    last_segment_gone,
     log_directory_gone,
     make_store,
     middle_segment_gone,
@@ -248,3 +251,33 @@ def test_a_header_that_makes_a_database_read_only_is_damage(home: Path, sound: d
     assert snapshot(store) == before
     assert run(home, "repair").code == 0
     assert run(home, "prune", "--stream", "ses_a", "--yes").code == 0
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+def test_verify_says_what_was_forgotten_and_pruned(home: Path, sound: dict[Backend, Path], backend: Backend) -> None:
+    put(home, sound[backend])
+    assert run(home, "forget", "ses_a", "--yes").code == 0
+    assert run(home, "verify").out == "all 12 records, 6 of them forgotten, in 2 streams verified\n"
+    assert run(home, "prune", "--stream", "ses_b", "--yes").code == 0
+    assert run(home, "verify").out == "all 6 records (6 pruned), 6 of them forgotten, in 1 stream verified\n"
+    [told] = run(home, "verify", "--json").objects()
+    assert (told["summary"]["pruned"], told["summary"]["forgotten"]) == (6, 6)
+
+
+@pytest.mark.parametrize("cut", [first_segment_gone, last_segment_gone, all_segments_gone])
+def test_gaps_have_the_same_numbers_everywhere(
+    home: Path, sound: dict[Backend, Path], cut: Callable[[Path], None]
+) -> None:
+    """Also where pruned records lie at their edges, which are not missing."""
+    store = put(home, sound["jsonl"])
+    assert run(home, "prune", "--stream", "ses_a", "--yes").code == 0
+    empty = store / "log" / "00000000000000000012.jsonl"
+    assert empty.stat().st_size == 0
+    empty.unlink()
+    cut(store)
+    told = {}
+    for name in ("verify", "status", "streams", "query", "forget ses_b --yes"):
+        done = run(home, *name.split())
+        [told[name], *_] = re.findall(r"(?:\d+ of the )?records? \d+(?: to \d+)?", done.out + done.err)
+        assert done.code == 1 and "log:1" not in done.out + done.err, (name, done)
+    assert len(set(told.values())) == 1, told
