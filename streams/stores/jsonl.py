@@ -48,7 +48,7 @@ from streams.stores.missing import missing_at_end
 from streams.stores.places import place_of, record_at
 from streams.stores.plan import Known, Placed, Plan, Removed, Request, as_record, body_of, encode_batch, plan
 from streams.stores.presence import located
-from streams.stores.recovery import Index, StreamTail, key_digest, recover
+from streams.stores.recovery import StreamTail, key_digest, recover
 from streams.stores.removed_files import RemovedFiles, Run
 from streams.stores.rewriting import Abandoned, Compressed, compress, settle
 from streams.stores.segment_files import SegmentFile, Sizes
@@ -105,7 +105,7 @@ class JsonlStore(KeepsHints):
         head = read_head(store / "head")
         recovered = recover(self._log, head, self._removed.removal)
         if not is_copy:
-            _check_end(self._log, recovered.index, self._removed.removal.ranges)
+            _check_end(self._log, self._removed.removal.ranges, recovered.index.next_position())
         self._index = recovered.index
         self._index.segments[:] = settle(disk, self._log, recovered.index.segments)
         self.head_lost = head is None and bool(recovered.index.segments)
@@ -507,10 +507,8 @@ class JsonlStore(KeepsHints):
         self._removed.close()
 
 
-def _check_end(log: Path, index: Index, pruned: Ranges) -> None:
+def _check_end(log: Path, pruned: Ranges, following: int) -> None:
     """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
-    following = index.next_position()
     if pruned.end > following:
         reason = f"{missing_at_end(pruned, following, pruned.end)}, though what came after was pruned"
-        file = index.segments[-1].path if index.segments else log
-        raise CorruptLog(str(file), None, following, reason)
+        raise CorruptLog(str(log), None, following, reason)
