@@ -102,6 +102,8 @@ def check_links(scene: Scene) -> list[Check]:
     if not scene.plugins:
         return []
     text = f"the plugin is installed, and {scene.home.log_path} knows of no OpenCode that ever linked"
+    if scene.survey.head > NOTHING:
+        text += "; what is recorded came in through the spool, by `play`, or before that file begins"
     hint = "restart OpenCode; it must run without --pure, OPENCODE_PURE and DURABLE_STREAM=off, and work in a project"
     return [Check("links", "note", text, hint)]
 

@@ -57,10 +57,11 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 
 
 def held_text(summary: Summary) -> str:
-    """What a log holds, in the words of ``status``: ``12 records (3 pruned) in 2 streams``."""
+    """What a log holds, in the words of ``status``: ``12 records (3 pruned), 4 of them forgotten, in 2 streams``."""
     from sidecar.checks import counted, kept_text
 
-    return f"{kept_text(summary.records, summary.pruned)} in {counted(summary.streams, 'stream')}"
+    forgotten = f", {summary.forgotten} of them forgotten," if summary.forgotten else ""
+    return f"{kept_text(summary.records, summary.pruned)}{forgotten} in {counted(summary.streams, 'stream')}"
 
 
 def _progress(out: Output, check: Verification) -> AbstractContextManager[object]:

@@ -132,8 +132,29 @@ def translated(path: Path, doing: str) -> Iterator[None]:
 _NO_TEXT: Final = "Could not decode to UTF-8"
 
 
+VERIFY_OR: Final = "run `durable-stream verify`, or "
+
+_FORMATS: Final = slice(18, 20)
+"""Where a database's header has the formats to write and to read it; with a newer one SQLite only reads it."""
+_NEWEST_FORMATS: Final = b"\x02\x02"
+
+
 def _damaged(path: Path, how: str) -> ForeignStore:
-    return ForeignStore(str(path), f"it is damaged ({how}): run `durable-stream verify`, or restore it from a backup")
+    return ForeignStore(str(path), f"it is damaged ({shown(how)}): {VERIFY_OR}restore it from a backup")
+
+
+def shown(text: str) -> str:
+    """SQLite quotes what is damaged: nothing in it may reach a terminal as a control character."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def format_fault(path: Path) -> str | None:
+    """What is wrong with the formats in the file's header: with a newer one SQLite reads it and never writes it."""
+    with path.open("rb") as file:
+        formats = file.read(_FORMATS.stop)[_FORMATS]
+    if all(found <= known for found, known in zip(formats, _NEWEST_FORMATS, strict=False)):
+        return None
+    return f"its header has formats {formats.hex(' ')}, which nobody writes"
 
 
 def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
@@ -162,10 +183,11 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     return StoreUnavailable(f"{doing} {path} failed ({error})", "run `durable-stream doctor`")
 
 
-def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
+def connect_to_write(path: Path, steps: tuple[str, ...], *, damaged: bool = False) -> sqlite3.Connection:
     """The one writing connection of a file, created and brought to the newest schema.
 
-    WAL with ``synchronous=FULL``, both read back. Raises as ``translated``, and:
+    WAL with ``synchronous=FULL``, both read back. ``damaged``: also a file whose header keeps it from being written;
+    its WAL is all that can be taken in then. Raises as ``translated``, and:
 
         ForeignStore: written by a newer version, or not ours.
     """
@@ -173,7 +195,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     if not path.exists():
         os.close(open_or_create(path))
     try:
-        return _connect_to_write(path, steps)
+        return _connect_to_write(path, steps, damaged)
     except BaseException:
         # What was just made, or never came further than that, must not look like a store that lost its records.
         if path.exists() and not path.stat().st_size:
@@ -181,7 +203,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
         raise
 
 
-def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
+def _connect_to_write(path: Path, steps: tuple[str, ...], damaged: bool) -> sqlite3.Connection:
     with translated(path, "opening"):
         connection = sqlite3.connect(
             _uri(path, "rw"), timeout=BUSY_MS / 1000, uri=True, check_same_thread=False, isolation_level=None
@@ -194,6 +216,8 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
             # What is deleted or made shorter is overwritten with zeros: forgotten means gone from the file.
             connection.execute("PRAGMA secure_delete = ON")
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if not damaged:
+                _refuse_unwritable(connection, path)
             connection.execute("PRAGMA synchronous = FULL")
             synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
             if (mode, synchronous) != ("wal", 2):
@@ -211,6 +235,23 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+def _refuse_unwritable(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise ``ForeignStore`` if SQLite would take the file as read-only, for what its header says."""
+    fault = format_fault(path)
+    if fault is None:
+        return
+    # In the WAL may be a sound header; so a write is tried, and taken back. To begin one alone is not refused.
+    connection.execute("BEGIN")
+    try:
+        connection.execute(f"PRAGMA user_version = {connection.execute('PRAGMA user_version').fetchone()[0]}")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
+            raise _damaged(path, fault) from error
+        raise
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bool = False) -> ReadConnection | None:

@@ -26,13 +26,25 @@ def schema_faults(connection: sqlite3.Connection, steps: tuple[str, ...]) -> Ite
         return
     expected = _expected(steps[:taken])
     found = {(str(kind), str(name)): (table, sql) for kind, name, table, sql in connection.execute(_ENTRIES)}
-    for kind, name in sorted(expected.keys() - found.keys()):
-        yield f"the schema of version {taken} has a {kind} {name}, which is missing or damaged"
-    for kind, name in sorted(found.keys() - expected.keys()):
-        yield f"the schema of version {taken} has no {kind} {ascii(name)[1:-1][:80]}"
+    missing, strange = expected.keys() - found.keys(), found.keys() - expected.keys()
+    # An entry whose name alone is damaged is one fault, not one entry too few and one too many.
+    renamed = {found[entry][1]: entry for entry in strange if found[entry][1] is not None}
+    for kind, name in sorted(missing):
+        other = renamed.get(expected[kind, name][1])
+        if other is None:
+            yield f"the {kind} {name} of the schema of version {taken} is missing or damaged"
+        else:
+            strange = strange - {other}
+            yield f"the {kind} {name} of the schema of version {taken} is damaged: its name reads {_ascii(other[1])}"
+    for kind, name in sorted(strange):
+        yield f"the schema of version {taken} has no {kind} {_ascii(name)}"
     for kind, name in sorted(found.keys() & expected.keys()):
         if found[kind, name] != expected[kind, name]:
             yield f"the {kind} {name} is not the one of the schema of version {taken}"
+
+
+def _ascii(name: str) -> str:
+    return ascii(name)[1:-1][:80]
 
 
 @lru_cache(maxsize=8)

@@ -30,7 +30,16 @@ from streams.stores.directory import is_being_written
 from streams.stores.in_turn import in_thread
 from streams.stores.recovery import key_digest
 from streams.stores.segments import Head, read_head
-from streams.stores.sqlite_files import LOG_FILE, STEPS, StoreInterrupted, connect_to_read, translated
+from streams.stores.sqlite_files import (
+    LOG_FILE,
+    STEPS,
+    VERIFY_OR,
+    StoreInterrupted,
+    connect_to_read,
+    format_fault,
+    shown,
+    translated,
+)
 from streams.stores.sqlite_head import HEAD_FILE, head_fault, is_marked
 from streams.stores.sqlite_removed import load, version_of
 from streams.stores.sqlite_schema import schema_faults
@@ -56,10 +65,6 @@ _NAMED: Final = (
     " FROM records INDEXED BY records_by_stream WHERE position > ?"
 )
 """Where records must be, and of which stream, from an index alone: for rows that cannot be read."""
-
-_FORMATS: Final = slice(18, 20)
-"""Where a database's header has the formats to write and to read it; with a newer one SQLite only reads it."""
-_NEWEST_FORMATS: Final = b"\x02\x02"
 
 _TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
@@ -117,6 +122,7 @@ class SqliteVerification:
     """Of the record that the head file names, once it was read."""
     _named: dict[int, str | None] | None = None
     """Positions and streams by the index, once a row could not be read."""
+    _schema_is_damaged: bool = False
     _scanned: int = NOTHING
     """Up to which position each was asked for by itself."""
 
@@ -141,7 +147,7 @@ class SqliteVerification:
             if error.is_not_ours or "upgrade" in error.reason:
                 raise
             self._take_finding(manifest_finding(self.store, has_log=True))
-            self._find("corrupt", None, None, error.reason)
+            self._find("corrupt", None, None, error.reason.replace(VERIFY_OR, ""))
             connection = None
         else:
             self._take_finding(manifest_finding(self.store, has_log=connection is not None))
@@ -180,6 +186,9 @@ class SqliteVerification:
             connection.close()
         self.summary.streams = sum(tail.kept for tail in self._tails.values())
         self.summary.head = self._removal.ranges.following(self._last + 1) - 1
+        if self._schema_is_damaged and not self.summary.records:
+            self.summary.findings = len(self._told)
+            return  # what cannot be read is not known to be lost
         fault = None if self._head is None else head_fault(self._head, self.summary.head, self._hash_at_head)
         if fault is not None:
             self._find(fault.kind, fault.position, None, fault.reason)
@@ -240,6 +249,10 @@ class SqliteVerification:
         return self._version(connection)
 
     async def _pass(self, connection: sqlite3.Connection) -> AsyncIterator[Finding]:
+        # Before all that it explains: a table that the schema does not name cannot be read.
+        await in_thread(self._check_schema, connection, interrupt=connection.interrupt)
+        for finding in self._drain():
+            yield finding
         if self.quick:
             await in_thread(self._skip_to_the_end, connection, interrupt=connection.interrupt)
         done = False
@@ -289,6 +302,8 @@ class SqliteVerification:
                     row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
             except (BadStore, StoreUnavailable, OSError) as error:
                 if not self._named:
+                    if self._schema_is_damaged and self._last == NOTHING:
+                        return read, True
                     self._find("corrupt", position, None, f"SQLite cannot read on: {_damage(error)}")
                     return read, True
                 reason = f"the page that holds it cannot be read: {_damage(error)}"
@@ -300,6 +315,8 @@ class SqliteVerification:
                 self._judge(_Row(*row))
                 read += len(row[-1]) if isinstance(row[-1], bytes) else 0
         if not self._named and not read:
+            if self._schema_is_damaged and self._last == NOTHING:
+                return 0, True  # the table is there for nobody, which was told
             self._find("corrupt", begin, None, f"SQLite cannot read on: {damage}")
             return 0, True
         return read, bool(self._named) and self._scanned >= end
@@ -324,9 +341,10 @@ class SqliteVerification:
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
         """What SQLite finds in the file as a whole, its indexes included; for a quick look as far as it gets."""
-        self._check_all("the schema", lambda: schema_faults(connection, STEPS))
         if not self._told and not self._found:
             self._open_as_others_do()
+        if self._schema_is_damaged:
+            return  # SQLite passes over what the schema does not name, and finds fault with that
         look = "PRAGMA quick_check(20)" if self.quick else "PRAGMA integrity_check(20)"
         if self.quick:
             calls = iter(range(_QUICK_CALLS))
@@ -340,16 +358,20 @@ class SqliteVerification:
             faults = [_damage(error)]
         for fault in faults:
             if fault != "ok":
-                self._find("corrupt", None, None, f"SQLite says: {' '.join(str(fault).split())}")
+                self._find("corrupt", None, None, f"SQLite says: {shown(' '.join(str(fault).split()))}")
         if not self.quick:
             self._check_all("the table of keys", lambda: keys.faults(connection))
 
+    def _check_schema(self, connection: sqlite3.Connection) -> None:
+        before = len(self._found)
+        self._check_all("the schema", lambda: schema_faults(connection, STEPS))
+        self._schema_is_damaged = len(self._found) > before
+
     def _open_as_others_do(self) -> None:
         """What keeps a file from being opened or written, though one who passes over damage can read all of it."""
-        with self._path.open("rb") as file:
-            formats = file.read(_FORMATS.stop)[_FORMATS]
-        if any(found > known for found, known in zip(formats, _NEWEST_FORMATS, strict=True)):
-            self._find("corrupt", None, None, f"its header has formats {formats.hex(' ')}, which nobody writes")
+        fault = format_fault(self._path)
+        if fault is not None:
+            self._find("corrupt", None, None, fault)
         try:
             connection = connect_to_read(self._path, len(STEPS), alone=self.alone)
         except BadStore as error:
@@ -475,7 +497,7 @@ class SqliteVerification:
 
 def _damage(error: Exception) -> str:
     """What is wrong, without the advice to verify."""
-    text = str(error.__cause__ or error)
+    text = shown(str(error.__cause__ or error))
     return text.split(": ")[-1] if isinstance(error, OSError) else text
 
 

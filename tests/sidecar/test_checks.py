@@ -191,6 +191,7 @@ def test_no_opencode_ever_linked(home: Home) -> None:
     home.log_path.unlink()
     found = look(home)["links"]
     assert found.level == "note" and "ever linked" in found.text and "--pure" in found.hint
+    assert "what is recorded came in through the spool" in found.text
     home.log_path.write_text(LINKED.replace("1.18.33", "recording"))
     assert look(home)["links"].level == "note"
     home.log_path.with_name("sidecar.log.1").write_text(LINKED)

@@ -17,7 +17,10 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from tests.sidecar.bad_stores import (
     Backend,
+    all_segments_gone,
     database_gone,
+    first_segment_gone,
+    last_segment_gone,
     log_directory_gone,
     make_store,
     middle_segment_gone,
@@ -200,3 +203,81 @@ def test_what_is_not_ours_is_no_damage(home: Path, sound: dict[Backend, Path], f
         assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1) and wanted in done.err, (name, done)
     assert files(home) == before
     assert run(home, "status").code == run(home, "doctor").code == 1
+
+
+def change(store: Path, at: bytes | int, by: int, value: int) -> None:
+    """One byte of the database: ``by`` bytes after what stands there."""
+    path = store / "log.db"
+    data = bytearray(path.read_bytes())
+    data[(data.index(at) if isinstance(at, bytes) else at) + by] = value
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("at", "by", "wanted"),
+    [
+        (b"CREATE INDEX records_by_type", 3, "the index records_by_type is not the one of the schema"),
+        (b"records_by_typerecords", 3, r"the index records_by_type of the schema .* reads rec\\x1brds_by_type"),
+        (b"CREATE TABLE records", 30, "the table records is not the one of the schema"),
+    ],
+)
+def test_a_damaged_schema_is_one_fault_in_plain_letters(
+    home: Path, sound: dict[Backend, Path], at: bytes, by: int, wanted: str
+) -> None:
+    store = put(home, sound["sqlite"])
+    change(store, at, by, 0x1B)
+    done = run(home, "verify")
+    [fault, _] = done.out.splitlines()
+    assert done.code == 1 and re.search(f"^corrupt: .*log.db: {wanted}", fault), done
+    for name in ("verify", "streams", "status", "doctor", "repair --dry-run"):
+        done = run(home, *name.split())
+        assert done.code == 1 and "\x1b" not in done.out + done.err, (name, done)
+
+
+def test_verify_does_not_tell_to_verify(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["sqlite"])
+    no_database(store)
+    [fault, _] = run(home, "verify").out.splitlines()
+    assert "it is damaged (file is not a database): restore it from a backup" in fault
+
+
+def test_a_header_that_makes_a_database_read_only_is_damage(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["sqlite"])
+    change(store, 18, 0, 6)
+    before = snapshot(store)
+    for name in ("prune --stream ses_a --yes", "forget ses_b --yes", "serve"):
+        done = run(home, *name.split())
+        assert done.code == 1 and "its header has formats 06 02" in done.err and "disk space" not in done.err, done
+    assert snapshot(store) == before
+    assert run(home, "repair").code == 0
+    assert run(home, "prune", "--stream", "ses_a", "--yes").code == 0
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+def test_verify_says_what_was_forgotten_and_pruned(home: Path, sound: dict[Backend, Path], backend: Backend) -> None:
+    put(home, sound[backend])
+    assert run(home, "forget", "ses_a", "--yes").code == 0
+    assert run(home, "verify").out == "all 12 records, 6 of them forgotten, in 2 streams verified\n"
+    assert run(home, "prune", "--stream", "ses_b", "--yes").code == 0
+    assert run(home, "verify").out == "all 6 records (6 pruned), 6 of them forgotten, in 1 stream verified\n"
+    [told] = run(home, "verify", "--json").objects()
+    assert (told["summary"]["pruned"], told["summary"]["forgotten"]) == (6, 6)
+
+
+@pytest.mark.parametrize("cut", [first_segment_gone, last_segment_gone, all_segments_gone])
+def test_gaps_have_the_same_numbers_everywhere(
+    home: Path, sound: dict[Backend, Path], cut: Callable[[Path], None]
+) -> None:
+    """Also where pruned records lie at their edges, which are not missing."""
+    store = put(home, sound["jsonl"])
+    assert run(home, "prune", "--stream", "ses_a", "--yes").code == 0
+    empty = store / "log" / "00000000000000000012.jsonl"
+    assert empty.stat().st_size == 0
+    empty.unlink()
+    cut(store)
+    told = {}
+    for name in ("verify", "status", "streams", "query", "forget ses_b --yes"):
+        done = run(home, *name.split())
+        [told[name], *_] = re.findall(r"(?:\d+ of the )?records? \d+(?: to \d+)?", done.out + done.err)
+        assert done.code == 1 and "log:1" not in done.out + done.err, (name, done)
+    assert len(set(told.values())) == 1, told
