@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -42,6 +43,8 @@ class _Private:
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
         """A line that finds no room is not told on stderr, with a traceback: who ends for that reason says it there."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)  # type: ignore[misc] # of the handler that this is mixed into
 
     def close(self) -> None:
         """What is left of a line that found no room is no failure of what is being ended."""

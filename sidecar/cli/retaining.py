@@ -63,12 +63,14 @@ async def prune(
                 already[pruned.stream] = f"{pruned}; nothing of it is left to remove"
         await reader.close()
     out = Output(json)
-    titles = {} if json else await _titles(home)  # before they go
+    titles = await _titles(home) if yes and not json else {}  # before they go
     answer = await _prune(home, Wishes(older_than_ms, most, tuple(named)), dry_run=not yes)
     plan, done = answer["plan"], answer["done"]
     if json:
         out.object(answer)
     else:
+        if not yes and (plan["cuts"] or plan["kept"]):
+            titles = await _titles(home)  # which reads the log once more where no catalog of it was kept
         _show(out, plan, done, titles, already)
         if plan["cuts"] or already:
             for copy in _other_copies(home):

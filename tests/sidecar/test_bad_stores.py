@@ -233,11 +233,10 @@ def test_a_directory_without_a_log_gets_none_from_commands_that_remove_move_or_m
     (home.store_path / "letters.new").write_text("somebody's")
     before = everything(home.path)
     commands = (["prune", "--older-than", "1s"], ["prune", "--max-bytes", "1", "--yes"], ["forget", "ses_x", "--yes"])
-    for arguments in (*commands, ["migrate", "--to", "sqlite"], ["migrate", "--discard-old"], ["repair", "--dry-run"]):
+    for arguments in (*commands, ["migrate", "--to", "sqlite"], ["migrate", "--discard-old"], ["repair"]):
         done = run(home.path, *arguments)
-        assert done.code == (0 if arguments[0] == "repair" else 1) and len(done.err.splitlines()) <= 1, done
+        assert is_sentence(done, "yet|holds other files"), done
         assert everything(home.path) == before, arguments
-    assert "nothing to repair" in run(home.path, "repair").out and everything(home.path) == before
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

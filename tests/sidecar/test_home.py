@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.home import Home, HomeError, HomeLocked, SidecarInfo
+from tests.mounts import can_mount
 
 TOKEN = "7e" * 32
 INFO = SidecarInfo(pid=os.getpid(), port=4000, boot="b", version="0.1", protocol=1, started_ms=5)
@@ -95,6 +96,25 @@ def test_running_needs_a_live_process_and_the_lock(home: Home) -> None:
         assert home.running() is None
     home.write_info(INFO)
     assert home.running() is None  # this process lives, but serves nobody
+
+
+@pytest.mark.skipif(not can_mount(), reason="only root may mount, and no other file system is read-only")
+def test_a_sidecar_is_found_through_a_read_only_mount_of_its_home(home: Home, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    subprocess.run(["mount", "--bind", home.path, elsewhere], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", elsewhere], check=True)
+        seen = Home(elsewhere)
+        assert seen.running() is None
+        with home.lock():
+            home.write_info(INFO)
+            assert seen.running() == INFO
+        assert seen.running() is None
+        with pytest.raises(HomeError, match=r"Read-only file system\); it is mounted read-only: mount it writable"):
+            seen.lock()
+    finally:
+        subprocess.run(["umount", "-l", elsewhere], check=True)
 
 
 def test_a_killed_sidecar_leaves_the_home_free(home: Home) -> None:
