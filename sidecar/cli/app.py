@@ -11,15 +11,16 @@ from typer.core import TyperGroup
 from sidecar.cli import (
     checking,
     exporting,
+    forgetting,
     installing,
     listening,
     listing,
     migrating,
     mirroring,
     process,
+    pruning,
     reading,
     repairing,
-    retaining,
 )
 from sidecar.cli.command import add_command
 from sidecar.version import VERSION
@@ -104,11 +105,11 @@ add_command(
 )
 add_command(
     app,
-    retaining.prune,
+    pruning.prune,
     panel=RUN,
     examples=["prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes"],
 )
-add_command(app, retaining.forget, panel=RUN, examples=["forget ses_1a2b", "forget ses_1a2b --yes"])
+add_command(app, forgetting.forget, panel=RUN, examples=["forget ses_1a2b", "forget ses_1a2b --yes"])
 add_command(
     app, listening.listen, panel=LOOK, examples=["listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json"]
 )

@@ -1,0 +1,185 @@
+"""``forget``: what was said and done in a session is erased. It says first what would go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli import complete
+from sidecar.cli.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.removing import (
+    SHOWN_STREAMS,
+    YesFlag,
+    ask,
+    kept_store,
+    other_copies,
+    records_text,
+    remove_by_ourselves,
+    streams_text,
+)
+
+if TYPE_CHECKING:
+    from sidecar.cli.output import Output
+    from sidecar.cli.select import AllPruned
+    from sidecar.home import Home
+    from streams.log_reader import LogReader
+
+
+async def forget(
+    context: typer.Context,
+    session: Annotated[
+        str,
+        typer.Argument(metavar="SESSION", help="Its stream's id, or enough of it.", autocompletion=complete.streams),
+    ],
+    yes: YesFlag = False,
+    json: JsonFlag = False,
+) -> int:
+    """Erase what was said and done in a session.
+
+    The payloads of its records, and of the sessions below it, are replaced by
+    their digests, everywhere in the home. The records stay, with their times and
+    types, and the log still verifies. This cannot be undone. Without --yes
+    nothing is changed.
+    """
+    from sidecar.cli.output import Output
+    from sidecar.cli.select import AllPruned, find_stream, open_reader
+
+    home, out = home_of(context), Output(json)
+    home.check_owner()
+    reader = open_reader(home.store_path)
+    try:
+        stream = await find_stream(reader, session)
+    except AllPruned as pruned:
+        return await _tell_pruned(out, home, pruned, yes=yes)
+    would = await _would_forget(reader, stream)
+    is_done = not would["records"] and not await reader.is_removing()
+    await reader.close()
+    streams = would["streams"]
+    if not yes:
+        if json:
+            out.object(would | {"done": None})
+        else:
+            _show_forget(out, would)
+            if not is_done and (kept := kept_store(home)) is not None:
+                note(f"It will be refused while {kept} is kept: `durable-stream migrate --discard-old` deletes that.")
+            note("Nothing to forget." if is_done else "Nothing was changed: --yes forgets it for good.")
+        return 0
+    if is_done:
+        return _tell_forgotten(out, streams)
+    done = await _forget(home, streams)
+    if json:
+        out.object({"streams": streams, "done": done})
+    else:
+        out.text(f"forgot the payloads of {records_text(done['records'])} in {', '.join(streams)}")
+        _warn_of_spool(home)
+    return 0
+
+
+async def _would_forget(reader: LogReader, stream: str) -> dict[str, Any]:
+    """``{streams, records, sessions}``; of records those that hold payloads, of sessions the first one's own first."""
+    from sidecar.cli.select import Family, catalog_of
+
+    catalog, _ = await catalog_of(reader)
+    streams, gone = sorted(Family(stream, catalog.lineage).streams), await reader.removed()
+    records = 0
+    sessions: list[dict[str, Any]] = []
+    for name in sorted(streams, key=lambda name: name != stream):
+        found = catalog.streams.get(name)
+        if found is None:
+            continue
+        lost = gone.get(name)
+        records += found.records - (max(lost.forgotten_to - lost.first_offset, 0) if lost is not None else 0)
+        for session in found.sessions:
+            known = catalog.lineage.sessions.get(session)
+            parent = known.parent if known is not None else None
+            sessions.append({"id": session, "title": catalog.sessions[session].title, "parent": parent})
+    return {"streams": streams, "records": max(records, 0), "sessions": sessions}
+
+
+def _show_forget(out: Output, would: dict[str, Any]) -> None:
+    from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
+    from sidecar.cli.output import Column
+
+    sessions, streams = would["sessions"], would["streams"]
+    short = out.terminal and out.width < WHOLE_ID_WIDTH
+    shown = sessions if not out.terminal else sessions[:SHOWN_STREAMS]
+    rows = [(shortened(s["id"]) if short else s["id"], "child" if s["parent"] else "", s["title"]) for s in shown]
+    if rows:
+        out.table([Column("session"), Column("", False), Column("title", wide=True)], rows)
+    if len(sessions) > len(shown):
+        out.text(f"… and {len(sessions) - len(shown)} more", "dim")
+    children = sum(session["parent"] is not None for session in sessions)
+    below = {0: "", 1: ", its child session's too"}.get(children, f", its {children} child sessions' too")
+    named = streams[0] if len(streams) == 1 else streams_text(len(streams))
+    out.prose("", f"would forget the payloads of {records_text(would['records'])} in {named}{below}")
+
+
+def _tell_forgotten(out: Output, streams: list[str]) -> int:
+    """It is as it was wished: no failure, and nothing is done."""
+    if out.json:
+        out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
+    else:
+        out.text(f"nothing to forget: the payloads in {', '.join(streams)} were forgotten already")
+    return 0
+
+
+async def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
+    """What is to be forgotten was pruned: nothing is left to do, unless a store that a move left still has it.
+
+    Raises:
+        Failure: it has.
+    """
+    if await _beside_log(home, pruned.stream):
+        kept = kept_store(home) or "what a move or a deletion that was cut off left"
+        raise Failure(f"{pruned}; but {kept} still holds them: `durable-stream migrate --discard-old` deletes it")
+    if out.json:
+        done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
+        out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))
+        return 0
+    out.text(f"{pruned}; nothing of it is left to forget")
+    for copy in other_copies(home):
+        note(copy)
+    return 0
+
+
+async def _beside_log(home: Home, stream: str) -> bool:
+    """Whether the backend that is not the log's has records of this stream; also where that cannot be read."""
+    from sidecar.cli.select import first
+    from streams.errors import StreamError
+    from streams.stores.directory import read_manifest
+    from streams.stores.jsonl_reader import JsonlReader
+    from streams.stores.sqlite_reader import SqliteReader
+
+    manifest = read_manifest(home.store_path)
+    if manifest is None:
+        return False
+    reader = JsonlReader(home.store_path) if manifest.backend == "sqlite" else SqliteReader(home.store_path)
+    try:
+        return await first(reader.read(stream)) is not None
+    except (StreamError, OSError):
+        return True
+    finally:
+        await reader.close()
+
+
+async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
+    from sidecar.cli.control import REMOVING, by_sidecar_or_ourselves
+
+    async def work(upkeep: Any) -> dict[str, Any]:
+        return dict((await upkeep.forget(streams))._asdict())
+
+    return await by_sidecar_or_ourselves(
+        home, lambda: ask(home, "forget", {"streams": streams}, REMOVING), lambda: remove_by_ourselves(home, work)
+    )
+
+
+def _warn_of_spool(home: Home) -> None:
+    """What OpenCode wrote down and no sidecar has taken in yet may belong to the session, too."""
+    from sidecar.checks.asking import spool_size
+
+    if home.running() is None and (size := spool_size(home))["files"]:
+        note(
+            f"{size['files']} spool files wait to be recorded at the next start; "
+            "if they belong to this session, forget it again after that."
+        )
