@@ -23,7 +23,7 @@ def kept_store(home: Home) -> str | None:
     manifest = read_manifest(home.store_path)
     if manifest is None or manifest.kept is None:
         return None
-    return f"the old {manifest.kept.backend} store, which the last move left"
+    return f"the old {manifest.kept.backend} store that the last move left"
 
 
 def other_copies(home: Home) -> list[str]:
@@ -32,7 +32,7 @@ def other_copies(home: Home) -> list[str]:
 
     found = []
     if (kept := kept_store(home)) is not None:
-        told = f"{kept[0].upper()}{kept[1:]}, still holds what was pruned since"
+        told = f"{kept[0].upper()}{kept[1:]} still holds what was pruned since"
         found.append(f"{told}: `durable-stream migrate --discard-old` deletes it.")
     if load_config(home.config_path).nats.mode != "off":
         found.append(
