@@ -44,6 +44,8 @@ FILES: Final[dict[Backend, tuple[str, ...]]] = {
 
 HEAD_OF: Final[dict[Backend, str]] = {"jsonl": "head", "sqlite": "sqlite-head"}
 HEAD_FILES: Final = frozenset(HEAD_OF.values())
+SIDE_FILES: Final[dict[Backend, tuple[str, ...]]] = {"jsonl": (), "sqlite": ("log.db-wal", "sqlite-head")}
+"""What must be moved away with a lost log, so that another one is taken."""
 
 MOST_TOLD: Final = 20
 """Faults that are told one by one; ``verify`` tells them all."""
@@ -91,6 +93,8 @@ class Facts:
     furthest_hint: int = NOTHING
     last_known: int | None = None
     """The log's last record as its head file has it, which may be there without the log."""
+    side_files: tuple[str, ...] = ()
+    """Of what a backend has beside its log (``SIDE_FILES``), what lies there."""
     search_fault: Literal["damaged", "ahead"] | None = None
     """``ahead``: it has indexed records that the log does not hold."""
 
@@ -223,7 +227,8 @@ def _way_back(facts: Facts, manifest: Manifest) -> Iterator[Item]:
     if not old.is_sound or old.head < kept.head:
         yield Item(found, None, "it is damaged, too, so it does not help: restore the store from a backup")
         return
-    files = (*(_shown(manifest.backend) if live is not None else ()), *_BESIDE[manifest.backend])
+    beside = (name for name in SIDE_FILES[manifest.backend] if name in facts.side_files)
+    files = (*(_shown(manifest.backend) if live is not None else ()), *beside)
     names = " and ".join(filter(None, (", ".join(files), MANIFEST)))
     text = f"it is whole, with {old.records} records. Without a backup: move {names} away and run this again, "
     text += (
@@ -269,9 +274,6 @@ def _beside(facts: Facts) -> Iterator[Item]:
         ahead = "the search index knows records that the log does not hold: the log was cut, or is an older copy"
         found = "the search index is damaged" if facts.search_fault == "damaged" else ahead
         yield Item(f"search.db: {found}", "delete", text, files)
-
-
-_BESIDE: Final[dict[Backend, tuple[str, ...]]] = {"jsonl": (), "sqlite": ("log.db-wal", "sqlite-head")}
 
 
 def _shown(name: Backend) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from streams.errors import BadStore, ForeignStore, StoreUnavailable
 from streams.findings import Finding
 from streams.log import open_backend
-from streams.repair import FILES, HEAD_OF, Facts, Item, StoreFacts
+from streams.repair import FILES, HEAD_OF, SIDE_FILES, Facts, Item, StoreFacts
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest, write_manifest
 from streams.stores.disk import make_directory, sync_directory
@@ -108,6 +108,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
         hints_ahead=tuple(sorted(ahead)),
         last_known=_last_known(store, manifest),
         furthest_hint=max(ahead.values(), default=NOTHING),
+        side_files=tuple(name for names in SIDE_FILES.values() for name in names if (store / name).exists()),
         search_fault=await _search_fault(store, stores[truth]) if truth == "sqlite" else None,
     )
 

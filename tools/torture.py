@@ -87,7 +87,7 @@ PLAN = (
     Part("slow-disk", "+5, +50, +500 ms a sync", (f"{STREAMS}/test_slow_disk.py",), 1, {"SLOW_SYNCS": 100}),
     Part("two-writers", "writers that want one store", (f"{STREAMS}/test_two_writers.py",), 1, {"WRITER_ROUNDS": 100}),
     Part("recovery", "opening after a crash", (f"{TORTURE}/test_recovery_time.py",), 1, {"RECOVERED": 100_000}),
-    Part("soak", "a mixed load with kills and full disks", (f"{TORTURE}/test_soak.py",), 12, {"SOAK_S": 300}),
+    Part("soak", "a mixed load with kills and full disks", (f"{TORTURE}/test_soak.py",), 13, {"SOAK_S": 300}),
     Part("log-differential", "memory, jsonl, sqlite", (f"{STREAMS}/test_differential.py",), 10, {"SEQUENCES": 1_000}),
     Part(
         "log-damage",
