@@ -73,3 +73,30 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
         return asdict(self)
+
+
+class Found:
+    """Findings that wait to be given, in the order they were made. Its length is how many wait."""
+
+    def __init__(self, summary: Summary) -> None:
+        """``summary`` counts each finding as it is made."""
+        self._summary = summary
+        self._waiting: list[Finding] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, finding: Finding | None) -> None:
+        """Let it wait; ``None``, of a look that found nothing, is passed over."""
+        if finding is not None:
+            self._waiting.append(finding)
+            self._summary.findings += 1
+
+    def drain(self) -> list[Finding]:
+        """Those that wait, which do so no more."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def clear(self) -> None:
+        """Forget those that wait; the summary is not changed."""
+        self._waiting.clear()

@@ -19,10 +19,11 @@ from typing import Any
 import orjson
 
 from streams.errors import CorruptLog, MissingFile
-from streams.findings import Finding, Kind, Summary
-from streams.hashing import GENESIS, canonical, chain, is_digest, stored_form_of
+from streams.findings import Finding, Found, Kind, Summary
+from streams.hashing import canonical, is_digest
 from streams.retention import Ranges, payload_fault
 from streams.store import NOTHING
+from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
 from streams.stores.jsonl_reader import Replaced, chunks
 from streams.stores.lost_list import lost_list_text, pruned_by_runs
@@ -42,19 +43,6 @@ from streams.stores.store_verify import lost_findings, manifest_finding
 
 _QUICK_SEGMENTS = 2
 """How many a quick look takes; the last one may have just been begun."""
-
-
-@dataclass(slots=True)
-class _Tail:
-    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one.
-
-    ``kept``: the stream holds records, not all of it was pruned.
-    """
-
-    next_offset: int = 0
-    hash: bytes = GENESIS
-    lost: int = 0
-    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +80,10 @@ class JsonlVerification:
     alone: bool = False
     quick: bool = False
     summary: Summary = field(default_factory=Summary)
-    _found: list[Finding] = field(default_factory=list)
+    _found: Found = field(init=False)
     _told: set[Finding] = field(default_factory=set)
     _removed: RemovedLog = field(default_factory=RemovedLog)
-    _tails: dict[str, _Tail] = field(default_factory=dict)
+    _chains: Chains = field(default_factory=lambda: Chains({}))
     _unlisted: Ranges = field(default_factory=Ranges)
     """Positions that were pruned, as digests of records tell where the list of them is gone or damaged."""
     _list_is_lost: bool = False
@@ -115,6 +103,9 @@ class JsonlVerification:
     """First position and count of the batch that is being read; (0, 0) between batches."""
     _batch_line: int = 0
     _batch_size: int = 0
+
+    def __post_init__(self) -> None:
+        self._found = Found(self.summary)
 
     def size(self) -> int:
         """Bytes to read, for a progress bar: of the lines, whether or not they are compressed."""
@@ -149,7 +140,6 @@ class JsonlVerification:
     def _begin_anew(self) -> None:
         self.summary.reset()
         self._found.clear()
-        self._tails.clear()
         self._last, self._unread, self._lost, self._skipped = NOTHING, 0, 0, False
         self._gone = 0
         self._bare.clear()
@@ -161,7 +151,7 @@ class JsonlVerification:
         self._read_removed(writing)
         segments = list_segments(self.store / "log")
         self.summary.segments = len(segments)
-        self._take_finding(manifest_finding(self.store, has_log=head is not None or bool(segments)))
+        self._found.add(manifest_finding(self.store, has_log=head is not None or bool(segments)))
         if head is None and segments:
             self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
         limit = head.position if writing and head is not None else None
@@ -175,15 +165,15 @@ class JsonlVerification:
             async for data, whole in self._lines(place):
                 place.line += 1
                 torn = self._take(place, data, whole, head, limit)
-                for finding in self._drain():
+                for finding in self._found.drain():
                     yield finding
                 if torn:
                     break
         self._finish(segments, head, writing)
         if not writing:
             for lost in lost_findings(self.store, max(self._next_expected() - 1, self.summary.head)):
-                self._take_finding(lost)
-        for finding in self._drain():
+                self._found.add(lost)
+        for finding in self._found.drain():
             yield finding
 
     # What was removed
@@ -214,7 +204,7 @@ class JsonlVerification:
         if removal.pending and not writing:
             reason = "what was pruned or forgotten is not wholly gone from the files; the next start finishes it"
             self._find("torn", log / MANIFEST, None, None, reason)
-        self._tails.update((name, _Tail(base.offset, base.hash)) for name, base in removal.bases.items())
+        self._chains = Chains(removal.bases)
         self.summary.pruned = removal.ranges.count
 
     def _is_left_over(self, place: _Place, line: _Line) -> bool:
@@ -326,19 +316,10 @@ class JsonlVerification:
         self._batch = (0, 0) if is_whole else (begun, line.count)
 
     def _check_chain(self, place: _Place, line: _Line) -> None:
-        """Offsets are dense in a stream, and each record's hash continues the one before it."""
         stream_id = line.event["stream_id"]
-        tail = self._tails.setdefault(stream_id, _Tail())
-        skipped = line.offset - tail.next_offset
-        if skipped == 0:
-            if chain(tail.hash, stored_form_of(line.event)[1]) != line.hash:
-                reason = "it does not continue its stream's hash chain: it or the record before it was changed"
-                self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
-        elif not 0 < skipped <= self._lost - tail.lost:
-            # Lost records explain a jump forward as far as there are enough of them.
-            reason = f"it is offset {line.offset} of its stream where {tail.next_offset} must follow"
-            self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
-        self._tails[stream_id] = _Tail(line.offset + 1, line.hash, self._lost, True)
+        fault = self._chains.take(stream_id, line.offset, line.hash, line.event, self._lost)
+        if fault is not None:
+            self._find("tampered", place.segment.path, place.line, line.position, fault, stream_id)
 
     def _next_expected(self) -> int:
         """The position that must follow what was read and what could not be."""
@@ -379,7 +360,7 @@ class JsonlVerification:
             file = segments[-1].path if segments else self.store / "log"
             self._find("missing", file, None, first, missing_at_end(self._known_gone, first, end))
         self._judge_list()
-        self.summary.streams = sum(tail.kept for tail in self._tails.values())
+        self.summary.streams = self._chains.kept
         at = head.position if head is not None else NOTHING
         self.summary.head = at if writing else max(at, self._ranges.following(self._last + 1) - 1)
 
@@ -444,16 +425,7 @@ class JsonlVerification:
     def _find(
         self, kind: Kind, file: Path, line: int | None, position: int | None, reason: str, stream_id: str | None = None
     ) -> None:
-        self._take_finding(Finding(kind, str(file), line, position, stream_id, reason))
-
-    def _take_finding(self, finding: Finding | None) -> None:
-        if finding is not None:
-            self._found.append(finding)
-            self.summary.findings += 1
-
-    def _drain(self) -> list[Finding]:
-        found, self._found = self._found, []
-        return found
+        self._found.add(Finding(kind, str(file), line, position, stream_id, reason))
 
 
 def _parse(data: bytes) -> tuple[_Line, bool]:

@@ -4,8 +4,9 @@ A row says everything twice: in its columns, which queries use, and in the
 event's bytes, which the chain covers. So a changed column is found by the
 bytes, changed bytes by the checksum, and both changed by the chain. Where SQLite
 cannot read a page, each record in it is one finding, named by the index that
-leads to it, and the scan goes on behind it. What SQLite itself finds, in the indexes
-above all, is told at the end.
+leads to it, and the scan goes on behind it. The file as a whole is looked at before and
+behind the records, with ``sqlite_file_verify.py``: its schema first, as that explains what
+cannot be read, and what SQLite itself finds, in the indexes above all, at the end.
 """
 
 from __future__ import annotations
@@ -20,29 +21,33 @@ from zlib import crc32
 
 import orjson
 
-from streams.errors import BadStore, ForeignStore, StoreUnavailable
-from streams.findings import Finding, Kind, Summary
-from streams.hashing import GENESIS, canonical, chain, is_digest, stored_form_of
+from streams.errors import ForeignStore, StoreUnavailable
+from streams.findings import Finding, Found, Kind, Summary
+from streams.hashing import canonical, is_digest
 from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
-from streams.stores import sqlite_keys as keys
+from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
 from streams.stores.in_turn import in_thread
 from streams.stores.recovery import key_digest
 from streams.stores.segments import Head, read_head
+from streams.stores.sqlite_file_verify import (
+    DAMAGE,
+    content_damage,
+    damage_text,
+    lost_head_file,
+    opening_damage,
+    schema_damage,
+)
 from streams.stores.sqlite_files import (
     LOG_FILE,
     STEPS,
     VERIFY_OR,
-    StoreInterrupted,
     connect_to_read,
-    format_fault,
-    shown,
     translated,
 )
-from streams.stores.sqlite_head import HEAD_FILE, head_fault, is_marked
+from streams.stores.sqlite_head import HEAD_FILE, head_fault
 from streams.stores.sqlite_removed import load, version_of
-from streams.stores.sqlite_schema import schema_faults
 from streams.stores.sqlite_still import ReadConnection
 from streams.stores.store_verify import lost_findings, manifest_finding
 
@@ -51,9 +56,6 @@ Answer = TypeVar("Answer")
 _ROWS: Final = 512
 
 _QUICK_RECORDS: Final = 2000
-_QUICK_STEPS, _QUICK_CALLS = 10_000, 500
-"""A quick look at the file ends after five million steps of SQLite's machine, about a second."""
-
 _QUERY: Final = (
     "SELECT records.position, (SELECT name FROM streams WHERE id = records.stream), offset, ts, type, actor,"
     " correlation_id, causation_id, event_id, key, hash, crc, batch_index, batch_count, event"
@@ -88,19 +90,6 @@ class _Row(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Tail:
-    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one.
-
-    ``kept``: the stream holds records, not all of it was pruned.
-    """
-
-    next_offset: int = 0
-    hash: bytes = GENESIS
-    lost: int = 0
-    kept: bool = False
-
-
-@dataclass(slots=True)
 class SqliteVerification:
     """See ``streams.verify.Verification``."""
 
@@ -109,10 +98,10 @@ class SqliteVerification:
     alone: bool = False
     quick: bool = False
     summary: Summary = field(default_factory=Summary)
-    _found: list[Finding] = field(default_factory=list)
+    _found: Found = field(init=False)
     _told: set[Finding] = field(default_factory=set)
     _removal: Removal = NOTHING_REMOVED
-    _tails: dict[str, _Tail] = field(default_factory=dict)
+    _chains: Chains = field(default_factory=lambda: Chains({}))
     _last: int = -1
     _lost: int = 0
     _batch: tuple[int, int] = (0, 0)
@@ -125,6 +114,9 @@ class SqliteVerification:
     _schema_is_damaged: bool = False
     _scanned: int = NOTHING
     """Up to which position each was asked for by itself."""
+
+    def __post_init__(self) -> None:
+        self._found = Found(self.summary)
 
     @property
     def _path(self) -> Path:
@@ -146,19 +138,15 @@ class SqliteVerification:
         except ForeignStore as error:
             if error.is_not_ours or "upgrade" in error.reason:
                 raise
-            self._take_finding(manifest_finding(self.store, has_log=True))
+            self._found.add(manifest_finding(self.store, has_log=True))
             self._find("corrupt", None, None, error.reason.replace(VERIFY_OR, ""))
             connection = None
         else:
-            self._take_finding(manifest_finding(self.store, has_log=connection is not None))
-            if (
-                self._head is None
-                and connection is not None
-                and await in_thread(self._had_head, connection, interrupt=connection.interrupt)
-            ):
-                reason = "it is missing or damaged; the next start renews it"
-                self._take_finding(Finding("missing", str(self.store / HEAD_FILE), None, None, None, reason))
-        for finding in self._drain():
+            self._found.add(manifest_finding(self.store, has_log=connection is not None))
+            if self._head is None and connection is not None:
+                lost_head = await in_thread(lost_head_file, self.store, connection, interrupt=connection.interrupt)
+                self._found.add(lost_head)
+        for finding in self._found.drain():
             self._told.add(finding)
             yield finding
         if connection is None:
@@ -184,7 +172,7 @@ class SqliteVerification:
                     connection = await asyncio.to_thread(self._connected_again)
         finally:
             connection.close()
-        self.summary.streams = sum(tail.kept for tail in self._tails.values())
+        self.summary.streams = self._chains.kept
         self.summary.head = self._removal.ranges.following(self._last + 1) - 1
         if self._schema_is_damaged and not self.summary.records:
             self.summary.findings = len(self._told)
@@ -194,8 +182,8 @@ class SqliteVerification:
             self._find(fault.kind, fault.position, None, fault.reason)
         if self.alone or not is_being_written(self.store):
             for lost in lost_findings(self.store, self.summary.head):
-                self._take_finding(lost)
-        for finding in self._drain():
+                self._found.add(lost)
+        for finding in self._found.drain():
             self._told.add(finding)
             yield finding
         self.summary.findings = len(self._told)
@@ -213,17 +201,11 @@ class SqliteVerification:
         with translated(self._path, "reading"):
             return ask(connection)
 
-    def _had_head(self, connection: sqlite3.Connection) -> bool:
-        try:
-            return self._asked(connection, is_marked)
-        except (BadStore, StoreUnavailable, OSError):
-            return False  # the schema is damaged, and that is told
-
     def _version(self, connection: sqlite3.Connection) -> int | None:
         """Changes with each removal; ``None`` where damage keeps it from being read."""
         try:
             return self._asked(connection, version_of)
-        except (BadStore, StoreUnavailable, OSError):
+        except DAMAGE:
             return None
 
     def _begin(self, connection: sqlite3.Connection) -> int | None:
@@ -235,10 +217,10 @@ class SqliteVerification:
         self._last, self._scanned, self._lost, self._batch = -1, -1, 0, (0, 0)
         try:
             self._removal, count = self._asked(connection, _removal_of)
-        except (BadStore, StoreUnavailable, OSError) as error:
+        except DAMAGE as error:
             self._removal, count = NOTHING_REMOVED, 0
-            self._find("corrupt", None, None, f"what it says of pruned records cannot be read: {_damage(error)}")
-        self._tails = {name: _Tail(base.offset, base.hash) for name, base in self._removal.bases.items()}
+            self._find("corrupt", None, None, f"what it says of pruned records cannot be read: {damage_text(error)}")
+        self._chains = Chains(self._removal.bases)
         self.summary.pruned = self._removal.ranges.count
         offsets = sum(base.offset for base in self._removal.bases.values())
         if not self._removal.ranges.count == offsets == count:
@@ -251,7 +233,7 @@ class SqliteVerification:
     async def _pass(self, connection: sqlite3.Connection) -> AsyncIterator[Finding]:
         # Before all that it explains: a table that the schema does not name cannot be read.
         await in_thread(self._check_schema, connection, interrupt=connection.interrupt)
-        for finding in self._drain():
+        for finding in self._found.drain():
             yield finding
         if self.quick:
             await in_thread(self._skip_to_the_end, connection, interrupt=connection.interrupt)
@@ -261,7 +243,7 @@ class SqliteVerification:
             self.summary.bytes += fetched
             if self.progress is not None:
                 self.progress(fetched)
-            for finding in self._drain():
+            for finding in self._found.drain():
                 yield finding
         if self._batch != (0, 0):
             self._find("missing", self._last + 1, None, "the last batch is not whole")
@@ -269,7 +251,7 @@ class SqliteVerification:
         if following < end:
             self._find("missing", following, None, f"records {following} to {end - 1} at the end are missing")
         await in_thread(self._check_file, connection, interrupt=connection.interrupt)
-        for finding in self._drain():
+        for finding in self._found.drain():
             yield finding
 
     def _fetch(self, connection: sqlite3.Connection) -> tuple[int, bool]:
@@ -279,8 +261,8 @@ class SqliteVerification:
                 rows = connection.execute(
                     f"{_QUERY} > ? ORDER BY position LIMIT ?", [max(self._last, self._scanned), _ROWS]
                 ).fetchall()
-        except (BadStore, StoreUnavailable, OSError) as error:
-            return self._fetch_one_by_one(connection, _damage(error))
+        except DAMAGE as error:
+            return self._fetch_one_by_one(connection, damage_text(error))
         for row in rows:
             self._judge(_Row(*row))
         return sum(len(row[-1]) for row in rows if isinstance(row[-1], bytes)), not rows
@@ -300,13 +282,13 @@ class SqliteVerification:
             try:
                 with translated(self._path, "reading"):
                     row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
-            except (BadStore, StoreUnavailable, OSError) as error:
+            except DAMAGE as error:
                 if not self._named:
                     if self._schema_is_damaged and self._last == NOTHING:
                         return read, True
-                    self._find("corrupt", position, None, f"SQLite cannot read on: {_damage(error)}")
+                    self._find("corrupt", position, None, f"SQLite cannot read on: {damage_text(error)}")
                     return read, True
-                reason = f"the page that holds it cannot be read: {_damage(error)}"
+                reason = f"the page that holds it cannot be read: {damage_text(error)}"
                 self._find("corrupt", position, self._named.get(position), reason)
                 self._last, self._batch = position, (0, 0)
                 self._lost += 1
@@ -325,7 +307,7 @@ class SqliteVerification:
         try:
             with translated(self._path, "reading"):
                 return dict(connection.execute(_NAMED, [self._last]).fetchall())
-        except (BadStore, StoreUnavailable, OSError):
+        except DAMAGE:
             return {}  # then the scan ends at the damage, which is told
 
     def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
@@ -333,63 +315,24 @@ class SqliteVerification:
         try:
             with translated(self._path, "reading"):
                 head = connection.execute("SELECT max(position) FROM records").fetchone()[0]
-        except (BadStore, StoreUnavailable, OSError):
+        except DAMAGE:
             return  # the scan comes to it, and tells it
         if isinstance(head, int) and head > _QUICK_RECORDS:
             self._last = head - _QUICK_RECORDS
             self._lost = self._last + 1
 
+    def _check_schema(self, connection: sqlite3.Connection) -> None:
+        faults = schema_damage(self._path, connection)
+        self._schema_is_damaged = bool(faults)
+        self._find_in_file(faults)
+
     def _check_file(self, connection: sqlite3.Connection) -> None:
-        """What SQLite finds in the file as a whole, its indexes included; for a quick look as far as it gets."""
+        """What is wrong with the file as a whole, its indexes included; for a quick look as far as it gets."""
         if not self._told and not self._found:
-            self._open_as_others_do()
+            self._find_in_file(opening_damage(self._path, alone=self.alone))
         if self._schema_is_damaged:
             return  # SQLite passes over what the schema does not name, and finds fault with that
-        look = "PRAGMA quick_check(20)" if self.quick else "PRAGMA integrity_check(20)"
-        if self.quick:
-            calls = iter(range(_QUICK_CALLS))
-            connection.set_progress_handler(lambda: int(next(calls, None) is None), _QUICK_STEPS)
-        try:
-            with translated(self._path, "reading"):
-                faults = [row[0] for row in connection.execute(look)]
-        except StoreInterrupted:
-            return  # as far as a quick look goes
-        except (BadStore, StoreUnavailable, OSError) as error:
-            faults = [_damage(error)]
-        for fault in faults:
-            if fault != "ok":
-                self._find("corrupt", None, None, f"SQLite says: {shown(' '.join(str(fault).split()))}")
-        if not self.quick:
-            self._check_all("the table of keys", lambda: keys.faults(connection))
-
-    def _check_schema(self, connection: sqlite3.Connection) -> None:
-        before = len(self._found)
-        self._check_all("the schema", lambda: schema_faults(connection, STEPS))
-        self._schema_is_damaged = len(self._found) > before
-
-    def _open_as_others_do(self) -> None:
-        """What keeps a file from being opened or written, though one who passes over damage can read all of it."""
-        fault = format_fault(self._path)
-        if fault is not None:
-            self._find("corrupt", None, None, fault)
-        try:
-            connection = connect_to_read(self._path, len(STEPS), alone=self.alone)
-        except BadStore as error:
-            self._find("corrupt", None, None, f"it cannot be opened: {_damage(error)}")
-        except (StoreUnavailable, OSError):
-            return  # held by another for a moment, or out of reach: that is no damage
-        else:
-            if connection is not None:
-                connection.close()
-
-    def _check_all(self, what: str, look: Callable[[], Iterable[str]]) -> None:
-        try:
-            with translated(self._path, "reading"):
-                faults = list(look())
-        except (BadStore, StoreUnavailable, OSError) as error:
-            faults = [f"{what} cannot be read: {_damage(error)}"]
-        for fault in faults:
-            self._find("corrupt", None, None, fault)
+        self._find_in_file(content_damage(self._path, connection, quick=self.quick))
 
     def _judge(self, row: _Row) -> None:
         if not all(isinstance(getattr(row, name), kind) for name, kind in _TYPES.items()):
@@ -464,45 +407,18 @@ class SqliteVerification:
             self._find("tampered", row.position, row.stream, reason)
 
     def _check_chain(self, row: _Row, event: dict[str, Any]) -> None:
-        """Offsets are dense in a stream, and each record's hash continues the one before it."""
         stream = str(event.get("stream_id"))
-        tail = self._tails.setdefault(stream, _Tail())
-        skipped = row.offset - tail.next_offset
-        if skipped == 0:
-            if not _continues(tail.hash, event, row.hash):
-                reason = "it does not continue its stream's hash chain: it or the record before it was changed"
-                self._find("tampered", row.position, stream, reason)
-        elif not 0 < skipped <= self._lost - tail.lost:
-            reason = f"it is offset {row.offset} of its stream where {tail.next_offset} must follow"
-            self._find("tampered", row.position, stream, reason)
-        self._tails[stream] = _Tail(row.offset + 1, row.hash, self._lost, True)
+        fault = self._chains.take(stream, row.offset, row.hash, event, self._lost)
+        if fault is not None:
+            self._find("tampered", row.position, stream, fault)
 
     def _find(self, kind: Kind, position: int | None, stream: str | None, reason: str) -> None:
-        self._found.append(self._finding(kind, position, stream, reason))
-
-    def _finding(self, kind: Kind, position: int | None, stream: str | None, reason: str) -> Finding:
-        self.summary.findings += 1
         line = None if position is None else position + 1
-        return Finding(kind, str(self._path), line, position, stream, reason)
+        self._found.add(Finding(kind, str(self._path), line, position, stream, reason))
 
-    def _take_finding(self, finding: Finding | None) -> None:
-        if finding is not None:
-            self._found.append(finding)
-            self.summary.findings += 1
-
-    def _drain(self) -> list[Finding]:
-        found, self._found = self._found, []
-        return found
-
-
-def _damage(error: Exception) -> str:
-    """What is wrong, without the advice to verify."""
-    text = shown(str(error.__cause__ or error))
-    return text.split(": ")[-1] if isinstance(error, OSError) else text
-
-
-def _continues(previous: bytes, event: dict[str, Any], hash_: bytes) -> bool:
-    return chain(previous, stored_form_of(event)[1]) == hash_
+    def _find_in_file(self, faults: Iterable[str]) -> None:
+        for fault in faults:
+            self._find("corrupt", None, None, fault)
 
 
 def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:

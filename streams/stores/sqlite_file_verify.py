@@ -1,0 +1,106 @@
+"""Verifying the file of a sqlite log as a whole, whatever its records say.
+
+The schema, the formats in the header, the pages and indexes, the table of keys: each look gives
+one sentence for each fault, none for a sound file, and raises nothing for damage; where the file cannot be read, that
+is a sentence, too. Besides, whether the head file beside it was lost. All of them block, and ``connection`` must have
+been opened with ``damaged`` (see ``connect_to_read``). The records themselves are judged in ``sqlite_verify.py``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from streams.errors import BadStore, StoreUnavailable
+from streams.findings import Finding
+from streams.stores import sqlite_keys as keys
+from streams.stores.sqlite_files import (
+    LOG_FILE,
+    STEPS,
+    StoreInterrupted,
+    connect_to_read,
+    format_fault,
+    shown,
+    translated,
+)
+from streams.stores.sqlite_head import HEAD_FILE, is_marked
+from streams.stores.sqlite_schema import schema_faults
+
+_QUICK_STEPS, _QUICK_CALLS = 10_000, 500
+"""A quick look at the file ends after five million steps of SQLite's machine, about a second."""
+
+DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
+"""What reading a damaged file raises, within ``translated``; ``damage_text`` says it."""
+
+
+def schema_damage(path: Path, connection: sqlite3.Connection) -> list[str]:
+    """In what the schema is not the one that its steps make."""
+    return _looked_at(path, "the schema", lambda: schema_faults(connection, STEPS))
+
+
+def opening_damage(path: Path, *, alone: bool) -> list[str]:
+    """What keeps a file from being opened or written, though one who passes over damage can read all of it.
+
+    ``alone``: see ``connect_to_read``.
+    """
+    fault = format_fault(path)
+    found = [] if fault is None else [fault]
+    try:
+        connection = connect_to_read(path, len(STEPS), alone=alone)
+    except BadStore as error:
+        return [*found, f"it cannot be opened: {damage_text(error)}"]
+    except (StoreUnavailable, OSError):
+        return found  # held by another for a moment, or out of reach: that is no damage
+    if connection is not None:
+        connection.close()
+    return found
+
+
+def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
+    """What SQLite finds in pages and indexes, and what the table of keys lacks.
+
+    ``quick``: as far as SQLite gets in a moment, and without the table of keys. The limit on SQLite's steps stays on
+    the connection.
+    """
+    look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
+    if quick:
+        calls = iter(range(_QUICK_CALLS))
+        connection.set_progress_handler(lambda: int(next(calls, None) is None), _QUICK_STEPS)
+    try:
+        with translated(path, "reading"):
+            faults = [row[0] for row in connection.execute(look)]
+    except StoreInterrupted:
+        return []  # as far as a quick look goes
+    except DAMAGE as error:
+        faults = [damage_text(error)]
+    found = [f"SQLite says: {shown(' '.join(str(fault).split()))}" for fault in faults if fault != "ok"]
+    if not quick:
+        found += _looked_at(path, "the table of keys", lambda: keys.faults(connection))
+    return found
+
+
+def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | None:
+    """The finding for a head file that cannot be read, if the log ever had one."""
+    try:
+        with translated(store / LOG_FILE, "reading"):
+            was_made = is_marked(connection)
+    except DAMAGE:
+        return None  # the schema is damaged, and that is told
+    reason = "it is missing or damaged; the next start renews it"
+    return Finding("missing", str(store / HEAD_FILE), None, None, None, reason) if was_made else None
+
+
+def damage_text(error: Exception) -> str:
+    """What is wrong, without the advice to verify."""
+    text = shown(str(error.__cause__ or error))
+    return text.split(": ")[-1] if isinstance(error, OSError) else text
+
+
+def _looked_at(path: Path, what: str, look: Callable[[], Iterable[str]]) -> list[str]:
+    try:
+        with translated(path, "reading"):
+            return list(look())
+    except DAMAGE as error:
+        return [f"{what} cannot be read: {damage_text(error)}"]
