@@ -61,8 +61,7 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
     """What SQLite finds in pages and indexes, and what the table of keys lacks.
 
-    ``quick``: as far as SQLite gets in a moment, and without the table of keys. The limit on SQLite's steps stays on
-    the connection.
+    ``quick``: as far as SQLite gets in a moment, and without the table of keys.
     """
     look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
     if quick:
@@ -75,6 +74,9 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
         return []  # as far as a quick look goes
     except DAMAGE as error:
         faults = [damage_text(error)]
+    finally:
+        # The limit is for this look alone: what is read next on the connection must not be interrupted by it.
+        connection.set_progress_handler(None, 0)
     found = [f"SQLite says: {shown(' '.join(str(fault).split()))}" for fault in faults if fault != "ok"]
     if not quick:
         found += _looked_at(path, "the table of keys", lambda: keys.faults(connection))

@@ -52,7 +52,10 @@ def version_of(connection: sqlite3.Connection) -> int:
     """Changes with everything that is removed."""
     if not knows_removal(connection):
         return 0
-    version: int = connection.execute("SELECT version FROM removals").fetchone()[0]
+    row = connection.execute("SELECT version FROM removals").fetchone()
+    if row is None:
+        raise sqlite3.DatabaseError("the table removals has lost its row")
+    version: int = row[0]
     return version
 
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -134,9 +134,9 @@ class DurableStream:
         pids = {pid for client in clients for pid in client.leftovers()}
         return [pid for pid in pids if {"serve", str(self.home)} <= set(command_line(pid))]
 
-    def wait_running(self) -> int:
-        """The pid of the sidecar, once one runs."""
-        return wait_until(self.running, "a running sidecar")
+    def wait_running(self, killed: Collection[int] = ()) -> int:
+        """The pid of the sidecar, once one runs that is none of ``killed``: a signal takes a moment to end it."""
+        return int(wait_until(lambda: {self.running() or 0} - {0, *killed}, "a running sidecar").pop())
 
     def wait_linked(self) -> int:
         """Wait until a plugin is linked to the sidecar; the sidecar's pid."""

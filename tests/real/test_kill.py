@@ -124,7 +124,7 @@ def test_twenty_kills_of_the_sidecar(
                 model.wait_held(moment)
             else:
                 events.wait_for(moment, since=since)
-            killed.append(durable.wait_running())
+            killed.append(durable.wait_running(killed))
             os.kill(killed[-1], signal.SIGKILL)
             if isinstance(moment, str):
                 model.release(moment)
