@@ -104,6 +104,13 @@ PLAN = (
         {"SQLITE_FLIPS": 2_000},
     ),
     Part(
+        "any-damage",
+        "any file of a store damaged",
+        (f"{STREAMS}/test_any_damage.py", "-k", "every_way"),
+        5,
+        {"DAMAGES": 500},
+    ),
+    Part(
         "mirror",
         "servers, mirrors and logs tormented; 5,000 records a chunk",
         (f"{TORTURE}/test_mirror.py",),

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from streams.errors import CorruptLog, StoreUnavailable, StreamError
+from streams.errors import BadStore, CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.query import Filter
@@ -78,8 +78,9 @@ class SqliteStore(KeepsHints):
         """Of the last record that was planned since this was opened."""
         self._turns = InTurn()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
-        # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening.
-        with suppress(OSError, StoreUnavailable):
+        # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening. Nor
+        # does damage in what was to go keep the log from being written: `verify` tells both.
+        with suppress(OSError, StoreUnavailable, BadStore):
             self._remover.resume(lambda work: work())
         self._stream_ids: dict[str, int] = {}
         with translated(self._path, "opening"):

@@ -53,10 +53,12 @@ class HeadFile:
 
         Raises:
             OSError: it cannot be written.
+            ForeignStore: the log is damaged where its last record should be.
         """
         known = read_head(store / HEAD_FILE)
+        with translated(store / LOG_FILE, "opening"):
+            found = connection.execute(_LAST).fetchone()
         self._fd = open_or_create(store / HEAD_FILE)
-        found = connection.execute(_LAST).fetchone()
         # Where the last records were pruned, it stands beyond those that are kept.
         if found is not None and (known is None or found[0] > known.position):
             try:

@@ -169,9 +169,11 @@ class SqliteReader:
                     return
                 raise CorruptLog(str(self._path), after + 2, after + 1, f"records {after + 1} to {head} are missing")
             records = []
+            previous = after
             for crc, *fields in rows:
                 record = Stored(*fields)
-                if crc32(record.event) != crc:
+                previous = self._following(previous, record.position)
+                if not isinstance(record.event, bytes) or crc32(record.event) != crc:
                     raise CorruptLog(str(self._path), record.position + 1, record.position, "wrong checksum")
                 records.append(record)
             if len(rows) == most + MAX_BATCH:
@@ -304,13 +306,22 @@ class SqliteReader:
         while last < head:
             until = min(last + reach, head) if where else head
             rows = await self._fetch(query, [last, until, *values, _FETCH])
+            previous = last
             for row in rows:
+                previous = self._following(previous, row[0])
                 yield record_of(row, str(self._path))
             if len(rows) < _FETCH:
                 last, reach = until, reach * 4
             else:
                 reach = max(_LEAST_REACH, 2 * (rows[-1][0] - last))
                 last = rows[-1][0]
+
+    def _following(self, previous: int, position: int) -> int:
+        """``position``, after looking that it follows: rows of a damaged page come in any order, again and again."""
+        if position <= previous:
+            at = previous + 1
+            raise CorruptLog(str(self._path), at + 1, at, f"record {position} lies where a later one must follow")
+        return position
 
     async def _found(self, wanted: Filter, grams: str, indexed: int) -> AsyncIterator[Record]:
         """What the full-text index knows up to ``indexed``, compared with the whole filter."""

@@ -65,10 +65,12 @@ class SqliteRemover:
         """See ``StreamStore.prune``."""
         with self._told("pruned"):
             self.resume(exclusively)
-            ends = exclusively(lambda: self._ends(cuts))
+            with translated(self._path, "reading"):
+                ends = exclusively(lambda: self._ends(cuts))
             cuts = {name: min(cuts[name], end) for name, (first, end) in ends.items() if min(cuts[name], end) > first}
             if not cuts:
                 return Pruned()
+            self._check({name: (ends[name][0], cut) for name, cut in cuts.items()}, exclusively)
             self._make_room(exclusively)
             exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "prune", cuts, at_ms)))
             records, size, _, _ = self._work(exclusively)
@@ -78,10 +80,13 @@ class SqliteRemover:
         """See ``StreamStore.forget``."""
         with self._told("forgotten"):
             self.resume(exclusively)
-            self._make_room(exclusively)
-            wanted = exclusively(lambda: self._mark(streams, at_ms))
+            wanted = exclusively(lambda: self._to_forget(streams))
             if not wanted:
                 return Forgotten()
+            self._check(wanted, exclusively)
+            self._make_room(exclusively)
+            ends = {name: end for name, (_, end) in wanted.items()}
+            exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "forget", ends, at_ms)))
             _, _, records, saved = self._work(exclusively)
             return Forgotten(records, saved, len(wanted))
 
@@ -109,20 +114,28 @@ class SqliteRemover:
                 found[name] = (first, last + 1)
         return found
 
-    def _mark(self, names: Collection[str], at_ms: int) -> dict[str, int]:
-        """Note what of these streams is to be forgotten; their ends."""
-        marks = tables.load(self._connection).marks
-        ends = {name: end for name, (_, end) in self._ends(names).items()}
-        wanted = {name: end for name, end in ends.items() if name not in marks or marks[name].offset < end}
-        if wanted:
-            self._transact(lambda: tables.begin(self._connection, "forget", wanted, at_ms))
-        return wanted
+    def _to_forget(self, names: Collection[str]) -> dict[str, tuple[int, int]]:
+        """(first offset, end) of those of the streams that hold what was not forgotten yet."""
+        with translated(self._path, "reading"):
+            marks = tables.load(self._connection).marks
+            ends = self._ends(names)
+        return {name: ends[name] for name in ends if name not in marks or marks[name].offset < ends[name][1]}
+
+    def _check(self, wanted: Mapping[str, tuple[int, int]], exclusively: Exclusive) -> None:
+        """Before anything is noted: read what is to be removed, so that damage in it is told and nothing is begun."""
+        for name, (first, end) in wanted.items():
+            while first < end:
+                self._turns.check()
+                with translated(self._path, "reading"):
+                    first = exclusively(partial(tables.check_chunk, self._connection, name, first, end))
 
     def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
         """Do all that is noted; records and bytes pruned, and forgotten."""
         pruned = pruned_bytes = forgotten = saved = 0
         forgets = False
-        for what, stream, offset, at_ms in exclusively(lambda: list(tables.pending(self._connection))):
+        with translated(self._path, "reading"):
+            noted = exclusively(lambda: list(tables.pending(self._connection)))
+        for what, stream, offset, at_ms in noted:
             if what == "prune":
                 for records, size in self._chunks(exclusively, stream, offset, at_ms):
                     pruned, pruned_bytes = pruned + records, pruned_bytes + size

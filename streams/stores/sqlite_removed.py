@@ -9,8 +9,8 @@ its last part. ``removals.version`` grows with each of these transactions.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import orjson
@@ -37,6 +37,23 @@ _HEAD_BEFORE: Final = "SELECT coalesce(max(position), -1) FROM records"
 _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
 
+class DamagedRow(sqlite3.DatabaseError):
+    """A row is not what was written into it. SQLite itself does not notice, so this is told as its errors are."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+    def __init__(self, table: str, fault: str) -> None:
+        super().__init__(f"table {table}: {fault}")
+
+
+def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ...]:
+    """``row``, whose values have the types of the table. A page that is damaged gives any value in any column."""
+    for value, wanted in zip(row, types, strict=True):
+        if type(value) is not wanted:
+            raise DamagedRow(table, f"a row has {type(value).__name__} where {wanted.__name__} was written")
+    return row
+
+
 def knows_removal(connection: sqlite3.Connection) -> bool:
     """Whether the file has these tables; one that no newer version has written to yet has not."""
     return connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'removals'").fetchone() is not None
@@ -54,8 +71,8 @@ def version_of(connection: sqlite3.Connection) -> int:
         return 0
     row = connection.execute("SELECT version FROM removals").fetchone()
     if row is None:
-        raise sqlite3.DatabaseError("the table removals has lost its row")
-    version: int = row[0]
+        raise DamagedRow("removals", "it has lost its row")
+    version: int = _as_written("removals", row, int)[0]
     return version
 
 
@@ -63,9 +80,12 @@ def load(connection: sqlite3.Connection) -> Removal:
     """Everything but the entries. For one state of the file, call it within a transaction."""
     if not knows_removal(connection):
         return Removal()
-    ranges = Ranges(connection.execute("SELECT first, end FROM removed_ranges"))
-    bases = {row[0]: Base(*row[1:]) for row in connection.execute("SELECT stream, offset, hash, at_ms FROM bases")}
-    marks = {row[0]: Mark(*row[1:]) for row in connection.execute("SELECT stream, offset, at_ms FROM marks")}
+    found = connection.execute("SELECT first, end FROM removed_ranges")
+    ranges = Ranges(_as_written("removed_ranges", row, int, int) for row in found)
+    found = connection.execute("SELECT stream, offset, hash, at_ms FROM bases")
+    bases = {row[0]: Base(*row[1:]) for row in found if _as_written("bases", row, str, int, bytes, int)}
+    found = connection.execute("SELECT stream, offset, at_ms FROM marks")
+    marks = {row[0]: Mark(*row[1:]) for row in found if _as_written("marks", row, str, int, int)}
     pending = connection.execute("SELECT 1 FROM pending LIMIT 1").fetchone() is not None
     return Removal(ranges, bases, marks, pending)
 
@@ -73,19 +93,26 @@ def load(connection: sqlite3.Connection) -> Removal:
 def find(connection: sqlite3.Connection, key: bytes) -> Entry | None:
     """The entry of a pruned record, by the digest of its key."""
     row = connection.execute("SELECT key, body, position, offset, hash FROM removed WHERE key = ?", [key]).fetchone()
-    return None if row is None else Entry(*row)
+    return None if row is None else _entry(row)
 
 
 def base_of(connection: sqlite3.Connection, stream_id: str) -> tuple[int, bytes] | None:
     """(first kept offset, hash before it) of a pruned stream."""
     row = connection.execute("SELECT offset, hash FROM bases WHERE stream = ?", [stream_id]).fetchone()
-    return None if row is None else (row[0], row[1])
+    if row is None:
+        return None
+    offset, hash_ = _as_written("bases", row, int, bytes)
+    return offset, hash_
 
 
 def entries_after(connection: sqlite3.Connection, key: bytes, most: int) -> list[Entry]:
     """The next entries in the order of their keys."""
     query = "SELECT key, body, position, offset, hash FROM removed WHERE key > ? ORDER BY key LIMIT ?"
-    return [Entry(*row) for row in connection.execute(query, [key, most])]
+    return [_entry(row) for row in connection.execute(query, [key, most])]
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    return Entry(*_as_written("removed", row, bytes, bytes, int, int, bytes))
 
 
 def adopt_entries(connection: sqlite3.Connection, entries: Iterable[bytes]) -> None:
@@ -117,7 +144,10 @@ def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int],
 
 def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int]]:
     """What is still to be done: (what, stream, offset, time)."""
-    yield from connection.execute("SELECT what, stream, offset, at_ms FROM pending ORDER BY what, stream").fetchall()
+    query = "SELECT what, stream, offset, at_ms FROM pending ORDER BY what, stream"
+    for row in connection.execute(query).fetchall():
+        what, stream, offset, at_ms = _as_written("pending", row, str, str, int, int)
+        yield what, stream, offset, at_ms
 
 
 def prune_chunk(
@@ -126,7 +156,7 @@ def prune_chunk(
     """Remove the next records below ``offset``, at ``most`` so many; (how many, bytes, where to go on)."""
     rows = _chunk(connection, stream_id, 0, offset, most)
     if rows:
-        entries = [_entry_of(position, at, hash_, event) for position, at, hash_, event in rows]
+        entries = [_entry_of(row) for row in rows]
         connection.executemany(_INSERT_ENTRY, entries)
         connection.executemany("DELETE FROM records WHERE position = ?", [(row[0],) for row in rows])
         forget_keys(connection, [entry.key for entry in entries])
@@ -137,7 +167,7 @@ def prune_chunk(
         for entry in entries:
             _include(connection, entry.position)
         connection.execute("UPDATE removals SET version = version + 1")
-    return len(rows), sum(len(row[3]) for row in rows), rows[-1][1] + 1 if rows else offset
+    return len(rows), sum(len(row.event) for row in rows), rows[-1].offset + 1 if rows else offset
 
 
 def forget_chunk(
@@ -147,15 +177,27 @@ def forget_chunk(
     rows = _chunk(connection, stream_id, first, offset, most)
     changed = []
     saved = 0
-    for position, _, _, event in rows:
-        fields = orjson.loads(event)
+    for row in rows:
+        fields = _fields_of(row)
         if not is_digest(fields["payload"]):
             form = digest_form_of(fields)[1]
-            saved += len(event) - len(form)
-            changed.append((form, crc32(form), position))
+            saved += len(row.event) - len(form)
+            changed.append((form, crc32(form), row.position))
     connection.executemany("UPDATE records SET event = ?, crc = ? WHERE position = ?", changed)
     connection.execute("UPDATE removals SET version = version + 1")
-    return len(changed), saved, rows[-1][1] + 1 if rows else offset
+    return len(changed), saved, rows[-1].offset + 1 if rows else offset
+
+
+def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> int:
+    """Read the next records from ``first`` to below ``end`` as a removal will; where to go on.
+
+    Raises:
+        DamagedRow: one of them is damaged. What is removed must be known to be what was written.
+    """
+    rows = _chunk(connection, stream_id, first, end, CHUNK)
+    for row in rows:
+        _fields_of(row)
+    return rows[-1].offset + 1 if rows else end
 
 
 def finish(connection: sqlite3.Connection) -> None:
@@ -164,29 +206,49 @@ def finish(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE removals SET version = version + 1")
 
 
-def _chunk(
-    connection: sqlite3.Connection, stream_id: str, first: int, end: int, most: int
-) -> Sequence[tuple[int, int, bytes, bytes]]:
-    """(position, offset, hash, event) of the next records of a stream, as many as one transaction takes."""
+class _Row(NamedTuple):
+    position: int
+    offset: int
+    hash: bytes
+    crc: int
+    event: bytes
+
+
+def _chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int, most: int) -> list[_Row]:
+    """The next records of a stream, as many as one transaction takes."""
     found = connection.execute(
-        "SELECT position, offset, hash, event FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
+        "SELECT position, offset, hash, crc, event FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
         " AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?",
         [stream_id, first, end, most],
     )
-    rows: list[tuple[int, int, bytes, bytes]] = []
+    rows: list[_Row] = []
     size = 0
-    for row in found:
-        size += len(row[3])
+    for values in found:
+        row = _Row(*_as_written("records", values, int, int, bytes, int, bytes))
+        if row.offset < (rows[-1].offset + 1 if rows else first):
+            raise DamagedRow("records", f"record {row.position} is out of order")
+        size += len(row.event)
         if rows and size > CHUNK_BYTES:
             break
         rows.append(row)
     return rows
 
 
-def _entry_of(position: int, offset: int, hash_: bytes, event: bytes) -> Entry:
-    fields = orjson.loads(event)
+def _fields_of(row: _Row) -> dict[str, Any]:
+    """The event's fields. Raises ``DamagedRow`` if it is not what was written."""
+    if crc32(row.event) != row.crc:
+        raise DamagedRow("records", f"record {row.position} has a wrong checksum")
+    try:
+        fields: dict[str, Any] = orjson.loads(row.event)
+    except orjson.JSONDecodeError as error:
+        raise DamagedRow("records", f"record {row.position} is not a record") from error
+    return fields
+
+
+def _entry_of(row: _Row) -> Entry:
+    fields = _fields_of(row)
     body = body_digest((fields["type"], fields["stream_id"], fields["actor"], stored_form_of(fields)[0]))
-    return Entry(key_digest(fields["idempotency_key"]), body, position, offset, hash_)
+    return Entry(key_digest(fields["idempotency_key"]), body, row.position, row.offset, row.hash)
 
 
 def _include(connection: sqlite3.Connection, position: int) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -263,6 +264,10 @@ class SqliteVerification:
                 ).fetchall()
         except DAMAGE as error:
             return self._fetch_one_by_one(connection, damage_text(error))
+        positions = [max(self._last, self._scanned), *(row[0] for row in rows)]
+        if any(one >= following for one, following in pairwise(positions)):
+            # Rows of a damaged page come in any order, again and again.
+            return self._fetch_one_by_one(connection, "its rows are out of order")
         for row in rows:
             self._judge(_Row(*row))
         return sum(len(row[-1]) for row in rows if isinstance(row[-1], bytes)), not rows
@@ -426,6 +431,7 @@ def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:
     connection.execute("BEGIN")
     try:
         removal = load(connection)
+        version_of(connection)  # which is told if it is damaged
         count = connection.execute("SELECT count(*) FROM removed").fetchone()[0] if removal else 0
     finally:
         connection.execute("COMMIT")

@@ -1,0 +1,202 @@
+"""Any file of a store damaged in any way: whatever looks at it or writes to it comes to an end, with our own errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from streams.errors import CorruptLog, ForeignStore, StreamError
+from streams.identity import seeded_identity
+from streams.log import Log
+from streams.log_reader import LogReader
+from streams.migrate import Migration
+from streams.query import Filter
+from streams.stores.directory import Backend
+from streams.verify import Verification
+from tests.streams.builders import event
+from tests.streams.opened import collect
+from tests.streams.removals import BACKENDS, faults
+from tests.streams.sizes import size
+from tests.streams.sqlite_logs import change
+
+HANG_S = 120.0
+PAGE = 4096
+
+
+async def make(store: Path, backend: Backend) -> None:
+    """A log of two hundred records with all that a removal leaves."""
+    log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=PAGE)
+    for n in range(40):
+        await log.append([event(f"k{n}-{m}", stream=f"ses_{(n + m) % 6}", payload={"t": "x" * n}) for m in range(5)])
+    await log.prune({"ses_1": 9, "ses_4": 25}, at_ms=1)
+    await log.forget(["ses_2"], at_ms=2)
+    await log.append([event("late", stream="ses_5")])
+    await log.close()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Path]:
+    stores = {backend: tmp_path_factory.mktemp(backend) for backend in BACKENDS}
+    for backend, store in stores.items():
+        asyncio.run(make(store, backend))
+    return stores
+
+
+def damage(random: Random, path: Path) -> str:
+    """Change the file; what was done to it."""
+    data = bytearray(path.read_bytes())
+    at = random.randrange(len(data))
+    match random.choice(("bit", "bytes", "zeros", "cut", "page header")):
+        case "bit":
+            how = "a bit"
+            data[at] ^= 1 << random.randrange(8)
+        case "bytes":
+            how = "bytes"
+            length = len(data[at : at + random.choice((1, 4, 16, 64, 512))])
+            data[at : at + length] = random.randbytes(length)
+        case "zeros":
+            how = "zeros"
+            length = len(data[at : at + random.choice((16, 512, PAGE))])
+            data[at : at + length] = bytes(length)
+        case "cut":
+            how = "cut"
+            del data[at:]
+        case _:
+            how, at = "the header of a page", min(at // PAGE * PAGE + random.randrange(12), len(data) - 1)
+            data[at] = random.randrange(256)
+    path.write_bytes(data)
+    return f"{path.name}: {how} at {at}"
+
+
+async def collect_findings(check: Verification) -> list[str]:
+    return [str(finding) async for finding in check.run()]
+
+
+async def verify(store: Path) -> None:
+    await collect_findings(Verification(store))
+
+
+async def look(store: Path) -> None:
+    await collect_findings(Verification(store, quick=True))
+
+
+async def read(store: Path) -> None:
+    reader = LogReader(store)
+    try:
+        await reader.glance()
+        await collect(reader.read_all())
+        await collect(reader.query(Filter(streams=["ses_2"], types=["agent.*"])))
+        await collect(reader.query(Filter(text="xxx")))
+        await reader.removed()
+        await reader.sizes()
+        await reader.is_removing()
+    finally:
+        await reader.close()
+
+
+async def write(store: Path) -> None:
+    log = await Log.open(store, seeded_identity(2), segment_bytes=PAGE)
+    try:
+        await log.append([event("new", stream="ses_0")])
+        await log.prune({"ses_3": 5}, at_ms=3)
+        await log.forget(["ses_5"], at_ms=4)
+        await Migration(log, "jsonl" if log.backend == "sqlite" else "sqlite").run()
+    finally:
+        await log.close()
+
+
+WAYS: tuple[Callable[[Path], Awaitable[None]], ...] = (look, verify, read, write)
+
+
+def damaged(made: dict[Backend, Path], place: Path) -> Iterator[tuple[Path, str]]:
+    random = Random(int(os.environ.get("TORTURE_SEED", "5")))
+    for _ in range(size("DAMAGES", 30)):
+        shutil.rmtree(place, ignore_errors=True)
+        backend = random.choice(BACKENDS)
+        shutil.copytree(made[backend], place)
+        files = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)
+        files += [place / "log.db"] * 6 if backend == "sqlite" else []
+        yield place, damage(random, random.choice([path for path in files if path.name not in ("lock", "reserve")]))
+
+
+def test_every_way_comes_to_its_end_with_our_errors(made: dict[Backend, Path], tmp_path: Path) -> None:
+    for store, done in damaged(made, tmp_path / "store"):
+        for way in WAYS:
+            try:
+                asyncio.run(asyncio.wait_for(way(store), HANG_S))
+            except StreamError as error:
+                assert str(error)
+            except Exception as error:
+                raise AssertionError(f"{way.__name__} of a store with {done}: {error!r}") from error
+
+
+def varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    """A number of SQLite's record format, and where it ends."""
+    value = 0
+    while data[at] & 0x80:
+        value, at = value << 7 | data[at] & 0x7F, at + 1
+    return value << 7 | data[at], at + 1
+
+
+def turn_back_rows(path: Path) -> None:
+    """Make the rows of a page of records look as if they were the first ones: a reader that goes on after the last one
+    it saw comes to them again and again."""
+    data = bytearray(path.read_bytes())
+    pages = []
+    for page in range(PAGE, len(data), PAGE):
+        cells = [int.from_bytes(data[at : at + 2]) for at in range(page + 8, page + 8 + 2 * data[page + 4], 2)]
+        if data[page] == 13 and len(cells) > 3 and b'"idempotency_key"' in data[page : page + PAGE]:
+            pages.append([varint(data, page + cell)[1] for cell in cells])
+    rows = pages[len(pages) // 2]
+    for at in rows:
+        data[at : varint(data, at)[1]] = b"\x80" * (varint(data, at)[1] - at - 1) + b"\x00"
+    path.write_bytes(data)
+
+
+async def test_rows_that_come_again_and_again_end_a_reading_and_are_found(tmp_path: Path) -> None:
+    await make(tmp_path, "sqlite")
+    turn_back_rows(tmp_path / "log.db")
+    found = await asyncio.wait_for(faults(tmp_path), HANG_S)
+    assert any("out of order" in each for each in found)
+    reader = LogReader(tmp_path)
+    with pytest.raises(CorruptLog):
+        await asyncio.wait_for(collect(reader.read_all()), HANG_S)
+    await reader.close()
+
+
+@pytest.mark.parametrize("table", ["removals", "removed_ranges", "bases", "marks"])
+async def test_a_row_of_what_was_removed_that_is_gone_is_no_accident_of_ours(tmp_path: Path, table: str) -> None:
+    await make(tmp_path, "sqlite")
+    change(tmp_path, f"DELETE FROM {table}")
+    assert await faults(tmp_path) != []
+
+
+@pytest.mark.parametrize("removal", ["prune", "forget"])
+async def test_a_damaged_record_is_not_removed_and_nothing_is_begun(tmp_path: Path, removal: str) -> None:
+    await make(tmp_path, "sqlite")
+    change(tmp_path, "UPDATE records SET event = CAST(event || ' ' AS BLOB) WHERE position = 45")
+    before = await faults(tmp_path)
+    log = await Log.open(tmp_path, seeded_identity(2))
+    with pytest.raises(ForeignStore, match=r"record 45 has a wrong checksum.*verify"):
+        await (log.prune({"ses_3": 99}, at_ms=3) if removal == "prune" else log.forget(["ses_3"], at_ms=3))
+    assert not (await log.source.removal()).pending
+    await log.append([event("it goes on")])
+    await log.close()
+    assert await faults(tmp_path) == before and len(before) == 1
+
+
+async def test_damage_in_what_a_cut_off_prune_was_to_remove_keeps_nobody_from_writing(tmp_path: Path) -> None:
+    await make(tmp_path, "sqlite")
+    change(tmp_path, "INSERT INTO pending VALUES ('prune', 'ses_3', 99, 1)")
+    change(tmp_path, "UPDATE records SET event = CAST(event || ' ' AS BLOB) WHERE position = 45")
+    log = await Log.open(tmp_path, seeded_identity(2))
+    await log.append([event("it goes on")])
+    await log.close()
+    told = await faults(tmp_path)
+    assert any(each.startswith("torn") for each in told) and any(each.startswith("corrupt") for each in told)
