@@ -74,6 +74,7 @@ class JsonlRemover:
             records = size = 0
             victims = self._victims(cuts)
             positions = sorted(position for found in victims.values() for position in found)
+            self._check(positions)
             while positions:
                 portion = positions[: self._fitting(positions)]
                 size += self._prune(portion, at_ms, commits)
@@ -98,7 +99,9 @@ class JsonlRemover:
         with _told(self._store, "forgotten"):
             self.resume(lambda: commits.exclusively(self._roll))
             named = [tail.positions for name in set(streams) if (tail := self._index.streams.get(name)) is not None]
-            self._make_rewritable(sorted(p for found in named for p in found), self._files.removal, commits)
+            wanted = sorted(p for found in named for p in found if p <= self._head())
+            self._check(wanted)
+            self._make_rewritable(wanted, self._files.removal, commits)
             positions = commits.exclusively(lambda: self._mark(set(streams), at_ms))
             if not positions:
                 return Forgotten()
@@ -216,6 +219,25 @@ class JsonlRemover:
         if run is not None:
             runs.append(run)
         waiting.clear()
+
+    def _check(self, positions: Sequence[int]) -> None:
+        """Before anything is noted: read all that is to be rewritten, so that damage is told and nothing is begun.
+
+        Of the segment that is written to just now only these records. Raises ``CorruptLog``.
+        """
+        open_one = self._index.segments[-1] if self._index.segments else None
+        for segment in self._segments_of(positions):
+            if segment is open_one:
+                continue
+            self._turns.check()
+            data = read_segment(segment)
+            for start, line in split_lines(data):
+                try:
+                    parse_keys(line)
+                except BadLine as fault:
+                    raise _corrupt(segment, data, start, None, fault) from None
+        for _ in self._lines_at([p for p in positions if open_one is not None and p >= open_one.first]):
+            pass
 
     def _lines_at(self, positions: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         """The lines of these records, in order. Raises ``CorruptLog``."""

@@ -18,6 +18,8 @@ from streams.log_reader import LogReader
 from streams.migrate import Migration
 from streams.query import Filter
 from streams.stores.directory import Backend
+from streams.stores.removed_files import MANIFEST
+from streams.stores.segments import list_segments
 from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.opened import collect
@@ -175,6 +177,25 @@ async def test_a_row_of_what_was_removed_that_is_gone_is_no_accident_of_ours(tmp
     await make(tmp_path, "sqlite")
     change(tmp_path, f"DELETE FROM {table}")
     assert await faults(tmp_path) != []
+
+
+@pytest.mark.parametrize("whose", ["one of its own", "another one's beside it"])
+@pytest.mark.parametrize("removal", ["prune", "forget"])
+async def test_a_line_that_was_damaged_under_way_is_not_rewritten_and_nothing_is_begun(
+    tmp_path: Path, removal: str, whose: str
+) -> None:
+    await make(tmp_path, "jsonl")
+    log = await Log.open(tmp_path, seeded_identity(2), segment_bytes=PAGE)
+    segment = list_segments(tmp_path / "log")[2].path
+    data = bytearray(segment.read_bytes())
+    data[data.index(b'"ses_3"' if whose == "one of its own" else b'"ses_5"') + 40] ^= 1
+    segment.write_bytes(data)
+    listed = (tmp_path / "log" / MANIFEST).read_bytes()
+    with pytest.raises(CorruptLog, match=r"wrong checksum; nothing was changed"):
+        await (log.prune({"ses_3": 99}, at_ms=3) if removal == "prune" else log.forget(["ses_3"], at_ms=3))
+    assert (tmp_path / "log" / MANIFEST).read_bytes() == listed and not (await log.source.removal()).pending
+    await log.append([event("it goes on")])
+    await log.close()
 
 
 @pytest.mark.parametrize("removal", ["prune", "forget"])
