@@ -138,12 +138,14 @@ class Worker:
         while self.lives():
             await self.usable.wait()
             assert self.log is not None
-            log = self.log
+            # Both now: what is appended after this log was closed is in the next one only.
+            log, known = self.log, self.known
             try:
                 tail = await collect(log.read_all(after=log.head - 200))
                 assert [r.position for r in tail] == sorted({r.position for r in tail})
-                if self.known:
-                    assert await log.find(self.random.choice(self.known)) is not None
+                if known:
+                    key = self.random.choice(known)
+                    assert await log.find(key) is not None, f"{key} was acknowledged; the log lies in {log.backend}"
                 stream = f"ses_{self.random.randrange(LANES)}_{self.life}"
                 found = await collect(log.query(Filter(types=["agent.*"], streams=[stream])))
                 assert all(r.event.type == "agent.error" for r in found)
