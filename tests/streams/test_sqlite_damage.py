@@ -28,7 +28,6 @@ from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.streams.sqlite_logs import change, findings, make_older, written
 
-
 APPLICATION_ID = range(68, 72)
 """Where a database says whose it is."""
 
