@@ -14,6 +14,7 @@ from typing import Final
 from sidecar.home import Home
 from streams.errors import StreamError
 from streams.stores.directory import MANIFEST, read_manifest
+from streams.stores.presence import located
 
 MEANT: Final = "if that was not meant, restore store/ from a backup"
 
@@ -40,6 +41,8 @@ def told(home: Home) -> tuple[str, str] | None:
     """What to say of a log that is gone, and what to do; ``None`` where none is, or where that cannot be known."""
     try:
         manifest = read_manifest(home.store_path)
+        if manifest is None:
+            located(home.store_path)  # what is left of a log is no log that is gone as a whole
     except (StreamError, OSError):
         return None  # which is told where the log is read
     if manifest is None:

@@ -33,6 +33,7 @@ from typing import Any, Final, Literal
 from streams.findings import Finding
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Kept, Manifest
+from streams.stores.presence import LeftAlone
 
 Action = Literal["write manifest", "open", "copy rows", "set aside", "delete"]
 
@@ -93,6 +94,8 @@ class Facts:
     furthest_hint: int = NOTHING
     last_known: int | None = None
     """The log's last record as its head file has it, which may be there without the log."""
+    left_alone: LeftAlone | None = None
+    """The head file of a log that is gone, ``store.json`` with it."""
     side_files: tuple[str, ...] = ()
     """Of what a backend has beside its log (``SIDE_FILES``), what lies there."""
     search_fault: Literal["damaged", "ahead"] | None = None
@@ -139,6 +142,8 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
     if not with_records:
         if damaged:
             yield Item(found, "set aside", "no records lie there: the next start begins a new log", damaged)
+        elif facts.left_alone is not None:
+            yield Item(facts.left_alone.reason, None, facts.left_alone.hint)
         return
     bad = sorted(name for name, store in with_records.items() if not store.is_sound)
     if bad:

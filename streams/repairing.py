@@ -22,6 +22,7 @@ from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest,
 from streams.stores.disk import make_directory, sync_directory
 from streams.stores.hints import REPAIRED, Hints
 from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.presence import left_alone
 from streams.stores.segments import list_segments, read_head
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, holds_log
 from streams.stores.sqlite_reader import SqliteReader
@@ -62,7 +63,7 @@ def is_begun(store: Path) -> bool:
         return True
     # Drafts are not asked for: by their names alone they may be somebody else's.
     files = (store / "head", store / LOG_FILE, *Hints(store).files())
-    return any(map(os.path.lexists, files)) or bool(list_segments(store / "log"))
+    return any(map(os.path.lexists, files)) or bool(list_segments(store / "log")) or left_alone(store) is not None
 
 
 async def examine(store: Path, progress: Progress | None = None) -> Facts:
@@ -107,6 +108,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
         damaged_hints=tuple(f"hints/{path.name}" for path in hints.files() if path.name not in whole),
         hints_ahead=tuple(sorted(ahead)),
         last_known=_last_known(store, manifest),
+        left_alone=left_alone(store) if manifest is None and not stores else None,
         furthest_hint=max(ahead.values(), default=NOTHING),
         side_files=tuple(name for names in SIDE_FILES.values() for name in names if (store / name).exists()),
         search_fault=await _search_fault(store, stores[truth]) if truth == "sqlite" else None,

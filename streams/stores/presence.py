@@ -1,19 +1,24 @@
 """Which stores lie in a directory, and whether the one that ``store.json`` names is among them.
 
 A backend's files are made before ``store.json`` first names it, so a store that
-is named and not there was deleted. Neither side goes on then: a writer
-would begin a second log in its place, a reader would show an empty one.
+is named and not there was deleted. So was one of which only the head file is left.
+Neither side goes on then: a writer would begin a second log in its place, a reader
+would show an empty one.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from streams.errors import MissingLog, StreamError
+from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Kept, Manifest, read_manifest
-from streams.stores.segments import list_segments
+from streams.stores.segments import list_segments, read_head
 from streams.stores.sqlite_files import LOG_FILE, holds_log
-from streams.stores.sqlite_head import holds_known_log
+from streams.stores.sqlite_head import HEAD_FILE, holds_known_log
+
+HEAD_FILES: Final = ("head", HEAD_FILE)
 
 
 def located(store: Path, *, alone: bool = False) -> Manifest | None:
@@ -32,6 +37,9 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
         if with_records(store, alone=alone):
             hint = f"`durable-stream repair` writes it anew if every record verifies; else restore {MANIFEST}"
             raise MissingLog(str(store), f"it holds a log but no {MANIFEST}, which says where the log lies", hint)
+        lost = left_alone(store)
+        if lost is not None:
+            raise MissingLog(str(store), lost.reason, lost.hint)
         return None
     if manifest.backend == "jsonl":
         # Either of them shows that the log was here; which one is missing is judged where it is read.
@@ -40,6 +48,32 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
     elif not holds_known_log(store, alone=alone):
         raise _gone(store, manifest, alone, f"{LOG_FILE} is not there, or is empty")
     return manifest
+
+
+class LeftAlone(NamedTuple):
+    """A head file of which the log is gone, ``store.json`` with it; ``position`` is the last one that it knows."""
+
+    file: Path
+    position: int
+
+    @property
+    def reason(self) -> str:
+        """What to say of it."""
+        return (
+            f"{self.file.name} says that records up to position {self.position} were written, "
+            f"but neither the log nor {MANIFEST} is there"
+        )
+
+    @property
+    def hint(self) -> str:
+        """What to do."""
+        return f"restore the store from a backup; without one, move {self.file.name} away: then a new log is begun"
+
+
+def left_alone(store: Path) -> LeftAlone | None:
+    """The head file that is left of a deleted log; only of a directory without ``store.json`` and without records."""
+    found = [LeftAlone(store / name, head.position) for name in HEAD_FILES if (head := read_head(store / name))]
+    return max((each for each in found if each.position > NOTHING), key=lambda each: each.position, default=None)
 
 
 def with_records(store: Path, *, alone: bool = False) -> list[Backend]:

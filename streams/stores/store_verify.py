@@ -11,6 +11,7 @@ from streams.findings import Finding
 from streams.stores.directory import MANIFEST, NEWEST, read_manifest
 from streams.stores.disk import read_file
 from streams.stores.hints import Hints, Lost
+from streams.stores.presence import left_alone
 
 
 def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
@@ -32,6 +33,8 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
     if manifest is not None and not has_log:
         reason = f"it says that the log lies in {manifest.backend}, which is not there: restore the store from a backup"
         return Finding("missing", str(path), None, None, None, reason)
+    if manifest is None and (left := left_alone(store)) is not None:
+        return Finding("missing", str(path), None, None, None, f"{left.reason}: {left.hint}")
     return None
 
 

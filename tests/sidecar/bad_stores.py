@@ -216,6 +216,13 @@ LINKED: dict[State, str] = dict.fromkeys(
 )
 """Links, which every command refuses, ``repair`` too: somebody put them there."""
 
+
+def only_head_left(store: Path) -> None:
+    """All of the log is deleted, ``store.json`` with it; its head file is forgotten."""
+    for path in (*store.glob("log.db*"), *store.glob("log/*"), store / "store.json"):
+        path.unlink(missing_ok=True)
+
+
 REFUSED: dict[Backend, dict[State, str]] = {
     "jsonl": {
         newer_manifest: r"format 99, this version reads up to \d+: upgrade durable-stream",
@@ -231,6 +238,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
         last_segment_gone: r"records \d+ to 11 were written and are missing.*restore the file from a backup",
         all_segments_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
         log_directory_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
+        only_head_left: r": head says that records up to position 11 were written, but neither .*restore the store",
         **LINKED,
         log_and_head_gone: r"lies in jsonl, but log/ and head are not there.*restore",
     },
@@ -240,6 +248,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
         damaged_manifest: r"store\.json: it is damaged: `durable-stream repair`",
         no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
         pointer_to_jsonl: r"lies in jsonl, but log/ and head are not there; records in sqlite.*restore",
+        only_head_left: r"sqlite-head says that records up to position 1\d were written, but neither .*restore",
         **LINKED,
         database_gone: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
         wal_gone: r"records 12 to 14 were written and are missing: log\.db-wal was deleted.*restore the file",

@@ -67,3 +67,16 @@ def test_a_log_that_was_repaired_or_moved_is_not_gone(home: Home) -> None:
     assert run(home.path, "migrate", "--to", "sqlite").code == 0 and notes(home) == []
     play(home, "deletion")
     assert notes(home) == [] and GONE not in logged(home)
+
+
+def test_a_log_of_which_a_part_is_left_is_not_gone(home: Home) -> None:
+    play(home, "chat")
+    pointer = (home.store_path / "store.json").read_bytes()
+    (home.store_path / "store.json").unlink()
+    assert notes(home) == [], "the log lies there, and the next start refuses it"
+    shutil.rmtree(home.store_path / "log")
+    assert notes(home) == [], "its head file lies there, and the next start refuses it"
+    (home.store_path / "head").unlink()
+    assert len(notes(home)) == 1
+    (home.store_path / "store.json").write_bytes(pointer)
+    assert notes(home) == []
