@@ -414,7 +414,7 @@ async def open_backend(
     """
 
     def jsonl() -> JsonlStore:
-        create(store, store / "log")
+        create(store)
         return JsonlStore(store, -1, disk or Disk(), segment_bytes, is_copy=is_copy)
 
     try:

@@ -116,7 +116,7 @@ class JsonlStore(KeepsHints):
 
     @classmethod
     def _open(cls, store: Path, identity: Identity, disk: Disk, segment_bytes: int) -> JsonlStore:
-        create(store, store / "log")
+        create(store)
         lock = take_lock(store)
         try:
             manifest = located(store, alone=True)

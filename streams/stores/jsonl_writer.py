@@ -17,6 +17,7 @@ from pathlib import Path
 from streams.errors import CorruptLog
 from streams.retention import Ranges, Removal
 from streams.store import NOTHING
+from streams.stores.directory import create
 from streams.stores.disk import (
     Disk,
     make_directory,
@@ -63,6 +64,7 @@ class JsonlWriter:
         recovered = recover(self._log, head, removed.removal)
         if not is_copy:
             _check_end(self._log, removed.removal.ranges, recovered.index.next_position())
+        create(store, self._log)  # not before: a log that is refused stays as it is
         self.index = recovered.index
         self.index.segments[:] = settle(disk, self._log, recovered.index.segments)
         self.head_lost = head is None and bool(recovered.index.segments)

@@ -263,11 +263,11 @@ REFUSED: dict[Backend, dict[State, str]] = {
 
 
 def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file with its time and its bytes, but the lock: what a command leaves besides is seen, too."""
+    """Every directory, and every file with its time and its bytes, but the lock: what a command leaves is seen, too."""
     return {
-        str(path.relative_to(store)): (path.stat().st_mtime_ns, path.read_bytes())
+        str(path.relative_to(store)): (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else (0, b"")
         for path in sorted(store.rglob("*"))
-        if path.is_file() and path.name != "lock"
+        if path.name != "lock"
     }
 
 
