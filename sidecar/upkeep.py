@@ -101,7 +101,8 @@ class Upkeep:
 
     async def run(self) -> None:
         """Look after the log from time to time; ends by being cancelled."""
-        await self._store.keep_reserve()
+        async with self._removing:
+            await self._store.keep_reserve()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -111,8 +112,8 @@ class Upkeep:
 
     async def look(self) -> None:
         """Do what is due now."""
-        await self._store.keep_reserve()
         async with self._removing:  # else what is being forgotten could be written into a snapshot once more
+            await self._store.keep_reserve()  # not while an old store is deleted, for which it was given up
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
@@ -214,7 +215,8 @@ class Upkeep:
         """Delete the store that the last move left behind; returns the bytes freed.
 
         Raises:
-            StoreUnavailable: a move is under way, which may be writing it. Nothing was deleted.
+            StoreUnavailable: a move is under way, which may be writing it: nothing was deleted. Or the disk is full or
+                failed: what is left is deleted when it is run again.
         """
         async with self._removing:
             if self.migration()["running"]:
@@ -224,8 +226,10 @@ class Upkeep:
                 )
             async with self._files:
                 await self._close_index()  # it may be of that store; what is held open keeps its space
-                freed = await in_thread(discard_kept, self._store.store)
-                self._store.reread_manifest()
+                try:
+                    freed = await in_thread(discard_kept, self._store.store)
+                finally:
+                    self._store.reread_manifest()  # which is changed first: then what failed is no store any more
         return freed
 
     # Pruning and forgetting

@@ -17,6 +17,7 @@ Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -32,6 +33,7 @@ from streams.store import NOTHING
 from streams.stores.copies import discard, discard_copy
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
 from streams.stores.in_turn import in_thread
+from streams.stores.reserve import Reserve, mib_to_open
 from streams.stores.segments import parse_event_keys
 from streams.stores.stored import Stored
 
@@ -267,8 +269,24 @@ def discard_kept(store: Path) -> int:
     """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none.
 
     So it does with what lies beside the log otherwise: an old store whose deletion was cut off, or what a migration
-    that was cut off had copied. The caller sees to it that no migration runs.
+    that was cut off had copied. The caller holds the store's lock, and sees to it that no migration runs. The reserve
+    is given up for it on a full disk: this is what makes room there.
+
+    Raises:
+        StoreUnavailable: the disk has no room to begin, or failed; run again, it deletes what is left.
+        BadStore: as ``read_manifest``.
     """
+    reserve = Reserve(store)
+    given_up = reserve.give_up()
+    try:
+        return _discard_kept(store)
+    except OSError as error:
+        raise _not_discarded(store, error) from error
+    finally:
+        reserve.take_back(given_up)
+
+
+def _discard_kept(store: Path) -> int:
     manifest = read_manifest(store)
     if manifest is None:
         return 0
@@ -277,3 +295,17 @@ def discard_kept(store: Path) -> int:
     # The pointer first: half a store must never be what a rollback continues.
     write_manifest(store, Manifest(manifest.backend, manifest.log_id))
     return discard(store, manifest.kept.backend)
+
+
+def _not_discarded(store: Path, error: OSError) -> StoreUnavailable:
+    """A full disk is met by the pointer only, before anything is deleted."""
+    again = "then run the same command again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"free {mib_to_open(store)} MiB on that disk, {again}"
+    else:
+        hint = f"see that the directory is yours and its disk is writable and works, {again}"
+    where = f"{error.filename}: " if error.filename else ""
+    return StoreUnavailable(
+        f"the old store in {store} could not be deleted: {where}{error.strerror or error}; the log itself is whole",
+        hint,
+    )
