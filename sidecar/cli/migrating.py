@@ -160,10 +160,10 @@ async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
     async def ourselves() -> int:
         import asyncio
 
-        from streams.migrate import discard_kept
+        from streams.migrate import discard_unserved
 
         with home.lock():
-            return await asyncio.to_thread(discard_kept, home.store_path)
+            return await asyncio.to_thread(discard_unserved, home.store_path)
 
     freed = await by_sidecar_or_ourselves(home, asked, ourselves)
     what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"

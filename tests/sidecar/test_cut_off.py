@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from streams.identity import system_identity
 from streams.log import Log
 from streams.verify import Verification
 from tests.sidecar import life
-from tests.sidecar.cli.helpers import run
+from tests.sidecar.cli.helpers import Done, run
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, start, wait_for
 from tests.streams.builders import event
 
@@ -210,6 +211,23 @@ def test_two_at_once_without_a_sidecar(home: Home) -> None:
             assert done.code == 1 and one_sentence(done.err)
             assert "a command that changes its log is at work; wait until the command has ended" in done.err
     assert run(home.path, "forget", "ses_000", "--yes").code == 0 and verified(home)
+
+
+def test_an_old_store_is_not_deleted_under_who_writes_the_log(home: Home) -> None:
+    assert run(home.path, "migrate", "--to", "sqlite").code == 0
+
+    async def refused() -> Done:
+        log = await Log.open(home.store_path, system_identity())
+        try:
+            return await asyncio.to_thread(run, home.path, "migrate", "--discard-old")
+        finally:
+            await log.close()
+
+    done = asyncio.run(refused())
+    assert done.code == 1 and one_sentence(done.err) and f"is being written by process {os.getpid()}" in done.err
+    assert (home.store_path / "log").is_dir()
+    back = run(home.path, "migrate", "--rollback")
+    assert back.code == 0 and verified(home), back
 
 
 async def test_nothing_is_deleted_while_the_log_moves(home: Home) -> None:

@@ -186,7 +186,7 @@ def test_without_a_reserve_an_old_store_stays_and_it_says_how_much_to_free(home:
 
 @contextmanager
 def sidecar_of(home: Home, serving: bool) -> Iterator[None]:
-    """A sidecar with room for its first files, if it is ``serving``; a disk without a free byte is the caller's to make."""
+    """A sidecar with room for its first files, if it is ``serving``; the caller fills the disk again."""
     if not serving:
         yield
         return
