@@ -96,12 +96,18 @@ async def migrate(
 async def _refuse_another_move(home: Home, to: str) -> None:
     """A log that lies where it is wished to may be on its way to elsewhere."""
     from sidecar.cli.control import LOOKING, by_sidecar_or_ourselves, control
+    from streams.stores.directory import is_being_written
 
     async def asked() -> dict[str, Any]:
         async with control(home, LOOKING) as client:
             return dict(await client.request("migration"))
 
     async def at_rest() -> dict[str, Any]:
+        if home.is_locked() or is_being_written(home.store_path):
+            raise Failure(
+                f"the log lies in {to}, but another command, or a sidecar that starts, is at work in {home.path} and "
+                "may be moving it; wait until it has ended, then try again"
+            )
         return {"running": False}
 
     answer = await by_sidecar_or_ourselves(home, asked, at_rest)

@@ -241,6 +241,18 @@ async def test_nothing_is_deleted_while_the_log_moves(home: Home) -> None:
     assert [finding async for finding in Verification(home.store_path).run()] == []
 
 
+def test_a_move_without_a_sidecar_is_not_denied(home: Home) -> None:
+    moving = begin(stopping_half_way(home, "migrate", "--to", "sqlite"))
+    wait_until_held(home)
+    denied = run(home.path, "migrate", "--to", "jsonl")
+    (home.path / "go-on").touch()
+    out, err = moving.communicate(timeout=HANG_SECONDS)
+    assert moving.returncode == 0 and "the log lies in sqlite now" in out, err
+    assert denied.code == 1 and denied.out == "" and one_sentence(denied.err), denied
+    assert "the log lies in jsonl, but another command" in denied.err and "then try again" in denied.err
+    assert run(home.path, "migrate", "--to", "sqlite").code == 0 and verified(home)
+
+
 def test_a_log_that_is_on_its_way_is_not_called_where_it_is_wished(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def moving(*_: object) -> AsyncIterator[object]:
