@@ -20,8 +20,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -31,10 +31,10 @@ from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
 from streams.log import DiskStore, Log, open_backend, unavailable
 from streams.store import NOTHING
-from streams.stores.copies import discard, discard_copy
+from streams.stores.copies import discard, discard_copy, missing_for_copy
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, take_lock, write_manifest
 from streams.stores.in_turn import in_thread
-from streams.stores.reserve import Reserve, mib_to_open
+from streams.stores.reserve import MIB, Reserve, mib_to_open
 from streams.stores.segments import parse_event_keys
 from streams.stores.stored import Stored
 
@@ -66,6 +66,26 @@ class MigrationFailed(StoreUnavailable):
     """The copy does not equal the original; the log stays where it was."""
 
 
+@contextmanager
+def telling_what_is_missing(store: Path, to: Backend) -> Iterator[None]:
+    """Around opening a log to move it, and moving it: on a full disk, how much the copy needs is told.
+
+    Raises:
+        StoreUnavailable: in place of any error that means a full disk.
+    """
+    try:
+        yield
+    except (StoreUnavailable, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        missing = -(-missing_for_copy(store, to) // MIB)
+        raise StoreUnavailable(
+            f"the log in {store} was not moved to {to}: {cause.strerror}",
+            f"free {missing} MiB on that disk, which is about what the copy needs, then run the migration again",
+        ) from error
+
+
 @dataclass(slots=True)
 class Migration:
     """One move of ``log`` to ``to``. ``run`` may be cancelled: the next one goes on where it was."""
@@ -89,11 +109,13 @@ class Migration:
 
         Raises:
             MigrationFailed: the copy differs from the original. The log is as it was.
-            StoreUnavailable, BadStore: a store cannot be read or written. The log is as it was.
+            StoreUnavailable, BadStore: a store cannot be read or written; of a full disk it says how much to free. The
+                log is as it was.
         """
         # What is pruned or forgotten meanwhile would be missing in one of the two.
         async with self.log.moving():
-            return await self._run()
+            with telling_what_is_missing(self.log.store, self.to):
+                return await self._run()
 
     async def _run(self) -> Progress:
         log = self.log

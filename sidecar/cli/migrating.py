@@ -143,11 +143,12 @@ async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) 
     from sidecar.config import load_config
     from streams.identity import system_identity
     from streams.log import Log
-    from streams.migrate import Migration
+    from streams.migrate import Migration, telling_what_is_missing
 
     config = load_config(home.config_path)
     with home.lock(), by_ourselves(MOVING):
-        log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
+        with telling_what_is_missing(home.store_path, to):
+            log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
         try:
             warn(log.head_warning)
             return asdict(await Migration(log, to, lambda progress: tell(asdict(progress))).run())

@@ -1,13 +1,42 @@
-"""Deleting the files of a backend that is not the truth: a copy that a move left or began."""
+"""The files of a backend that is not the truth, a copy that a move left or began: deleting them, and what they take."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Final
 
 from streams.stores.directory import Backend, read_manifest
+from streams.stores.reserve import MIB, OPENING_BYTES, free_bytes
+from streams.stores.segment_files import sizes_of
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE
 from streams.stores.sqlite_head import HEAD_FILE
+
+ROWS_TO_LINES: Final = 2
+"""So many times what a log takes as lines, uncompressed, it takes at most as rows with their keys, for events of
+ordinary size."""
+
+WAL_BYTES: Final = 16 * MIB
+"""About the most that SQLite's write-ahead file takes beside the database while records are copied."""
+
+
+def missing_for_copy(store: Path, to: Backend) -> int:
+    """About how many bytes must be freed for a move to ``to``, rather too many than too few; never below one MiB.
+
+    What lies there of an earlier copy is continued, so it is not counted once more.
+    """
+    database = _size(store / LOG_FILE) + _size(store / (LOG_FILE + "-wal"))
+    lines = sizes_of(store / "log")
+    if to == "jsonl":
+        # The write-ahead file may have to find room in the database first.
+        whole, there = database + _size(store / (LOG_FILE + "-wal")), lines.disk_bytes
+    else:
+        whole, there = ROWS_TO_LINES * lines.bytes + min(lines.bytes, WAL_BYTES), database
+    return max(whole - there + 2 * OPENING_BYTES - free_bytes(store), MIB)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def discard(store: Path, backend: Backend) -> int:

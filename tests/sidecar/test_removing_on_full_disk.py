@@ -184,6 +184,30 @@ def test_without_a_reserve_an_old_store_stays_and_it_says_how_much_to_free(home:
     assert not (home.store_path / "log").exists() and verified(home)
 
 
+@SERVING
+@BOTH
+def test_a_move_says_how_much_to_free_and_that_is_enough(home: Home, backend: Backend, serving: bool) -> None:
+    asyncio.run(record(home, backend, bytes_=3 * 1024 * 1024))
+    fill(home.path)
+    filler = home.path / "filler"
+    move = ("migrate", "--to", "jsonl" if backend == "sqlite" else "sqlite")
+    missing = 0
+    with sidecar_of(home, serving):
+        fill(home.path)
+        for free in (0, 1024 * 1024):
+            os.truncate(filler, filler.stat().st_size - free)
+            done = run(home.path, *move)
+            assert done.code == 1 and len(done.err.splitlines()) == 1 and "was not moved to" in done.err, done
+            wanted = re.search(r"No space left on device; free (\d+) MiB on that disk, which is about what", done.err)
+            assert wanted is not None, done
+            missing = int(wanted[1])
+            assert missing > 2
+        os.truncate(filler, filler.stat().st_size - missing * 1024 * 1024)
+        moved = run(home.path, *move)
+        assert moved.code == 0, (moved, missing)
+    assert verified(home)
+
+
 @contextmanager
 def sidecar_of(home: Home, serving: bool) -> Iterator[None]:
     """A sidecar with room for its first files, if it is ``serving``; the caller fills the disk again."""
