@@ -247,6 +247,32 @@ class TestForget:
         assert told.code == 0 and first in told.out and "--yes" in told.err
         assert run(home, "log", first, "--json").out == before
 
+    @pytest.mark.parametrize("serving", [False, True])
+    def test_without_yes_it_tells_of_a_turn_under_way(self, home: Path, serving: bool) -> None:
+        now = system_identity().now_ms()
+        payload = {"session": "ses_busy", "message": "msg_1"}
+        batch = [
+            event(
+                "made", type_="lifecycle.session.created", stream="ses_busy", ts=now, payload={"session": "ses_busy"}
+            ),
+            event("begun", type_="turn.started", stream="ses_busy", ts=now, payload=payload),
+        ]
+        asyncio.run(append(home / "store", [batch]))
+        if serving:
+            assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
+        told = run(home, "forget", "ses_busy")
+        assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
+        assert "It will be refused while a turn is under way in ses_busy: wait until it has ended." in told.err, told
+        assert "Nothing was changed." in told.err and "--yes" not in told.err
+        refused = run(home, "forget", "ses_busy", "--json").objects()[0]["refused"]
+        assert len(refused) == 1 and "a turn is under way in ses_busy" in refused[0]
+        done = run(home, "forget", "ses_busy", "--yes")
+        assert done.code == 1 and "a turn is under way in ses_busy, nothing was forgotten" in done.err, done
+        other = next(name for name in streams(home) if name != "ses_busy")
+        free = run(home, "forget", other)
+        assert "refused" not in free.err and "--yes forgets it for good" in free.err, free
+        run(home, "stop")
+
     def test_it_says_first_what_would_go(self, home: Path) -> None:
         counts = streams(home)
         sessions = {s["stream_id"]: s["sessions"] for s in run(home, "streams", "--json").objects()}
