@@ -300,7 +300,8 @@ class Upkeep:
             self._failed = str(error)
             log.error("the log was not moved to %s: %s", to, error)
             return
-        log.info("the log moved to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)
+        records = done.copied - done.pruned
+        log.info("the log moved to %s: %d records, appends held for %.0f ms", to, records, done.held_ms)
 
     def _is_due(self) -> bool:
         if not self._config.migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:

@@ -30,6 +30,7 @@ from typing import Final, Literal
 from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
 from streams.log import DiskStore, Log, open_backend, unavailable
+from streams.retention import Removal
 from streams.store import NOTHING
 from streams.stores.copies import discard, discard_copy, missing_for_copy
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, take_lock, write_manifest
@@ -57,7 +58,10 @@ class Progress:
     copied: int = 0
     """Records of the log that the copy holds or knows to be pruned."""
     head: int = NOTHING
+    pruned: int = 0
+    """How many of these were pruned; known when little is left to copy."""
     streams: int = 0
+    """Streams that hold records; known at the end."""
     held_ms: float = 0.0
     """How long appends were held for the switch."""
 
@@ -98,6 +102,7 @@ class Migration:
     """Of every stream, as computed from the bytes that were copied."""
     _original: Tails = field(default_factory=dict)
     _copied: Tails = field(default_factory=dict)
+    _lost: Removal = field(default_factory=Removal)
     _touched: set[str] = field(default_factory=set)
     """Streams of which records were copied since both stores were asked for all their tails."""
 
@@ -248,7 +253,9 @@ class Migration:
         self._touched = set()
         self._original, self._copied = await self.log.source.tails(), await copy.tails()
         # Nothing is pruned or forgotten while the log moves, so this stays as it is.
-        lost, lost_too = await self.log.source.removal(), await copy.removal()
+        self._lost = lost = await self.log.source.removal()
+        lost_too = await copy.removal()
+        self.progress.pruned = lost.ranges.count
         if not lost.equals(lost_too) or await _digest_of(self.log.source) != await _digest_of(copy):
             raise MigrationFailed(
                 "the copy does not know of the same pruned and forgotten records, so the log was not moved",
@@ -259,7 +266,10 @@ class Migration:
         """The whole, while appends are held: of what was compared before only the streams that have grown since."""
         original = self._original | await self.log.source.tails(self._touched)
         copied = self._copied | await copy.tails(self._touched)
-        self.progress.streams = len(original)
+        bases = self._lost.bases
+        self.progress.streams = sum(
+            name not in bases or following > bases[name].offset for name, (following, _) in original.items()
+        )
         if copy.head != self.log.head or original != copied or original != self._tails:
             different = sum(copied.get(name) != tail for name, tail in original.items())
             raise MigrationFailed(

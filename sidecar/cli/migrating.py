@@ -82,9 +82,10 @@ async def migrate(
         done = await by_sidecar_or_ourselves(
             home, lambda: _by_sidecar(home, wanted, tell), lambda: _by_ourselves(home, wanted, tell)
         )
-    from sidecar.checks import counted
+    from sidecar.checks import counted, kept_text
 
-    moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
+    pruned = done.get("pruned", 0)  # a sidecar of an older version does not say
+    moved = f"{kept_text(done['copied'] - pruned, pruned)} in {counted(done['streams'], 'stream')}"
     text = (
         f"the log lies in {to} now: {moved}, the same hashes\n"
         f"recording paused for {done['held_ms']:.0f} ms\n"

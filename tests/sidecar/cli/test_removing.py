@@ -158,6 +158,9 @@ class TestPrune:
         assert sum(stream["records"] for stream in told.values()) == left and len(told) == len(others) + 1
         assert told[second]["pruned"] == cut_to and not any(told[name]["pruned"] for name in others)
         assert f"({cut_to} pruned)" in run(home, "streams").out
+        other = "sqlite" if backend == "jsonl" else "jsonl"
+        moved = run(home, "migrate", "--to", other)
+        assert f"the log lies in {other} now: {held}, the same hashes" in moved.out, moved
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
     def test_one_that_was_cut_off_is_told_and_all_count_alike(
