@@ -201,11 +201,14 @@ class Upkeep:
         return self.migration()
 
     def migration(self) -> dict[str, Any]:
-        """The last move: ``{backend, kept, running, failed, progress}``; ``progress`` is null where none was begun."""
-        kept = self._store.manifest.kept
+        """The last move: ``{backend, kept, running, failed, progress}``; ``progress`` is null where none was begun.
+
+        ``kept`` is ``{backend, head, there}``, null where no old store is kept; it is not ``there`` when somebody else
+        than us deleted it.
+        """
         return {
             "backend": self._store.backend,
-            "kept": None if kept is None else {"backend": kept.backend, "head": kept.head},
+            "kept": retaining.kept_facts(self._store.store, self._store.manifest),
             "running": self._migration is not None and not self._migration.done(),
             "failed": self._failed,
             "progress": None if self._progress is None else asdict(self._progress),

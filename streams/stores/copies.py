@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -39,20 +40,34 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def holds_payloads(store: Path, backend: Backend) -> bool:
+    """Whether there is anything of a backend in which payloads may be; what cannot be looked at counts as that."""
+    places = [store / "log"] if backend == "jsonl" else _database_files(store)
+    try:
+        return any(any(place.iterdir()) if _is_directory(place) else os.path.lexists(place) for place in places)
+    except OSError:
+        return True
+
+
+def _database_files(store: Path) -> list[Path]:
+    return [store / (name + suffix) for name in (LOG_FILE, SEARCH_FILE) for suffix in ("", "-wal", "-shm")]
+
+
+def _is_directory(place: Path) -> bool:
+    return place.is_dir() and not place.is_symlink()
+
+
 def discard(store: Path, backend: Backend) -> int:
     """Delete a backend's files; returns the bytes freed. The caller knows that they are not the truth."""
     manifest = read_manifest(store)
     if manifest is not None and manifest.backend == backend:
         raise ValueError(f"{backend} holds the log")
-    if backend == "jsonl":
-        places = [store / "log", store / "head"]
-    else:
-        # The head file first: one that is left alone would say that a log was lost.
-        places = [store / HEAD_FILE]
-        places += [store / (name + suffix) for name in (LOG_FILE, SEARCH_FILE) for suffix in ("", "-wal", "-shm")]
+    # sqlite's head file first: one that is left alone would say that a log was lost.
+    database = [store / HEAD_FILE, *_database_files(store)]
+    places = [store / "log", store / "head"] if backend == "jsonl" else database
     freed = 0
     for place in places:
-        if place.is_dir() and not place.is_symlink():
+        if _is_directory(place):
             freed += sum(path.stat().st_size for path in place.iterdir())
             shutil.rmtree(place)
         elif place.exists():

@@ -243,6 +243,33 @@ class TestForget:
         assert run(served, "stop").code == 0
         assert run(served, "forget", first, "--yes").err == refused.err
 
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_an_old_store_that_somebody_deleted_holds_nothing(self, home: Path, backend: str) -> None:
+        assert run(home, "migrate", "--to", "sqlite").code == 0
+        if backend == "sqlite":
+            assert run(home, "migrate", "--to", "jsonl").code == 0
+        first, second, *_ = streams(home)
+        gone = [home / "store" / "log"] if backend == "jsonl" else sorted((home / "store").glob("log.db*"))
+        aside = home / "aside"
+        aside.mkdir()
+        for path in gone:
+            path.rename(aside / path.name)
+        for path in gone[:1]:  # a part of it is enough to be refused
+            (aside / path.name).rename(path)
+            assert run(home, "forget", first, "--yes").code == 1
+            assert "the old" in run(home, "status").out
+            path.rename(aside / path.name)
+        said = f"store.json names the old {backend} store, but it is not there any more"
+        assert said in run(home, "status").out
+        told = run(home, "forget", first)
+        assert "refused" not in told.err and "--yes forgets it for good" in told.err, told
+        done = run(home, "forget", first, "--yes")
+        assert done.code == 0 and "forgot the payloads" in done.out, done
+        pruned = run(home, "prune", "--stream", second, "--yes")
+        assert pruned.code == 0 and "still holds" not in pruned.err, pruned
+        assert run(home, "migrate", "--discard-old").code == 0 and "kept " not in run(home, "status").out
+        assert run(home, "verify").code == 0
+
     def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
         first = next(iter(streams(home)))
         before = run(home, "log", first, "--json").out
