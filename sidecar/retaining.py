@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bridge.opencode.state import CaptureState
 from streams.errors import StreamError
@@ -17,8 +16,6 @@ from streams.log import Log
 from streams.log_reader import LogReader
 from streams.prune_plan import HOUR_MS, PrunePlan, Wishes, make_plan
 from streams.retention import Forgotten, Pruned
-from streams.stores.copies import holds_payloads
-from streams.stores.directory import Manifest
 from streams.stores.reserve import store_bytes
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
@@ -27,17 +24,6 @@ STALE_MS: Final = 7 * 24 * HOUR_MS
 
 class StillNeeded(StreamError):
     """What should be forgotten is being written; nothing was changed."""
-
-
-def kept_facts(store: Path, manifest: Manifest) -> dict[str, Any] | None:
-    """``{backend, head, there}`` of the store that the last move left; ``None`` where none is kept.
-
-    ``there``: something is left of it that may hold payloads. Somebody may have deleted it by hand.
-    """
-    kept = manifest.kept
-    if kept is None:
-        return None
-    return {"backend": kept.backend, "head": kept.head, "there": holds_payloads(store, kept.backend)}
 
 
 async def plan_prune(log: Log | LogReader, state: CaptureState, wishes: Wishes, *, now_ms: int) -> PrunePlan:

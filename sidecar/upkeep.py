@@ -26,6 +26,7 @@ from streams.projection import resume
 from streams.prune_plan import PrunePlan, Wishes
 from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Snapshot
+from streams.stores.copies import kept_facts
 from streams.stores.directory import Backend
 from streams.stores.in_turn import in_thread
 from streams.stores.sqlite_search import SearchIndex
@@ -208,7 +209,7 @@ class Upkeep:
         """
         return {
             "backend": self._store.backend,
-            "kept": retaining.kept_facts(self._store.store, self._store.manifest),
+            "kept": kept_facts(self._store.store, self._store.manifest),
             "running": self._migration is not None and not self._migration.done(),
             "failed": self._failed,
             "progress": None if self._progress is None else asdict(self._progress),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sidecar.retaining import kept_facts
 from streams.errors import StreamError
+from streams.stores.copies import kept_facts
 from streams.stores.presence import located
 
 

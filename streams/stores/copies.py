@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from streams.stores.directory import Backend, read_manifest
+from streams.stores.directory import Backend, Manifest, read_manifest
 from streams.stores.reserve import MIB, OPENING_BYTES, free_bytes
 from streams.stores.segment_files import sizes_of
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE
@@ -47,6 +47,17 @@ def holds_payloads(store: Path, backend: Backend) -> bool:
         return any(any(place.iterdir()) if _is_directory(place) else os.path.lexists(place) for place in places)
     except OSError:
         return True
+
+
+def kept_facts(store: Path, manifest: Manifest) -> dict[str, Any] | None:
+    """``{backend, head, there}`` of the store that the last move left; ``None`` where none is kept.
+
+    ``there``: something is left of it that may hold payloads. Somebody may have deleted it by hand.
+    """
+    kept = manifest.kept
+    if kept is None:
+        return None
+    return {"backend": kept.backend, "head": kept.head, "there": holds_payloads(store, kept.backend)}
 
 
 def _database_files(store: Path) -> list[Path]:
