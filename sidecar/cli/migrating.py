@@ -138,6 +138,8 @@ async def _by_sidecar(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) ->
 
 async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    import errno
+    import os
     from dataclasses import asdict
 
     from sidecar.cli.control import MOVING, by_ourselves
@@ -145,10 +147,14 @@ async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) 
     from streams.identity import system_identity
     from streams.log import Log
     from streams.migrate import Migration, telling_what_is_missing
+    from streams.stores.reserve import free_bytes
 
     config = load_config(home.config_path)
     with home.lock(), by_ourselves(MOVING):
         with telling_what_is_missing(home.store_path, to):
+            if not free_bytes(home.store_path):
+                # Opening would fail, too, and leave files of SQLite's and a head file that was written anew.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
         try:
             warn(log.head_warning)

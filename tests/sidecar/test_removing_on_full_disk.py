@@ -20,6 +20,7 @@ from streams.stores.directory import Backend
 from streams.stores.reserve import RESERVE_FILE, free_bytes
 from tests.mounts import can_mount, mounted
 from tests.sidecar.bad_places import fill
+from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import run
 from tests.sidecar.support import HANG_SECONDS, running, start
 from tests.streams.builders import event
@@ -196,7 +197,9 @@ def test_a_move_says_how_much_to_free_and_that_is_enough(home: Home, backend: Ba
         fill(home.path)
         for free in (0, 1024 * 1024):
             os.truncate(filler, filler.stat().st_size - free)
+            before = snapshot(home.store_path)
             done = run(home.path, *move)
+            assert serving or free or snapshot(home.store_path) == before, "nothing is begun where nothing can be"
             assert done.code == 1 and len(done.err.splitlines()) == 1 and "was not moved to" in done.err, done
             wanted = re.search(r"No space left on device; free (\d+) MiB on that disk, which is about what", done.err)
             assert wanted is not None, done
