@@ -85,8 +85,8 @@ def telling_what_is_missing(store: Path, to: Backend) -> Iterator[None]:
             raise
         missing = -(-missing_for_copy(store, to) // MIB)
         raise StoreUnavailable(
-            f"the log in {store} was not moved to {to}: {cause.strerror}",
-            f"free {missing} MiB on that disk, which is about what the copy needs, then run the migration again",
+            f"the log in {store} was not moved to {to}, no room for the copy: {cause.strerror}",
+            f"free {missing} MiB on that disk, then run the same command again",
         ) from error
 
 

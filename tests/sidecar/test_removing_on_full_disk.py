@@ -201,7 +201,7 @@ def test_a_move_says_how_much_to_free_and_that_is_enough(home: Home, backend: Ba
             done = run(home.path, *move)
             assert serving or free or snapshot(home.store_path) == before, "nothing is begun where nothing can be"
             assert done.code == 1 and len(done.err.splitlines()) == 1 and "was not moved to" in done.err, done
-            wanted = re.search(r"No space left on device; free (\d+) MiB on that disk, which is about what", done.err)
+            wanted = re.search(r"No space left on device; free (\d+) MiB on that disk, then run", done.err)
             assert wanted is not None, done
             missing = int(wanted[1])
             assert missing > 2
