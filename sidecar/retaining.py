@@ -61,12 +61,7 @@ async def forget(log: Log, state: CaptureState, streams: Collection[str], *, now
         StillNeeded: a turn is under way in one of them.
         StreamError: as ``prune``.
     """
-    sizes = {size.stream_id: size for size in await log.sizes()}
-    busy = [
-        stream
-        for stream in sorted(state.unfinished() & set(streams))
-        if stream in sizes and now_ms - sizes[stream].last_ts < STALE_MS
-    ]
+    busy = await busy_streams(log, state, streams, now_ms=now_ms)
     if busy:
         raise StillNeeded(
             f"a turn is under way in {', '.join(busy)}, nothing was forgotten; wait until it has ended, then try again"
@@ -74,3 +69,12 @@ async def forget(log: Log, state: CaptureState, streams: Collection[str], *, now
     done = await log.forget(streams, at_ms=now_ms)
     state.drop(streams)
     return done
+
+
+async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:
+    """Those in which a turn is under way, in order: nothing of them is forgotten."""
+    unfinished = state.unfinished() & set(among)
+    if not unfinished:
+        return []
+    last = {size.stream_id: size.last_ts for size in await log.sizes()}
+    return [name for name in sorted(unfinished) if name in last and now_ms - last[name] < STALE_MS]

@@ -150,6 +150,12 @@ class Sidecar:
         except StreamError as error:
             # Whoever asked gets the sentence that he would get if no sidecar ran.
             raise RequestError("refused", str(error)) from None
+        except OSError as error:
+            log.warning("request %s failed: %s", method[:40], error)
+            where = f"{error.filename}: " if error.filename else ""
+            told = f"the sidecar could not do it: {where}{error.strerror or error}"
+            hint = "check that its disk has space, is writable and works, then run the same command again"
+            raise RequestError("failed", f"{told}; {hint}") from None
 
     async def _requested(self, method: str, args: dict[str, Any]) -> Any:
         match method:

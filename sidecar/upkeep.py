@@ -26,6 +26,7 @@ from streams.projection import resume
 from streams.prune_plan import PrunePlan, Wishes
 from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Snapshot
+from streams.stores.copies import kept_facts
 from streams.stores.directory import Backend
 from streams.stores.in_turn import in_thread
 from streams.stores.sqlite_search import SearchIndex
@@ -101,7 +102,8 @@ class Upkeep:
 
     async def run(self) -> None:
         """Look after the log from time to time; ends by being cancelled."""
-        await self._store.keep_reserve()
+        async with self._removing:
+            await self._store.keep_reserve()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -111,8 +113,8 @@ class Upkeep:
 
     async def look(self) -> None:
         """Do what is due now."""
-        await self._store.keep_reserve()
         async with self._removing:  # else what is being forgotten could be written into a snapshot once more
+            await self._store.keep_reserve()  # not while an old store is deleted, for which it was given up
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
@@ -200,11 +202,14 @@ class Upkeep:
         return self.migration()
 
     def migration(self) -> dict[str, Any]:
-        """The last move: ``{backend, kept, running, failed, progress}``; ``progress`` is null where none was begun."""
-        kept = self._store.manifest.kept
+        """The last move: ``{backend, kept, running, failed, progress}``; ``progress`` is null where none was begun.
+
+        ``kept`` is ``{backend, head, there}``, null where no old store is kept; it is not ``there`` when somebody else
+        than us deleted it.
+        """
         return {
             "backend": self._store.backend,
-            "kept": None if kept is None else {"backend": kept.backend, "head": kept.head},
+            "kept": kept_facts(self._store.store, self._store.manifest),
             "running": self._migration is not None and not self._migration.done(),
             "failed": self._failed,
             "progress": None if self._progress is None else asdict(self._progress),
@@ -214,7 +219,8 @@ class Upkeep:
         """Delete the store that the last move left behind; returns the bytes freed.
 
         Raises:
-            StoreUnavailable: a move is under way, which may be writing it. Nothing was deleted.
+            StoreUnavailable: a move is under way, which may be writing it: nothing was deleted. Or the disk is full or
+                failed: what is left is deleted when it is run again.
         """
         async with self._removing:
             if self.migration()["running"]:
@@ -224,8 +230,10 @@ class Upkeep:
                 )
             async with self._files:
                 await self._close_index()  # it may be of that store; what is held open keeps its space
-                freed = await in_thread(discard_kept, self._store.store)
-                self._store.reread_manifest()
+                try:
+                    freed = await in_thread(discard_kept, self._store.store)
+                finally:
+                    self._store.reread_manifest()  # which is changed first: then what failed is no store any more
         return freed
 
     # Pruning and forgetting
@@ -296,7 +304,8 @@ class Upkeep:
             self._failed = str(error)
             log.error("the log was not moved to %s: %s", to, error)
             return
-        log.info("the log moved to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)
+        records = done.copied - done.pruned
+        log.info("the log moved to %s: %d records, appends held for %.0f ms", to, records, done.held_ms)
 
     def _is_due(self) -> bool:
         if not self._config.migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:

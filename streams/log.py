@@ -24,7 +24,7 @@ from streams.log_reader import ask_wherever, read_wherever
 from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, StreamSize
 from streams.store import NOTHING, OnKnown, Record
-from streams.stores.copies import discard_copy
+from streams.stores.copies import discard_copy, holds_payloads
 from streams.stores.directory import (
     LOCK,
     Backend,
@@ -266,7 +266,7 @@ class Log(KeepsHints):
 
     async def _forget(self, streams: Collection[str], at_ms: int) -> Forgotten:
         async with self._removing():
-            if self.manifest.kept is not None:
+            if self.manifest.kept is not None and holds_payloads(self.store, self.manifest.kept.backend):
                 raise StoreUnavailable(
                     f"the {self.manifest.kept.backend} store that the last move left in {self.store} "
                     "still holds these payloads, so nothing was forgotten",

@@ -17,9 +17,11 @@ Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
 
 from __future__ import annotations
 
+import errno
+import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -27,11 +29,13 @@ from typing import Final, Literal
 
 from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
-from streams.log import DiskStore, Log, open_backend
+from streams.log import DiskStore, Log, open_backend, unavailable
+from streams.retention import Removal
 from streams.store import NOTHING
-from streams.stores.copies import discard, discard_copy
-from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
+from streams.stores.copies import discard, discard_copy, missing_for_copy
+from streams.stores.directory import Backend, Kept, Manifest, read_manifest, take_lock, write_manifest
 from streams.stores.in_turn import in_thread
+from streams.stores.reserve import MIB, Reserve, mib_to_open
 from streams.stores.segments import parse_event_keys
 from streams.stores.stored import Stored
 
@@ -54,13 +58,36 @@ class Progress:
     copied: int = 0
     """Records of the log that the copy holds or knows to be pruned."""
     head: int = NOTHING
+    pruned: int = 0
+    """How many of these were pruned; known when little is left to copy."""
     streams: int = 0
+    """Streams that hold records; known at the end."""
     held_ms: float = 0.0
     """How long appends were held for the switch."""
 
 
 class MigrationFailed(StoreUnavailable):
     """The copy does not equal the original; the log stays where it was."""
+
+
+@contextmanager
+def telling_what_is_missing(store: Path, to: Backend) -> Iterator[None]:
+    """Around opening a log to move it, and moving it: on a full disk, how much the copy needs is told.
+
+    Raises:
+        StoreUnavailable: in place of any error that means a full disk.
+    """
+    try:
+        yield
+    except (StoreUnavailable, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        missing = -(-missing_for_copy(store, to) // MIB)
+        raise StoreUnavailable(
+            f"the log in {store} was not moved to {to}, no room for the copy: {cause.strerror}",
+            f"free {missing} MiB on that disk, then run the same command again",
+        ) from error
 
 
 @dataclass(slots=True)
@@ -75,6 +102,7 @@ class Migration:
     """Of every stream, as computed from the bytes that were copied."""
     _original: Tails = field(default_factory=dict)
     _copied: Tails = field(default_factory=dict)
+    _lost: Removal = field(default_factory=Removal)
     _touched: set[str] = field(default_factory=set)
     """Streams of which records were copied since both stores were asked for all their tails."""
 
@@ -86,11 +114,13 @@ class Migration:
 
         Raises:
             MigrationFailed: the copy differs from the original. The log is as it was.
-            StoreUnavailable, BadStore: a store cannot be read or written. The log is as it was.
+            StoreUnavailable, BadStore: a store cannot be read or written; of a full disk it says how much to free. The
+                log is as it was.
         """
         # What is pruned or forgotten meanwhile would be missing in one of the two.
         async with self.log.moving():
-            return await self._run()
+            with telling_what_is_missing(self.log.store, self.to):
+                return await self._run()
 
     async def _run(self) -> Progress:
         log = self.log
@@ -223,7 +253,9 @@ class Migration:
         self._touched = set()
         self._original, self._copied = await self.log.source.tails(), await copy.tails()
         # Nothing is pruned or forgotten while the log moves, so this stays as it is.
-        lost, lost_too = await self.log.source.removal(), await copy.removal()
+        self._lost = lost = await self.log.source.removal()
+        lost_too = await copy.removal()
+        self.progress.pruned = lost.ranges.count
         if not lost.equals(lost_too) or await _digest_of(self.log.source) != await _digest_of(copy):
             raise MigrationFailed(
                 "the copy does not know of the same pruned and forgotten records, so the log was not moved",
@@ -234,7 +266,10 @@ class Migration:
         """The whole, while appends are held: of what was compared before only the streams that have grown since."""
         original = self._original | await self.log.source.tails(self._touched)
         copied = self._copied | await copy.tails(self._touched)
-        self.progress.streams = len(original)
+        bases = self._lost.bases
+        self.progress.streams = sum(
+            name not in bases or following > bases[name].offset for name, (following, _) in original.items()
+        )
         if copy.head != self.log.head or original != copied or original != self._tails:
             different = sum(copied.get(name) != tail for name, tail in original.items())
             raise MigrationFailed(
@@ -267,8 +302,41 @@ def discard_kept(store: Path) -> int:
     """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none.
 
     So it does with what lies beside the log otherwise: an old store whose deletion was cut off, or what a migration
-    that was cut off had copied. The caller sees to it that no migration runs.
+    that was cut off had copied. The caller holds the store's lock, and sees to it that no migration runs. The reserve
+    is given up for it on a full disk: this is what makes room there.
+
+    Raises:
+        StoreUnavailable: the disk has no room to begin, or failed; run again, it deletes what is left.
+        BadStore: as ``read_manifest``.
     """
+    reserve = Reserve(store)
+    given_up = reserve.give_up()
+    try:
+        return _discard_kept(store)
+    except OSError as error:
+        raise _not_discarded(store, error) from error
+    finally:
+        reserve.take_back(given_up)
+
+
+def discard_unserved(store: Path) -> int:
+    """``discard_kept`` for who has no log open: takes the store's lock for it.
+
+    Raises:
+        StoreLocked: another process writes there; nothing was changed.
+        StoreUnavailable, BadStore: as ``discard_kept``.
+    """
+    try:
+        lock = take_lock(store)
+    except OSError as error:
+        raise unavailable(store, error) from error
+    try:
+        return discard_kept(store)
+    finally:
+        os.close(lock)
+
+
+def _discard_kept(store: Path) -> int:
     manifest = read_manifest(store)
     if manifest is None:
         return 0
@@ -277,3 +345,17 @@ def discard_kept(store: Path) -> int:
     # The pointer first: half a store must never be what a rollback continues.
     write_manifest(store, Manifest(manifest.backend, manifest.log_id))
     return discard(store, manifest.kept.backend)
+
+
+def _not_discarded(store: Path, error: OSError) -> StoreUnavailable:
+    """A full disk is met by the pointer only, before anything is deleted."""
+    again = "then run the same command again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"free {mib_to_open(store)} MiB on that disk, {again}"
+    else:
+        hint = f"see that the directory is yours and its disk is writable and works, {again}"
+    where = f"{error.filename}: " if error.filename else ""
+    return StoreUnavailable(
+        f"the old store in {store} could not be deleted: {where}{error.strerror or error}; the log itself is whole",
+        hint,
+    )

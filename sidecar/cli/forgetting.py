@@ -54,16 +54,18 @@ async def forget(
         return await _tell_pruned(out, home, pruned, yes=yes)
     would = await _would_forget(reader, stream)
     is_done = not would["records"] and not await reader.is_removing()
-    await reader.close()
     streams = would["streams"]
+    refused = [] if yes or is_done else await _refusals(reader, home, streams)
+    await reader.close()
     if not yes:
         if json:
-            out.object(would | {"done": None})
+            out.object(would | {"refused": refused, "done": None})
         else:
             _show_forget(out, would)
-            if not is_done and (kept := kept_store(home)) is not None:
-                note(f"It will be refused while {kept} is kept: `durable-stream migrate --discard-old` deletes that.")
-            note("Nothing to forget." if is_done else "Nothing was changed: --yes forgets it for good.")
+            for why in refused:
+                note(f"It will be refused {why}.")
+            would_go = "Nothing was changed." if refused else "Nothing was changed: --yes forgets it for good."
+            note("Nothing to forget." if is_done else would_go)
         return 0
     if is_done:
         return _tell_forgotten(out, streams)
@@ -95,6 +97,25 @@ async def _would_forget(reader: LogReader, stream: str) -> dict[str, Any]:
             parent = known.parent if known is not None else None
             sessions.append({"id": session, "title": catalog.sessions[session].title, "parent": parent})
     return {"streams": streams, "records": max(records, 0), "sessions": sessions}
+
+
+async def _refusals(reader: LogReader, home: Home, streams: list[str]) -> list[str]:
+    """Why it cannot be done now, each to be read after "it will be refused"; nothing is taken or written."""
+    from sidecar.retaining import busy_streams
+    from sidecar.upkeep import restore
+    from streams.errors import CorruptLog
+    from streams.identity import system_identity
+
+    found = []
+    try:
+        state, _ = await restore(reader)
+        if busy := await busy_streams(reader, state, streams, now_ms=system_identity().now_ms()):
+            found.append(f"while a turn is under way in {', '.join(busy)}: wait until it has ended")
+    except CorruptLog as error:
+        found.append(f"because the log is damaged: {error}")
+    if (kept := kept_store(home)) is not None:
+        found.append(f"while {kept} is kept: `durable-stream migrate --discard-old` deletes that")
+    return found
 
 
 def _show_forget(out: Output, would: dict[str, Any]) -> None:

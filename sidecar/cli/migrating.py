@@ -82,9 +82,10 @@ async def migrate(
         done = await by_sidecar_or_ourselves(
             home, lambda: _by_sidecar(home, wanted, tell), lambda: _by_ourselves(home, wanted, tell)
         )
-    from sidecar.checks import counted
+    from sidecar.checks import counted, kept_text
 
-    moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
+    pruned = done.get("pruned", 0)  # a sidecar of an older version does not say
+    moved = f"{kept_text(done['copied'] - pruned, pruned)} in {counted(done['streams'], 'stream')}"
     text = (
         f"the log lies in {to} now: {moved}, the same hashes\n"
         f"recording paused for {done['held_ms']:.0f} ms\n"
@@ -96,12 +97,18 @@ async def migrate(
 async def _refuse_another_move(home: Home, to: str) -> None:
     """A log that lies where it is wished to may be on its way to elsewhere."""
     from sidecar.cli.control import LOOKING, by_sidecar_or_ourselves, control
+    from streams.stores.directory import is_being_written
 
     async def asked() -> dict[str, Any]:
         async with control(home, LOOKING) as client:
             return dict(await client.request("migration"))
 
     async def at_rest() -> dict[str, Any]:
+        if home.is_locked() or is_being_written(home.store_path):
+            raise Failure(
+                f"the log lies in {to}, but another command, or a sidecar that starts, is at work in {home.path} and "
+                "may be moving it; wait until it has ended, then try again"
+            )
         return {"running": False}
 
     answer = await by_sidecar_or_ourselves(home, asked, at_rest)
@@ -131,17 +138,24 @@ async def _by_sidecar(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) ->
 
 async def _by_ourselves(home: Home, to: Literal["jsonl", "sqlite"], tell: Tell) -> dict[str, Any]:
     """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
+    import errno
+    import os
     from dataclasses import asdict
 
     from sidecar.cli.control import MOVING, by_ourselves
     from sidecar.config import load_config
     from streams.identity import system_identity
     from streams.log import Log
-    from streams.migrate import Migration
+    from streams.migrate import Migration, telling_what_is_missing
+    from streams.stores.reserve import free_bytes
 
     config = load_config(home.config_path)
     with home.lock(), by_ourselves(MOVING):
-        log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
+        with telling_what_is_missing(home.store_path, to):
+            if not free_bytes(home.store_path):
+                # Opening would fail, too, and leave files of SQLite's and a head file that was written anew.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            log = await Log.open(home.store_path, system_identity(), segment_bytes=config.store.segment_bytes)
         try:
             warn(log.head_warning)
             return asdict(await Migration(log, to, lambda progress: tell(asdict(progress))).run())
@@ -160,10 +174,10 @@ async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
     async def ourselves() -> int:
         import asyncio
 
-        from streams.migrate import discard_kept
+        from streams.migrate import discard_unserved
 
         with home.lock():
-            return await asyncio.to_thread(discard_kept, home.store_path)
+            return await asyncio.to_thread(discard_unserved, home.store_path)
 
     freed = await by_sidecar_or_ourselves(home, asked, ourselves)
     what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"

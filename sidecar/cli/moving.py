@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.errors import StreamError
+from streams.stores.copies import kept_facts
 from streams.stores.presence import located
 
 
@@ -17,8 +18,7 @@ def at_rest(store: Path) -> dict[str, Any] | None:
         return None  # which is told where the log is read
     if manifest is None:
         return None
-    kept = manifest.kept
-    left = None if kept is None else {"backend": kept.backend, "head": kept.head}
+    left = kept_facts(store, manifest)
     return {"backend": manifest.backend, "kept": left, "running": False, "failed": None, "progress": None}
 
 
@@ -42,5 +42,8 @@ def rows(migration: dict[str, Any] | None) -> list[tuple[str, str]]:
     kept = migration["kept"]
     if kept is None:
         return []
+    if not kept.get("there", True):
+        gone = f"store.json names the old {kept['backend']} store, but it is not there any more"
+        return [("kept", f"{gone}; `durable-stream migrate --discard-old` ends that")]
     text = f"the old {kept['backend']} store, up to position {kept['head']}"
     return [("kept", f"{text}; `durable-stream migrate --discard-old` deletes it")]

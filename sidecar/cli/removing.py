@@ -17,11 +17,12 @@ SHOWN_STREAMS = 20
 
 
 def kept_store(home: Home) -> str | None:
-    """The store that the last move left, in words."""
+    """The store that the last move left, in words; ``None`` where nothing of it can hold payloads (any more)."""
+    from streams.stores.copies import holds_payloads
     from streams.stores.directory import read_manifest
 
     manifest = read_manifest(home.store_path)
-    if manifest is None or manifest.kept is None:
+    if manifest is None or manifest.kept is None or not holds_payloads(home.store_path, manifest.kept.backend):
         return None
     return f"the old {manifest.kept.backend} store that the last move left"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from streams.identity import system_identity
 from streams.log import Log
 from streams.verify import Verification
 from tests.sidecar import life
-from tests.sidecar.cli.helpers import run
+from tests.sidecar.cli.helpers import Done, run
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, start, wait_for
 from tests.streams.builders import event
 
@@ -212,6 +213,23 @@ def test_two_at_once_without_a_sidecar(home: Home) -> None:
     assert run(home.path, "forget", "ses_000", "--yes").code == 0 and verified(home)
 
 
+def test_an_old_store_is_not_deleted_under_who_writes_the_log(home: Home) -> None:
+    assert run(home.path, "migrate", "--to", "sqlite").code == 0
+
+    async def refused() -> Done:
+        log = await Log.open(home.store_path, system_identity())
+        try:
+            return await asyncio.to_thread(run, home.path, "migrate", "--discard-old")
+        finally:
+            await log.close()
+
+    done = asyncio.run(refused())
+    assert done.code == 1 and one_sentence(done.err) and f"is being written by process {os.getpid()}" in done.err
+    assert (home.store_path / "log").is_dir()
+    back = run(home.path, "migrate", "--rollback")
+    assert back.code == 0 and verified(home), back
+
+
 async def test_nothing_is_deleted_while_the_log_moves(home: Home) -> None:
     log = await Log.open(home.store_path, system_identity())
     upkeep = Upkeep(log, CaptureState(), lambda: True, system_identity().now_ms, config=StoreConfig())
@@ -221,6 +239,18 @@ async def test_nothing_is_deleted_while_the_log_moves(home: Home) -> None:
     await upkeep.close()
     await log.close()
     assert [finding async for finding in Verification(home.store_path).run()] == []
+
+
+def test_a_move_without_a_sidecar_is_not_denied(home: Home) -> None:
+    moving = begin(stopping_half_way(home, "migrate", "--to", "sqlite"))
+    wait_until_held(home)
+    denied = run(home.path, "migrate", "--to", "jsonl")
+    (home.path / "go-on").touch()
+    out, err = moving.communicate(timeout=HANG_SECONDS)
+    assert moving.returncode == 0 and "the log lies in sqlite now" in out, err
+    assert denied.code == 1 and denied.out == "" and one_sentence(denied.err), denied
+    assert "the log lies in jsonl, but another command" in denied.err and "then try again" in denied.err
+    assert run(home.path, "migrate", "--to", "sqlite").code == 0 and verified(home)
 
 
 def test_a_log_that_is_on_its_way_is_not_called_where_it_is_wished(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -575,7 +575,7 @@ async def test_a_full_disk_ends_the_migration_and_nothing_else(tmp_path: Path, m
     with monkeypatch.context() as patched:
         patched.setattr("streams.stores.sqlite.SqliteStore._copy", full)
         before = files_of(tmp_path)
-        with pytest.raises(StoreUnavailable, match=r"No space left.*run the migration again"):
+        with pytest.raises(StoreUnavailable, match=r"No space left.*free .* MiB.*run the same command again"):
             await Migration(log, "sqlite").run()
         assert files_of(tmp_path) == before, "the copy takes no space from the records any more"
     assert log.backend == "jsonl"

@@ -158,6 +158,9 @@ class TestPrune:
         assert sum(stream["records"] for stream in told.values()) == left and len(told) == len(others) + 1
         assert told[second]["pruned"] == cut_to and not any(told[name]["pruned"] for name in others)
         assert f"({cut_to} pruned)" in run(home, "streams").out
+        other = "sqlite" if backend == "jsonl" else "jsonl"
+        moved = run(home, "migrate", "--to", other)
+        assert f"the log lies in {other} now: {held}, the same hashes" in moved.out, moved
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
     def test_one_that_was_cut_off_is_told_and_all_count_alike(
@@ -240,12 +243,65 @@ class TestForget:
         assert run(served, "stop").code == 0
         assert run(served, "forget", first, "--yes").err == refused.err
 
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_an_old_store_that_somebody_deleted_holds_nothing(self, home: Path, backend: str) -> None:
+        assert run(home, "migrate", "--to", "sqlite").code == 0
+        if backend == "sqlite":
+            assert run(home, "migrate", "--to", "jsonl").code == 0
+        first, second, *_ = streams(home)
+        gone = [home / "store" / "log"] if backend == "jsonl" else sorted((home / "store").glob("log.db*"))
+        aside = home / "aside"
+        aside.mkdir()
+        for path in gone:
+            path.rename(aside / path.name)
+        for path in gone[:1]:  # a part of it is enough to be refused
+            (aside / path.name).rename(path)
+            assert run(home, "forget", first, "--yes").code == 1
+            assert "the old" in run(home, "status").out
+            path.rename(aside / path.name)
+        said = f"store.json names the old {backend} store, but it is not there any more"
+        assert said in run(home, "status").out
+        told = run(home, "forget", first)
+        assert "refused" not in told.err and "--yes forgets it for good" in told.err, told
+        done = run(home, "forget", first, "--yes")
+        assert done.code == 0 and "forgot the payloads" in done.out, done
+        pruned = run(home, "prune", "--stream", second, "--yes")
+        assert pruned.code == 0 and "still holds" not in pruned.err, pruned
+        assert run(home, "migrate", "--discard-old").code == 0 and "kept " not in run(home, "status").out
+        assert run(home, "verify").code == 0
+
     def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
         first = next(iter(streams(home)))
         before = run(home, "log", first, "--json").out
         told = run(home, "forget", first)
         assert told.code == 0 and first in told.out and "--yes" in told.err
         assert run(home, "log", first, "--json").out == before
+
+    @pytest.mark.parametrize("serving", [False, True])
+    def test_without_yes_it_tells_of_a_turn_under_way(self, home: Path, serving: bool) -> None:
+        now = system_identity().now_ms()
+        payload = {"session": "ses_busy", "message": "msg_1"}
+        batch = [
+            event(
+                "made", type_="lifecycle.session.created", stream="ses_busy", ts=now, payload={"session": "ses_busy"}
+            ),
+            event("begun", type_="turn.started", stream="ses_busy", ts=now, payload=payload),
+        ]
+        asyncio.run(append(home / "store", [batch]))
+        if serving:
+            assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
+        told = run(home, "forget", "ses_busy")
+        assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
+        assert "It will be refused while a turn is under way in ses_busy: wait until it has ended." in told.err, told
+        assert "Nothing was changed." in told.err and "--yes" not in told.err
+        refused = run(home, "forget", "ses_busy", "--json").objects()[0]["refused"]
+        assert len(refused) == 1 and "a turn is under way in ses_busy" in refused[0]
+        done = run(home, "forget", "ses_busy", "--yes")
+        assert done.code == 1 and "a turn is under way in ses_busy, nothing was forgotten" in done.err, done
+        other = next(name for name in streams(home) if name != "ses_busy")
+        free = run(home, "forget", other)
+        assert "refused" not in free.err and "--yes forgets it for good" in free.err, free
+        run(home, "stop")
 
     def test_it_says_first_what_would_go(self, home: Path) -> None:
         counts = streams(home)
