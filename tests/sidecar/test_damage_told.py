@@ -281,3 +281,55 @@ def test_gaps_have_the_same_numbers_everywhere(
         [told[name], *_] = re.findall(r"(?:\d+ of the )?records? \d+(?: to \d+)?", done.out + done.err)
         assert done.code == 1 and "log:1" not in done.out + done.err, (name, done)
     assert len(set(told.values())) == 1, told
+
+
+class TestWhatKeepsASidecarFromStarting:
+    """What is read may be whole, and nothing can be recorded all the same: ``status`` must not say that all is well."""
+
+    @pytest.fixture
+    def home(self, home: Path) -> Path:
+        config = home.parent / "config"
+        assert run(home, "install", HOME=str(home.parent), XDG_CONFIG_HOME=str(config)).code == 0
+        return home
+
+    @pytest.mark.parametrize("damage", ["gone", "flipped", "short"])
+    def test_digests_of_pruned_records(self, home: Path, sound: dict[Backend, Path], damage: str) -> None:
+        store = put(home, sound["jsonl"])
+        assert run(home, "prune", "--stream", "ses_a", "--yes").code == 0
+        before = run(home, "status")
+        assert before.code == 0 and "All is well" in before.out, before
+        path = store / "log" / "removed-1.keys"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.unlink()
+        if damage != "gone":
+            path.write_bytes(data if damage == "flipped" else data[:-1])
+        done = run(home, "status")
+        assert done.code == 1 and str(path) in done.out and "All is well" not in done.out, done
+        assert run(home, "status", "--json").objects()[0]["log"]["damaged"] is True
+        assert run(home, "serve").code == 1
+        again = run(home, "status")
+        assert again.code == 1 and again.out == done.out, "the last start says the same, and it is told once"
+
+    def test_the_last_start_failed_until_one_serves(self, home: Path, sound: dict[Backend, Path]) -> None:
+        store = put(home, sound["jsonl"])
+        segment = segments(store)[0]
+        data = segment.read_bytes()
+        segment.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+        assert run(home, "status").code == 0, "no look at the ends of files sees it"
+        assert run(home, "serve").code == 1
+        done = run(home, "status")
+        assert done.code == 1 and "the last start of the sidecar failed" in done.out and segment.name in done.out, done
+        (check,) = (c for c in run(home, "doctor", "--json").objects() if c["name"] == "start")
+        assert check["level"] == "problem" and segment.name in check["text"]
+        segment.write_bytes(data)
+        recording = home.parent / "recording.jsonl"
+        recording.write_text('{"t":1,"hook":"dispose","input":null,"output":null}\n')
+        assert run(home, "status").code == 1
+        try:
+            played = run(home, "play", str(recording))
+            assert played.code == 0, played
+            assert "last start" not in run(home, "status").out
+        finally:
+            run(home, "stop")
+        assert run(home, "status").code == 0
