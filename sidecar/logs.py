@@ -53,7 +53,8 @@ def failed_start(home: Home) -> FailedStart | None:
     """The last start that the log tells of, if it failed; ``None`` once a later one served, or where none is told."""
     try:
         # O_NONBLOCK: a pipe put in its place must not hang us.
-        with open(os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        descriptor = os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, 0))
             text = file.read(_LOOKED_AT).decode("utf-8", "replace")
     except OSError:

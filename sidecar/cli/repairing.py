@@ -41,7 +41,6 @@ async def repair(
 
     out, home = Output(json), home_of(context)
     home.check_owner()
-    home.check_kind()
     refuse_links(home.store_path)
     # Before any lock: what is refused, or was never a store, stays as it is.
     if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
