@@ -8,6 +8,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -160,17 +161,6 @@ def file_for_store(home: Path) -> str:
     return "it is no directory, so it holds no log of Durable Stream: choose another home"
 
 
-def another_programs_database(home: Path) -> str:
-    path = home / "store" / "log.db"
-    path.unlink(missing_ok=True)
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE mine (x)")
-    connection.commit()
-    connection.close()
-    (home / "store" / "store.json").write_text('{"backend":"sqlite","format":2,"log_id":"x"}')
-    return "it was not written by Durable Stream: choose another home"
-
-
 def another_programs_manifest(home: Path) -> str:
     (home / "store" / "store.json").write_text('{"name":"an npm package"}')
     return "it was not written by Durable Stream: choose another home"
@@ -188,7 +178,6 @@ def another_programs_directory(home: Path) -> str:
     [
         file_for_home,
         file_for_store,
-        another_programs_database,
         another_programs_manifest,
         another_programs_directory,
     ],
@@ -203,6 +192,32 @@ def test_what_is_not_ours_is_no_damage(home: Path, sound: dict[Backend, Path], f
         assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1) and wanted in done.err, (name, done)
     assert files(home) == before
     assert run(home, "status").code == run(home, "doctor").code == 1
+
+
+@pytest.mark.parametrize("how", ["another program's", "its owner flipped"])
+def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
+    home: Path, sound: dict[Backend, Path], how: str
+) -> None:
+    """``store.json`` beside it is ours: another home is no advice."""
+    store = put(home, sound["sqlite"])
+    path = store / "log.db"
+    if how == "its owner flipped":
+        change(store, 68, 0, 0x45)
+    else:
+        path.unlink()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE mine (x)")
+    before = files(home)
+    reason = "another program wrote it, or its header is damaged"
+    done = run(home, "verify")
+    assert done.code == 1 and f"corrupt: {path}: {reason}: restore it from a backup\n" in done.out, done
+    assert "durable-stream verify" not in done.out
+    for name in ("streams", "query", "status", "doctor", "repair", "repair --dry-run", "serve"):
+        done = run(home, *name.split())
+        told = done.out + done.err
+        assert done.code == 1 and reason in told and "backup" in told and "another home" not in told, (name, done)
+    after = files(home)
+    assert {name: after[name] for name in before} == before
 
 
 def change(store: Path, at: bytes | int, by: int, value: int) -> None:
