@@ -204,14 +204,22 @@ class Home:
             if _flock(descriptor, fcntl.LOCK_EX):
                 return HomeLock(descriptor)
         os.close(descriptor)
+        raise self._locked()
+
+    def refuse_locked(self) -> None:
+        """Raise ``HomeLocked``, as ``lock`` does, if another sidecar or command has the home; nothing is taken."""
+        if self.is_locked():
+            raise self._locked()
+
+    def _locked(self) -> HomeLocked:
         other = self.read_info()
         if other is not None and is_alive(other.pid):
             hint = "use it, or stop it with `durable-stream stop`"
-            raise HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
+            return HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
         # Nobody says who: `migrate`, `prune`, `forget` and `repair` without a sidecar, or one that starts or leaves.
         reason = "another sidecar serves this home, or a command that changes its log is at work"
         hint = "wait until the command has ended, or stop the sidecar with `durable-stream stop`; then try again"
-        raise HomeLocked(self.path, reason, hint)
+        return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:
         """Publish where the sidecar is. Readers see the old or the new file, never half of one."""

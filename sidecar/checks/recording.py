@@ -52,7 +52,7 @@ async def survey(home: Home) -> Survey:
     except StreamError as error:
         return Survey(fault=str(error), hint="" if isinstance(error, MissingLog) else _with_kept(home, ""))
     except OSError as error:
-        return Survey(fault=f"cannot be read: {error.strerror} ({home.store_path})")
+        return Survey(fault=f"cannot be read: {error.strerror} ({error.filename or home.store_path})")
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)

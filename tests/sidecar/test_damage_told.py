@@ -16,6 +16,7 @@ import pytest
 from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log import Log
+from streams.stores.directory import take_lock
 from tests.sidecar.bad_stores import (
     Backend,
     all_segments_gone,
@@ -28,6 +29,7 @@ from tests.sidecar.bad_stores import (
     no_database,
     segments,
     snapshot,
+    wal_gone,
 )
 from tests.sidecar.cli.helpers import run
 from tests.streams.builders import events
@@ -348,3 +350,35 @@ class TestWhatKeepsASidecarFromStarting:
         finally:
             run(home, "stop")
         assert run(home, "status").code == 0
+
+
+def test_a_directory_named_like_a_segment_is_told_by_its_path(home: Path, sound: dict[Backend, Path]) -> None:
+    place = put(home, sound["jsonl"]) / "log" / "00000000000000000099.jsonl"
+    place.mkdir()
+    for name in ("status", "streams", "doctor"):
+        done = run(home, name)
+        assert done.code == 1 and str(place) in done.out + done.err, (name, done)
+
+
+def test_only_a_wal_that_is_there_is_to_be_copied(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["sqlite"])
+    wal_gone(store)
+    done = run(home, "repair", "--dry-run")
+    assert done.code == 1 and "without one: move sqlite-head away" in done.out, done
+    (store / "log.db-wal").write_bytes(b"half a WAL" * 10)
+    done = run(home, "repair", "--dry-run")
+    assert done.code == 1 and "without one: copy log.db-wal, then move sqlite-head away" in done.out, done
+
+
+def test_a_dry_run_at_a_lock_names_the_process(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["jsonl"])
+    lock = take_lock(store)
+    try:
+        done = run(home, "repair", "--dry-run")
+    finally:
+        os.close(lock)
+    assert (done.code, done.out) == (1, "") and f"is being written by process {os.getpid()}; " in done.err, done
+    with Home(home).lock():
+        done = run(home, "repair", "--dry-run")
+    assert (done.code, done.out) == (1, "") and "or a command that changes its log is at work" in done.err, done
+    assert run(home, "repair", "--dry-run").code == 0
