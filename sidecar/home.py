@@ -25,8 +25,8 @@ import platformdirs
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
-_OUR_NAMES: Final = frozenset({"store", "spool", "nats", "sidecar.json", "sidecar.log"})
-"""What may lie alone in a home: a plugin makes the spool first, and a person may have put back, or left, the others."""
+_OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
+"""What may lie alone in a home: a plugin makes the spool first, and a kill or a person may have left the others."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
@@ -319,7 +319,7 @@ class Home:
         """
         if self.was_used() or (self.store_path / "store.json").exists():
             return True
-        return {path.name for path in self.path.iterdir()} <= _OUR_NAMES
+        return all(_OUR_NAMES.fullmatch(path.name) for path in self.path.iterdir())
 
 
 class HomeLock:
