@@ -382,3 +382,16 @@ def test_a_dry_run_at_a_lock_names_the_process(home: Path, sound: dict[Backend, 
         done = run(home, "repair", "--dry-run")
     assert (done.code, done.out) == (1, "") and "or a command that changes its log is at work" in done.err, done
     assert run(home, "repair", "--dry-run").code == 0
+
+
+def test_a_page_of_zeros_is_told_in_a_short_line(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["sqlite"])
+    size = 4096
+    with (store / "log.db").open("r+b") as file:
+        file.seek(size)  # the map of pages, which every tree in the file is compared with
+        file.write(bytes(size))
+    for name in ("verify", "doctor", "repair --dry-run"):
+        done = run(home, *name.split())
+        (line,) = (line for line in done.out.splitlines() if "SQLite says" in line or "log.db: " in line)
+        assert done.code == 1 and len(line) - len(str(store)) < 250, (name, done)
+        assert re.search(r"SQLite says: Failed to .* \(and \d+ more\)", line) and "***" not in line, (name, line)
