@@ -25,6 +25,9 @@ import platformdirs
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
+_OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
+"""What may lie alone in a home: a plugin makes the spool first, and a kill or a person may have left the others."""
+
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
 
@@ -79,9 +82,10 @@ class Home:
         """Make the home's directories, or close those that are there to others. Idempotent.
 
         Raises:
-            HomeError: a directory belongs to somebody else, holds what is not ours
-                and is open to others, or cannot be made.
+            HomeError: a directory belongs to somebody else, holds what is not ours, or cannot be made.
         """
+        self.check_owner()
+        self.check_kind()
         for path in (self.path, self.store_path, self.spool_path):
             self.make_private(path)
 
@@ -103,16 +107,23 @@ class Home:
             raise HomeError(self.path, f"the directory belongs to user {owner}, not to you", "choose another --home")
 
     def check_kind(self) -> None:
-        """Refuse what is no home before it is judged as one; what does not exist yet, or is empty, is fine.
+        """Refuse what is no home before it is judged as one, or taken over; what does not exist yet is fine.
+
+        So is what is empty, holds a spool or a configuration alone, or got a store back from a backup.
 
         Raises:
             HomeError: a file lies there, or a directory of something else.
         """
-        if self.path.exists() and not self.path.is_dir():
+        try:
+            is_file = self.path.exists() and not self.path.is_dir()
+            is_foreign = self.path.is_dir() and not self._is_ours()
+        except OSError:
+            return  # closed to us: whoever goes on is told so
+        if is_file:
             raise HomeError(
                 self.path, "it is no directory, so no home", "name another one with --home, or move it away"
             )
-        if self.path.is_dir() and not self._is_ours():
+        if is_foreign:
             raise HomeError(self.path, "it holds other files and no home of Durable Stream", "name another --home")
 
     # --- the token ---
@@ -193,14 +204,22 @@ class Home:
             if _flock(descriptor, fcntl.LOCK_EX):
                 return HomeLock(descriptor)
         os.close(descriptor)
+        raise self._locked()
+
+    def refuse_locked(self) -> None:
+        """Raise ``HomeLocked``, as ``lock`` does, if another sidecar or command has the home; nothing is taken."""
+        if self.is_locked():
+            raise self._locked()
+
+    def _locked(self) -> HomeLocked:
         other = self.read_info()
         if other is not None and is_alive(other.pid):
             hint = "use it, or stop it with `durable-stream stop`"
-            raise HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
+            return HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
         # Nobody says who: `migrate`, `prune`, `forget` and `repair` without a sidecar, or one that starts or leaves.
         reason = "another sidecar serves this home, or a command that changes its log is at work"
         hint = "wait until the command has ended, or stop the sidecar with `durable-stream stop`; then try again"
-        raise HomeLocked(self.path, reason, hint)
+        return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:
         """Publish where the sidecar is. Readers see the old or the new file, never half of one."""
@@ -289,19 +308,18 @@ class Home:
                 hint = "choose another --home"
                 raise HomeError(path, f"the directory belongs to user {found.st_uid}, not to you", hint)
             if stat.S_IMODE(found.st_mode) != 0o700:
-                if found.st_mode & 0o077 and path == self.path and not self._is_ours():
-                    hint = f"choose another --home, or run: chmod 700 {path}"
-                    raise HomeError(path, "it holds other files and is open to others", hint)
                 path.chmod(0o700)
         except OSError as error:
             raise _cannot("make", path, error) from None
 
     def _is_ours(self) -> bool:
-        """Whether the directory is empty, was a home before or got a store back from a backup.
+        """Whether the directory was a home before, got a store back from a backup, or holds nothing of anybody else.
 
-        Then closing it to others surprises nobody.
+        What lies in ``store/`` is judged where it is opened.
         """
-        return self.was_used() or (self.store_path / "store.json").exists() or not any(self.path.iterdir())
+        if self.was_used() or (self.store_path / "store.json").exists():
+            return True
+        return all(_OUR_NAMES.fullmatch(path.name) for path in self.path.iterdir())
 
 
 class HomeLock:

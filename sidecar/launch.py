@@ -72,9 +72,10 @@ async def ensure_running(home: Home, seconds: float = START_SECONDS, words: Last
 
     Raises:
         LinkUnavailable: it did not come up in time, or ended; with its own reason, or the name of its log.
-        HomeError: the home belongs to another user.
+        HomeError: the home belongs to another user, or is none.
     """
     home.check_owner()
+    home.check_kind()
     if words is not None:
         return await _up(home, seconds, words)
     words = LastWords()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
+from typing import Final, NamedTuple
 
 from sidecar.config import LogConfig
 from sidecar.home import Home
@@ -31,6 +33,34 @@ def note_failure(home: Home, error: Exception) -> None:
     with suppress(OSError), ExitStack() as stack:
         _attach(_Appending(home.log_path), stack)
         logging.getLogger("sidecar").error("could not serve: %s", error if str(error) else type(error).__name__)
+
+
+class FailedStart(NamedTuple):
+    """A start of a sidecar that came to nothing: when, in the log's own words, and why."""
+
+    when: str
+    reason: str
+
+
+_OUTCOME: Final = re.compile(
+    r"^(\S+ [\d:]+)\S* (?:ERROR sidecar: could not serve: (.*)|INFO sidecar: serving on port .*)$", re.MULTILINE
+)
+_LOOKED_AT: Final = 256 * 1024
+"""Bytes at the end of the log in which the last start is looked for: after a failed one hardly a line follows."""
+
+
+def failed_start(home: Home) -> FailedStart | None:
+    """The last start that the log tells of, if it failed; ``None`` once a later one served, or where none is told."""
+    try:
+        # O_NONBLOCK: a pipe put in its place must not hang us.
+        descriptor = os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, 0))
+            text = file.read(_LOOKED_AT).decode("utf-8", "replace")
+    except OSError:
+        return None
+    outcomes = _OUTCOME.findall(text)
+    return FailedStart(*outcomes[-1]) if outcomes and outcomes[-1][1] else None
 
 
 class _Private:

@@ -150,7 +150,7 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
         why = f"the records in {' and '.join(bad)} do not all verify (see below), so which log it was is not proved"
         yield Item(found, None, f"{why}: restore {MANIFEST}, or the whole store, from a backup")
         for name in bad:
-            yield from _lost(with_records[name], backend=name)
+            yield from _lost(with_records[name], facts, backend=name)
         return
     longest = max(with_records, key=lambda name: (with_records[name].head, name == "sqlite"))
     others = [name for name in with_records if name != longest]
@@ -175,9 +175,9 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
             found = f"log.db: {_cut(store.lost[0].reason)}; every row verifies"
             yield Item(found, "copy rows", "copy the rows into a new file, verify that, and keep the old one aside")
         else:
-            yield from _lost(store, backend="sqlite")
+            yield from _lost(store, facts, backend="sqlite")
     else:
-        yield from _lost(store)
+        yield from _lost(store, facts)
     safe = store.is_sound
     for fault in store.faults:
         if fault.kind == "torn":
@@ -193,7 +193,7 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
         yield Item(_cut(str(fault)), "open" if safe else None, why + rest)
 
 
-def _lost(store: StoreFacts, *, backend: Backend = "jsonl") -> Iterator[Item]:
+def _lost(store: StoreFacts, facts: Facts, *, backend: Backend = "jsonl") -> Iterator[Item]:
     why = {
         "corrupt": "it was acknowledged, so it is not cut: restore the file from a backup",
         "tampered": "what was written there cannot be known: restore the file from a backup, and ask who changed it",
@@ -202,8 +202,8 @@ def _lost(store: StoreFacts, *, backend: Backend = "jsonl") -> Iterator[Item]:
     for fault in store.lost[:MOST_TOLD]:
         text = why.get(fault.kind, "restore the store from a backup")
         if backend == "sqlite" and fault.kind == "missing" and fault.position == store.head + 1:
-            text += "; without one: copy log.db-wal, then move sqlite-head away, "
-            text += f"and the log goes on after {store.head}"
+            copied = "copy log.db-wal, then " if "log.db-wal" in facts.side_files else ""
+            text += f"; without one: {copied}move sqlite-head away, and the log goes on after {store.head}"
         yield Item(str(fault), None, text)
     if len(store.lost) > MOST_TOLD:
         yield Item(f"{len(store.lost) - MOST_TOLD} more faults", None, "`durable-stream verify` tells them all")

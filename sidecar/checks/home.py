@@ -28,8 +28,10 @@ AHEAD_MS = 60_000
 def check_home(scene: Scene) -> list[Check]:
     """The home's owner and modes."""
     home = scene.home
-    if home.path.exists() and not home.path.is_dir():
-        return [Check("home", "problem", f"{home.path} is no directory, so no home", "choose another --home")]
+    try:
+        home.check_kind()
+    except HomeError as error:
+        return [Check("home", "problem", f"{error.path}: {error.problem}", error.hint)]
     if not home.path.is_dir():
         return [Check("home", "note", f"{home.path} does not exist yet", "the first start of the sidecar makes it")]
     found = home.path.stat()

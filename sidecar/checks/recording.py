@@ -10,6 +10,7 @@ from sidecar import earlier_log
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
+from sidecar.logs import failed_start
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log_reader import LogReader
 from streams.query import Filter, describe_span
@@ -51,7 +52,7 @@ async def survey(home: Home) -> Survey:
     except StreamError as error:
         return Survey(fault=str(error), hint="" if isinstance(error, MissingLog) else _with_kept(home, ""))
     except OSError as error:
-        return Survey(fault=f"cannot be read: {error.strerror} ({home.store_path})")
+        return Survey(fault=f"cannot be read: {error.strerror} ({error.filename or home.store_path})")
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
@@ -89,6 +90,17 @@ def check_sidecar(scene: Scene) -> list[Check]:
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
     up = describe_span((scene.answer.get("sidecar") or {}).get("uptime_ms") or 0)
     return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} proved itself; up {up}")]
+
+
+def check_start(scene: Scene) -> list[Check]:
+    """Whether the last start of a sidecar failed, and none came up since: what OpenCode sends waits in the spool."""
+    failed = None if scene.home.is_locked() else failed_start(scene.home)
+    if failed is None:
+        return []
+    reason, _, hint = failed.reason.partition("; ")
+    text = f"the last start of the sidecar failed ({failed.when}), so nothing is recorded: {reason}"
+    mended = "once that is mended, `durable-stream serve` shows whether one starts"
+    return [Check("start", "problem", text, f"{hint}; {mended}" if hint else mended)]
 
 
 def check_links(scene: Scene) -> list[Check]:

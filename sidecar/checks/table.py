@@ -29,6 +29,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     at_home.check_port,
     at_home.check_space,
     recording.check_sidecar,
+    recording.check_start,
     nats.check_nats,
 )
 
@@ -78,4 +79,4 @@ def quick_checks(home: Home) -> list[Check]:
         checks.append(Check("plugin", "problem", "no plugin is installed: OpenCode's sessions are not recorded", hint))
     checks += [check for plugin in scene.plugins for check in opencode.missing_files(plugin)]
     checks += [*opencode.check_switches(scene), *opencode.check_excluded(scene)]
-    return [*checks, *at_home.check_port(scene), *at_home.check_space(scene)]
+    return [*checks, *at_home.check_port(scene), *at_home.check_space(scene), *recording.check_start(scene)]

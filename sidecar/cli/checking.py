@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, home_of
+from sidecar.cli.command import Failure, JsonFlag, home_of, named_home
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -31,7 +31,6 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     from streams.verify import Verification
 
     out, home = Output(json), home_of(context)
-    home.check_kind()
     if not home.path.is_dir():
         raise Failure(f"there is no home {home.path}: nothing was verified; name another one with --home")
     check = Verification(home.store_path)
@@ -93,7 +92,7 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
     from sidecar.cli.state import gather_status, print_status
 
     out = Output(json)
-    found = await gather_status(home_of(context))
+    found = await gather_status(named_home(context))
     if json:
         out.object(found)
     else:
@@ -115,7 +114,7 @@ async def doctor(
     from sidecar.cli.output import Output
 
     out = Output(json)
-    home, command = home_of(context), executable()
+    home, command = named_home(context), executable()
     problems = repairs = 0
     async for check in diagnose(home, command):
         mended, failed = await _mend(home, command, check) if fix and check.fix else (None, None)

@@ -59,7 +59,18 @@ class Ambiguous(Failure):
 
 
 def home_of(context: typer.Context) -> Home:
-    """The home that the global options, the environment or the platform name; nothing is touched."""
+    """The home that the global options, the environment or the platform name; nothing is touched.
+
+    Raises:
+        HomeError: a directory of something else lies there.
+    """
+    home = named_home(context)
+    home.check_kind()
+    return home
+
+
+def named_home(context: typer.Context) -> Home:
+    """As ``home_of``, whatever lies there: for commands that tell of it, or leave it alone."""
     from sidecar.home import Home
 
     path: Path | None = context.obj

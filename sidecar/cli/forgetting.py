@@ -73,7 +73,7 @@ async def forget(
     if json:
         out.object({"streams": streams, "done": done})
     else:
-        out.text(f"forgot the payloads of {records_text(done['records'])} in {', '.join(streams)}")
+        out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(streams)}")
         _warn_of_spool(home)
     return 0
 
@@ -141,7 +141,7 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
     if out.json:
         out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
     else:
-        out.text(f"nothing to forget: the payloads in {', '.join(streams)} were forgotten already")
+        out.prose("", f"nothing to forget: the payloads in {', '.join(streams)} were forgotten already")
     return 0
 
 
@@ -158,7 +158,7 @@ async def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool)
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))
         return 0
-    out.text(f"{pruned}; nothing of it is left to forget")
+    out.prose("", f"{pruned}; nothing of it is left to forget")
     for copy in other_copies(home):
         note(copy)
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, home_of
+from sidecar.cli.command import Failure, JsonFlag, home_of, named_home
 
 if TYPE_CHECKING:
     from sidecar.installer import Outcome, Target
@@ -76,7 +76,7 @@ def uninstall(
     if project is None:
         facts = _uninstall_service(outcome, told=service)
     other = _other_copy(target)
-    stays = f"What was recorded stays in {home_of(context).path}."
+    stays = f"What was recorded stays in {named_home(context).path}."
     kept = f"Restart OpenCode: it records no more. {stays}"
     if other is not None:
         still = f"The plugin is still at {other.plugin}, so OpenCode goes on recording; remove it with"

@@ -206,7 +206,7 @@ def _show(
             if out.terminal and len(items) > SHOWN_STREAMS:
                 out.text(f"… and {len(items) - SHOWN_STREAMS} more", "dim")
     for stream in plan["unknown"]:
-        out.text(already.get(stream, f"{stream} holds nothing (any more)"), "yellow")
+        out.prose("", already.get(stream, f"{stream} holds nothing (any more)"), "yellow")
     if not plan["cuts"]:
         note("Nothing to remove.")
     elif done is None:

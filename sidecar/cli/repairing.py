@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, explain, home_of
+from sidecar.cli.command import JsonFlag, explain, home_of
 
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
@@ -41,7 +41,6 @@ async def repair(
 
     out, home = Output(json), home_of(context)
     home.check_owner()
-    home.check_kind()
     refuse_links(home.store_path)
     # Before any lock: what is refused, or was never a store, stays as it is.
     if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
@@ -66,13 +65,11 @@ async def repair(
 @contextmanager
 def _held(home: Home, dry_run: bool) -> Iterator[None]:
     """Nobody else may write meanwhile: what a sidecar is writing looks like damage."""
-    from streams.stores.directory import is_being_written, take_lock
+    from streams.stores.directory import refuse_writer, take_lock
 
     if dry_run:
-        if home.is_locked() or is_being_written(home.store_path):
-            raise Failure(
-                f"a process writes to {home.path}; stop the sidecar with `durable-stream stop`, then look again"
-            )
+        refuse_writer(home.store_path)  # first, because it knows the process
+        home.refuse_locked()
         yield
         return
     with home.lock():

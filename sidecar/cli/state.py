@@ -71,6 +71,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
         notes.append(f"the log is damaged, but {kept}")
     for check in quick_checks(home):
+        if check.name == "start" and problems:
+            continue  # what keeps it from starting is told, and more exactly
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)
@@ -95,6 +97,7 @@ async def _look(home: Home, problems: list[str]) -> int:
     try:
         reader = LogReader(home.store_path)
         await reader.glance()
+        await reader.check_removed()
         return sum(gone.first_offset for gone in (await reader.removed()).values())
     except (StreamError, OSError) as error:
         problems.append(explain(error))
@@ -132,6 +135,9 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
             notes.append(cut_off)
         if fault is not None:
             problems.append(str(fault))
+        else:
+            # Nothing that is read needs them; without them no sidecar starts.
+            await reader.check_removed()
         migration = moving.at_rest(home.store_path)
         log |= {"backend": migration["backend"] if migration is not None else None}
     except (StreamError, OSError) as error:

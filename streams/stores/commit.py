@@ -275,13 +275,16 @@ class GroupCommit:
             self._trust.note(seconds)
 
     def _fail(self, group: list[Pending], error: Exception) -> None:
-        if isinstance(error, StreamError):
+        hint = "free disk space or repair the disk, then start again"
+        if isinstance(error, StoreUnavailable) and error.hint:
+            reason, hint = error.reason, error.hint  # who knows the cause knows what to do, and no disk is full
+        elif isinstance(error, StreamError):
             reason = str(error)
         else:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         failure = StoreFailed(
             f"the log could not be written ({reason}) and has stopped",
-            "free disk space or repair the disk, then start again: nothing that was acknowledged is lost",
+            f"{hint}: nothing that was acknowledged is lost",
         )
         with self._wake:
             self._stop = failure

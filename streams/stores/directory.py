@@ -146,15 +146,34 @@ def take_lock(store: Path) -> int:
     try:
         _lock_soon(fd)
     except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "another process"
+        refusal = _locked(store, fd)
         os.close(fd)
-        raise StoreLocked(
-            f"the log in {store} is being written by process {holder}",
-            "stop the sidecar with `durable-stream stop`, or wait until that process ends",
-        ) from None
+        raise refusal from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def _locked(store: Path, fd: int) -> StoreLocked:
+    holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "another process"
+    return StoreLocked(
+        f"the log in {store} is being written by process {holder}",
+        "stop the sidecar with `durable-stream stop`, or wait until that process ends",
+    )
+
+
+def refuse_writer(store: Path) -> None:
+    """Raise ``StoreLocked``, as ``take_lock`` does, if a writer holds the store's lock now; nothing is taken or made.
+
+    Raises:
+        ForeignStore: the lock is a symbolic link.
+    """
+    if is_being_written(store):
+        fd = os.open(store / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            raise _locked(store, fd)
+        finally:
+            os.close(fd)
 
 
 def _lock_soon(fd: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -109,11 +110,16 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
         OSError: it cannot be opened.
     """
     try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put the file there") from None
         raise
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        # It is opened like a file; only the first read is refused, which no longer knows its name.
+        os.close(fd)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return fd
 
 
 def read_file(path: Path) -> bytes:

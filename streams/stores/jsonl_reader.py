@@ -27,7 +27,7 @@ from streams.stores.in_turn import in_thread, to_its_end
 from streams.stores.lost_list import explained
 from streams.stores.missing import lost_end, missing_before
 from streams.stores.outline import first_doubt
-from streams.stores.removed_files import Version, read_removed, version_of
+from streams.stores.removed_files import Version, read_removed, run_faults, version_of
 from streams.stores.segment_files import Sizes, open_segment, read_segment, sizes_of
 from streams.stores.segments import (
     EMPTY_HEAD,
@@ -122,6 +122,24 @@ class JsonlReader:
             # Reading has the last word, and says it as every command does.
             async for place in self._places(doubt - 1):
                 _check_line(place)
+
+    async def check_removed(self) -> None:
+        """Look at the files that know the keys of pruned records, as an opening does; reading needs none of them.
+
+        Raises:
+            CorruptLog: one is missing or damaged, or the list of them is: the log cannot be opened to be written.
+        """
+        while True:
+            version = version_of(self._log)
+            fault = await asyncio.to_thread(self._run_fault)
+            if fault is None:
+                return
+            if version_of(self._log) == version:
+                raise fault
+            # Records were removed meanwhile, which merges files and deletes those they were.
+
+    def _run_fault(self) -> CorruptLog | None:
+        return next(run_faults(self._log, read_removed(self._log).runs), None)
 
     def _doubt(self) -> int | None:
         head = self.head_record().position  # before the files: a writer beside us goes on in them first

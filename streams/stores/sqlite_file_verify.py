@@ -31,6 +31,9 @@ from streams.stores.sqlite_schema import schema_faults
 _QUICK_STEPS, _QUICK_CALLS = 10_000, 500
 """A quick look at the file ends after five million steps of SQLite's machine, about a second."""
 
+_MOST_LINES: Final = 2
+"""Of what SQLite reports of one fault so many lines are told."""
+
 DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
 """What reading a damaged file raises, within ``translated``; ``damage_text`` says it."""
 
@@ -77,10 +80,19 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
     finally:
         # The limit is for this look alone: what is read next on the connection must not be interrupted by it.
         connection.set_progress_handler(None, 0)
-    found = [f"SQLite says: {shown(' '.join(str(fault).split()))}" for fault in faults if fault != "ok"]
+    found = [f"SQLite says: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
     if not quick:
         found += _looked_at(path, "the table of keys", lambda: keys.faults(connection))
     return found
+
+
+def _first_of(report: str) -> str:
+    """The first faults of a report: SQLite tells of all that one bad page brings with it, each on a line."""
+    lines = [" ".join(line.split()) for line in report.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("***"):  # names the database, which the finding does
+        del lines[0]
+    more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
+    return f"{', '.join(lines[:_MOST_LINES])}{more}"
 
 
 def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | None:

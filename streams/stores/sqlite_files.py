@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
-from streams.stores.directory import is_being_written
+from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.disk import open_or_create, refuse_link, sync_directory
 from streams.stores.sqlite_keys import STEP
 from streams.stores.sqlite_still import ReadConnection, at_rest
@@ -373,12 +373,26 @@ def _check_owner(connection: sqlite3.Connection, path: Path, newest: int) -> int
     if tables == 0 and owner in (0, APPLICATION_ID):
         return 0
     if owner != APPLICATION_ID:
-        raise ForeignStore(str(path), NOT_OURS)
+        raise ForeignStore(str(path), _FOREIGN if _is_named(path) else NOT_OURS)
     if version > newest:
         raise ForeignStore(
             str(path), f"it has schema {version}, this version reads up to {newest}: upgrade durable-stream"
         )
     return version
+
+
+_FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_OR}restore it from a backup"
+
+
+def _is_named(path: Path) -> bool:
+    """Whether ``store.json`` beside the file says that our log lies in it: then another home is no advice."""
+    if path.name != LOG_FILE:
+        return False
+    try:
+        manifest = read_manifest(path.parent)
+    except StreamError:
+        return False
+    return manifest is not None and manifest.backend == "sqlite"
 
 
 def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:

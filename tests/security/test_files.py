@@ -76,11 +76,13 @@ def test_an_empty_or_former_home_is_closed_a_foreign_directory_is_not_touched(tm
 
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    foreign.chmod(0o755)
     (foreign / "letters.txt").touch()
-    with pytest.raises(HomeError, match="chmod 700"):
-        Home(foreign).create()
-    assert mode(foreign) == 0o755
+    for as_it_is in (0o755, 0o700):
+        foreign.chmod(as_it_is)
+        with pytest.raises(HomeError, match="it holds other files and no home of Durable Stream"):
+            Home(foreign).create()
+        assert mode(foreign) == as_it_is and [path.name for path in foreign.iterdir()] == ["letters.txt"]
+    foreign.chmod(0o755)
     (foreign / "store").mkdir()
     (foreign / "store" / "store.json").write_text("{}")
     Home(foreign).create()

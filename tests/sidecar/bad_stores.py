@@ -253,7 +253,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
         database_gone: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
         wal_gone: r"records 12 to 14 were written and are missing: log\.db-wal was deleted.*restore the file",
         database_empty: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
-        database_of_another_program: r"not written by Durable Stream: choose another home",
+        database_of_another_program: r"another program wrote it, or its header is damaged: .*restore it from a backup",
         database_newer: r"schema 99, this version reads up to \d+: upgrade durable-stream",
         no_database: r"it is damaged \(file is not a database\).*restore it from a backup",
         database_cut: r"it is damaged \(database disk image is malformed\).*restore it from a backup",

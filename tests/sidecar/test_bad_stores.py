@@ -32,7 +32,6 @@ from tests.sidecar.bad_stores import (
     Backend,
     State,
     database_newer,
-    database_of_another_program,
     foreign_manifest,
     head_gone,
     lock_alone,
@@ -196,7 +195,7 @@ def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
     before = snapshot(store)
     would = run(home.path, "repair", "--dry-run", "--json")
     assert would.code == 1 and snapshot(store) == before
-    if state in (newer_manifest, foreign_manifest, database_newer, database_of_another_program, *LINKED):
+    if state in (newer_manifest, foreign_manifest, database_newer, *LINKED):
         assert is_sentence(would, wanted)
         return
     *items, last = would.objects()

@@ -8,6 +8,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log import Log
+from streams.stores.directory import take_lock
 from tests.sidecar.bad_stores import (
     Backend,
     all_segments_gone,
@@ -27,6 +29,7 @@ from tests.sidecar.bad_stores import (
     no_database,
     segments,
     snapshot,
+    wal_gone,
 )
 from tests.sidecar.cli.helpers import run
 from tests.streams.builders import events
@@ -160,17 +163,6 @@ def file_for_store(home: Path) -> str:
     return "it is no directory, so it holds no log of Durable Stream: choose another home"
 
 
-def another_programs_database(home: Path) -> str:
-    path = home / "store" / "log.db"
-    path.unlink(missing_ok=True)
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE mine (x)")
-    connection.commit()
-    connection.close()
-    (home / "store" / "store.json").write_text('{"backend":"sqlite","format":2,"log_id":"x"}')
-    return "it was not written by Durable Stream: choose another home"
-
-
 def another_programs_manifest(home: Path) -> str:
     (home / "store" / "store.json").write_text('{"name":"an npm package"}')
     return "it was not written by Durable Stream: choose another home"
@@ -188,7 +180,6 @@ def another_programs_directory(home: Path) -> str:
     [
         file_for_home,
         file_for_store,
-        another_programs_database,
         another_programs_manifest,
         another_programs_directory,
     ],
@@ -203,6 +194,32 @@ def test_what_is_not_ours_is_no_damage(home: Path, sound: dict[Backend, Path], f
         assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1) and wanted in done.err, (name, done)
     assert files(home) == before
     assert run(home, "status").code == run(home, "doctor").code == 1
+
+
+@pytest.mark.parametrize("how", ["another program's", "its owner flipped"])
+def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
+    home: Path, sound: dict[Backend, Path], how: str
+) -> None:
+    """``store.json`` beside it is ours: another home is no advice."""
+    store = put(home, sound["sqlite"])
+    path = store / "log.db"
+    if how == "its owner flipped":
+        change(store, 68, 0, 0x45)
+    else:
+        path.unlink()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE mine (x)")
+    before = files(home)
+    reason = "another program wrote it, or its header is damaged"
+    done = run(home, "verify")
+    assert done.code == 1 and f"corrupt: {path}: {reason}: restore it from a backup\n" in done.out, done
+    assert "durable-stream verify" not in done.out
+    for name in ("streams", "query", "status", "doctor", "repair", "repair --dry-run", "serve"):
+        done = run(home, *name.split())
+        told = done.out + done.err
+        assert done.code == 1 and reason in told and "backup" in told and "another home" not in told, (name, done)
+    after = files(home)
+    assert {name: after[name] for name in before} == before
 
 
 def change(store: Path, at: bytes | int, by: int, value: int) -> None:
@@ -281,3 +298,100 @@ def test_gaps_have_the_same_numbers_everywhere(
         [told[name], *_] = re.findall(r"(?:\d+ of the )?records? \d+(?: to \d+)?", done.out + done.err)
         assert done.code == 1 and "log:1" not in done.out + done.err, (name, done)
     assert len(set(told.values())) == 1, told
+
+
+class TestWhatKeepsASidecarFromStarting:
+    """What is read may be whole, and nothing can be recorded all the same: ``status`` must not say that all is well."""
+
+    @pytest.fixture
+    def home(self, home: Path) -> Path:
+        config = home.parent / "config"
+        assert run(home, "install", HOME=str(home.parent), XDG_CONFIG_HOME=str(config)).code == 0
+        return home
+
+    @pytest.mark.parametrize("damage", ["gone", "flipped", "short"])
+    def test_digests_of_pruned_records(self, home: Path, sound: dict[Backend, Path], damage: str) -> None:
+        store = put(home, sound["jsonl"])
+        assert run(home, "prune", "--stream", "ses_a", "--yes").code == 0
+        before = run(home, "status")
+        assert before.code == 0 and "All is well" in before.out, before
+        path = store / "log" / "removed-1.keys"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.unlink()
+        if damage != "gone":
+            path.write_bytes(data if damage == "flipped" else data[:-1])
+        done = run(home, "status")
+        assert done.code == 1 and str(path) in done.out and "All is well" not in done.out, done
+        assert run(home, "status", "--json").objects()[0]["log"]["damaged"] is True
+        assert run(home, "serve").code == 1
+        again = run(home, "status")
+        assert again.code == 1 and again.out == done.out, "the last start says the same, and it is told once"
+
+    def test_the_last_start_failed_until_one_serves(self, home: Path, sound: dict[Backend, Path]) -> None:
+        store = put(home, sound["jsonl"])
+        segment = segments(store)[0]
+        data = segment.read_bytes()
+        segment.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+        assert run(home, "status").code == 0, "no look at the ends of files sees it"
+        assert run(home, "serve").code == 1
+        done = run(home, "status")
+        assert done.code == 1 and "the last start of the sidecar failed" in done.out and segment.name in done.out, done
+        (check,) = (c for c in run(home, "doctor", "--json").objects() if c["name"] == "start")
+        assert check["level"] == "problem" and segment.name in check["text"]
+        segment.write_bytes(data)
+        recording = home.parent / "recording.jsonl"
+        recording.write_text('{"t":1,"hook":"dispose","input":null,"output":null}\n')
+        assert run(home, "status").code == 1
+        try:
+            played = run(home, "play", str(recording))
+            assert played.code == 0, played
+            assert "last start" not in run(home, "status").out
+        finally:
+            run(home, "stop")
+        assert run(home, "status").code == 0
+
+
+def test_a_directory_named_like_a_segment_is_told_by_its_path(home: Path, sound: dict[Backend, Path]) -> None:
+    place = put(home, sound["jsonl"]) / "log" / "00000000000000000099.jsonl"
+    place.mkdir()
+    for name in ("status", "streams", "doctor"):
+        done = run(home, name)
+        assert done.code == 1 and str(place) in done.out + done.err, (name, done)
+
+
+def test_only_a_wal_that_is_there_is_to_be_copied(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["sqlite"])
+    wal_gone(store)
+    done = run(home, "repair", "--dry-run")
+    assert done.code == 1 and "without one: move sqlite-head away" in done.out, done
+    (store / "log.db-wal").write_bytes(b"half a WAL" * 10)
+    done = run(home, "repair", "--dry-run")
+    assert done.code == 1 and "without one: copy log.db-wal, then move sqlite-head away" in done.out, done
+
+
+def test_a_dry_run_at_a_lock_names_the_process(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["jsonl"])
+    lock = take_lock(store)
+    try:
+        done = run(home, "repair", "--dry-run")
+    finally:
+        os.close(lock)
+    assert (done.code, done.out) == (1, "") and f"is being written by process {os.getpid()}; " in done.err, done
+    with Home(home).lock():
+        done = run(home, "repair", "--dry-run")
+    assert (done.code, done.out) == (1, "") and "or a command that changes its log is at work" in done.err, done
+    assert run(home, "repair", "--dry-run").code == 0
+
+
+def test_a_page_of_zeros_is_told_in_a_short_line(home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(home, sound["sqlite"])
+    size = 4096
+    with (store / "log.db").open("r+b") as file:
+        file.seek(size)  # the map of pages, which every tree in the file is compared with
+        file.write(bytes(size))
+    for name in ("verify", "doctor", "repair --dry-run"):
+        done = run(home, *name.split())
+        (line,) = (line for line in done.out.splitlines() if "SQLite says" in line or "log.db: " in line)
+        assert done.code == 1 and len(line) - len(str(store)) < 250, (name, done)
+        assert re.search(r"SQLite says: Failed to .* \(and \d+ more\)", line) and "***" not in line, (name, line)

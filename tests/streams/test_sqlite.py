@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from streams.errors import ForeignStore
+from streams.errors import ForeignStore, StoreFailed
 from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
@@ -19,7 +20,7 @@ from streams.stores.sqlite_files import STEPS
 from streams.stores.sqlite_reader import TAILS, SqliteReader
 from streams.stores.sqlite_rows import SELECT, conditions
 from streams.stores.sqlite_search import SearchIndex, remove_search
-from tests.streams.builders import event
+from tests.streams.builders import event, events
 from tests.streams.opened import collect
 from tests.streams.sqlite_logs import ask, change, findings, make_older, written
 from tests.streams.store_contract import StoreContract
@@ -260,3 +261,20 @@ async def test_a_search_finds_the_same_with_the_index_and_without(tmp_path: Path
     remove_search(tmp_path)
     assert not list(tmp_path.glob("search.db*"))
     await log.close()
+
+
+async def test_who_finds_the_database_locked_says_what_to_do_about_that_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.stores.sqlite_files.BUSY_MS", 20)
+    log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
+    with closing(sqlite3.connect(tmp_path / "store" / "log.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreFailed) as failure:
+            await log.append(events(1))
+        other.execute("ROLLBACK")
+    await log.close()
+    assert str(failure.value) == (
+        f"the log could not be written ({tmp_path / 'store' / 'log.db'} is held by another program) and has stopped; "
+        "close the program that has it open, try again: nothing that was acknowledged is lost"
+    )

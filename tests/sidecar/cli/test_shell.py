@@ -127,10 +127,10 @@ def test_bad_configuration_stops_serve_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_play_of_a_missing_or_broken_file(tmp_path: Path) -> None:
-    done = run(tmp_path, "play", "nowhere.jsonl")
+    done = run(tmp_path / "home", "play", "nowhere.jsonl")
     assert done.code == 1 and "nowhere.jsonl: there is no such file" in done.err
     (tmp_path / "bad.jsonl").write_text("no json\n")
-    done = run(tmp_path, "play", str(tmp_path / "bad.jsonl"))
+    done = run(tmp_path / "home", "play", str(tmp_path / "bad.jsonl"))
     assert done.code == 1 and "bad.jsonl:1" in done.err and "unexpected" not in done.err
 
 

@@ -67,6 +67,18 @@ def test_errors_and_plans_are_broken_at_words(home: Path, width: int) -> None:
     assert max(map(len, said.splitlines())) <= width
 
 
+def test_what_was_pruned_before_is_told_in_whole_words(home: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "home"
+    shutil.copytree(home, copy)
+    stream = run(copy, "streams", "--json").objects()[0]["stream_id"]
+    assert run(copy, "prune", "--stream", stream, "--yes").code == 0
+    for verb in ("prune", "forget"):
+        words = [verb, *(["--stream"] if verb == "prune" else []), stream]
+        said = ANSI.sub("", on_terminal(copy, *words, width=80))
+        assert max(map(len, said.splitlines())) <= 80, said
+        assert re.search(r"pruned,\s+last\s+on\s+\d{4}-\d\d-\d\d\s+\d\d:", said), said
+
+
 def test_child_sessions_are_indented_and_ids_can_be_used(home: Path) -> None:
     stream = run(home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
     said = ANSI.sub("", on_terminal(home, "log", stream, width=120))
