@@ -4,73 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
-from streams.errors import CorruptLog, StoreUnavailable
-from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log import DiskStore, Log
 from streams.log_reader import LogReader
-from streams.migrate import Migration, MigrationFailed, Progress, discard_kept
-from streams.query import Filter
+from streams.migrate import Migration, Progress, discard_kept
 from streams.store import Record
-from streams.stores.directory import Backend, Manifest, read_manifest, write_manifest
+from streams.stores.directory import Backend, read_manifest
 from streams.stores.jsonl import JsonlStore
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.segments import EMPTY_HEAD, format_head
 from streams.stores.sqlite import SqliteStore
 from streams.stores.sqlite_reader import SqliteReader
-from streams.stores.sqlite_rows import Row, stored_row
-from streams.stores.sqlite_search import SearchIndex
 from streams.stores.stored import Stored
 from streams.verify import Verification
 from tests.streams.builders import event
-from tests.streams.descriptors import deleted_and_open, needs_descriptors
 from tests.streams.disks import GatedDisk
+from tests.streams.moves import BOTH, HANG_S, Stopped, fill, open_log, plain, stored
 from tests.streams.opened import collect
-
-BOTH = pytest.mark.parametrize(("start", "to"), [("jsonl", "sqlite"), ("sqlite", "jsonl")])
-HANG_S = 60.0
-
-
-async def open_log(store: Path, backend: Backend = "jsonl") -> Log:
-    return await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=4000)
-
-
-AT_ONCE = 20
-"""Batches that share a sync: still many segments, and a test does not wait for its disk a thousand times."""
-
-
-async def fill(log: Log, count: int, prefix: str = "k") -> list[Record]:
-    """Append ``count`` batches of one to four events, to five streams."""
-    batches = [
-        [event(f"{prefix}{number}-{n}", stream=f"ses_{(number + n) % 5}") for n in range(1 + number % 4)]
-        for number in range(count)
-    ]
-    records: list[Record] = []
-    for first in range(0, count, AT_ONCE):
-        for appended in await asyncio.gather(*map(log.append, batches[first : first + AT_ONCE])):
-            records += appended
-    return records
-
-
-def plain(records: list[Record]) -> list[dict[str, object]]:
-    return [record.as_json() for record in records]
-
-
-async def stored(log: Log) -> list[object]:
-    """Every record with its bytes and its place in its batch."""
-    return [record async for records in log.source.copy_out(after=-1, most=7) for record in records]
 
 
 @BOTH
@@ -240,10 +199,6 @@ async def test_the_old_store_stays_until_it_is_discarded_and_takes_what_came_sin
     assert ("log.db" in names) == (start == "sqlite") and ("log" in names) == (start == "jsonl")
 
 
-class Stopped(Exception):
-    """Cuts a migration off."""
-
-
 @BOTH
 @pytest.mark.parametrize("at", [2, 3, 5, "switching"])
 async def test_one_that_was_cut_off_is_continued(tmp_path: Path, start: Backend, to: Backend, at: int | str) -> None:
@@ -282,305 +237,6 @@ async def test_a_copy_of_another_log_is_begun_anew(tmp_path: Path) -> None:
     other = await fill(log, 12, "other-")
     await Migration(log, "sqlite").run()
     assert plain(await collect(log.read_all())) == plain(other)
-    await log.close()
-
-
-@BOTH
-async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(
-    tmp_path: Path, start: Backend, to: Backend
-) -> None:
-    log = await open_log(tmp_path, start)
-    written = await fill(log, 300)
-    reader, begun = LogReader(tmp_path), LogReader(tmp_path)
-    some = Filter(streams=("ses_1", "ses_2"))
-    readings = {
-        "all of the log": (log.read_all(), written),
-        "a query of the log": (log.query(Filter()), written),
-        "all": (reader.read_all(), written),
-        "a stream": (reader.read("ses_3"), [r for r in written if r.event.stream_id == "ses_3"]),
-        "a query": (reader.query(some), [r for r in written if r.event.stream_id in some.streams]),
-    }
-    firsts = {name: await anext(reading) for name, (reading, _) in readings.items()}
-    ids = reader.event_ids()
-    seen = set(await anext(ids))
-    unread = begun.read_all()
-    await Migration(log, to).run()
-    await asyncio.to_thread(discard_kept, tmp_path)
-    for name, (reading, wanted) in readings.items():
-        assert [firsts[name], *await collect(reading)] == wanted, name
-    async for more in ids:
-        seen |= set(more)
-    assert seen == {record.event.id for record in written}
-    assert await collect(unread) == written, "what is not there any more does not read as empty"
-    assert await reader.find(written[-1].event.idempotency_key) == written[-1]
-    assert await reader.find_event(written[-1].event.id) == written[-1]
-    assert await reader.removed() == {}
-    for one in (reader, begun):
-        await one.close()
-    await log.close()
-
-
-async def test_a_source_whose_store_is_discarded_does_not_end_as_if_it_were_whole(tmp_path: Path) -> None:
-    log = await open_log(tmp_path, "sqlite")
-    written = await fill(log, 300)
-    old = log.source
-    reading = old.read_all()
-    assert await anext(reading) == written[0]
-    await Migration(log, "jsonl").run()
-    await asyncio.to_thread(discard_kept, tmp_path)
-    with pytest.raises(StoreUnavailable, match="moved away while it was read; read the log again"):
-        await collect(reading)
-    with pytest.raises(StoreUnavailable, match="moved away"):
-        await old.find(written[-1].event.idempotency_key)
-    assert await collect(log.read_all()) == written
-    await log.close()
-
-
-async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path: Path) -> None:
-    log = await open_log(tmp_path, "sqlite")
-    written = await fill(log, 30)
-    reader = LogReader(tmp_path)
-    assert await collect(reader.read_all()) == written
-    await Migration(log, "jsonl").run()
-    await asyncio.to_thread(discard_kept, tmp_path)
-    log.reread_manifest()
-    await Migration(log, "sqlite").run()
-    written += await fill(log, 5, "later-")
-    assert await collect(reader.read_all()) == written and reader.head == log.head
-    await reader.close()
-    await log.close()
-
-
-@needs_descriptors
-@pytest.mark.parametrize("asked", ["head", "read"])
-async def test_a_reader_does_not_keep_the_space_of_a_store_that_is_discarded(tmp_path: Path, asked: str) -> None:
-    """One that follows the log may live for weeks: it lets go of the database when it next looks at the log."""
-    log = await open_log(tmp_path, "sqlite")
-    written = await fill(log, 300)
-    reader = LogReader(tmp_path)
-    index = SearchIndex(tmp_path)
-    index.advance(len(written))
-    index.close()
-    assert await collect(reader.query(Filter(text="k1-0"))) != []
-    begun = reader.read_all()
-    assert await anext(begun) == written[0]
-    await Migration(log, "jsonl").run()
-    assert reader.head == log.head, "it let go of the database"
-    for record in written[1:300]:
-        assert await anext(begun) == record, "and a reading of the old store, which is kept, goes on"
-    await asyncio.to_thread(discard_kept, tmp_path)
-    assert "log.db" in deleted_and_open(tmp_path)
-    if asked == "head":
-        assert reader.head == log.head
-    else:
-        assert await collect(reader.read_all(after=log.head - 1)) == written[-1:]
-    assert deleted_and_open(tmp_path) == set()
-    assert await collect(begun) == written[300:]
-    assert deleted_and_open(tmp_path) == set()
-    await reader.close()
-    await log.close()
-
-
-@BOTH
-async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Path, start: Backend, to: Backend) -> None:
-    log = await open_log(tmp_path, start)
-    await fill(log, 300)
-    check = Verification(tmp_path)
-    await Migration(log, to).run()
-    assert [finding async for finding in Verification(tmp_path).run()] == []
-    await asyncio.to_thread(discard_kept, tmp_path)
-    with pytest.raises(StoreUnavailable, match=f"moved to {to} while it was verified.*run it again"):
-        assert [finding async for finding in check.run()] == []
-    assert [finding async for finding in Verification(tmp_path).run()] == []
-    await log.close()
-
-
-@BOTH
-@pytest.mark.parametrize("deleted", [0, 1])
-async def test_a_discarding_that_is_cut_off_leaves_nothing_to_go_back_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Backend, to: Backend, deleted: int
-) -> None:
-    """Half a store must never be what a rollback goes back to: the pointer is changed before the first file goes."""
-    log = await open_log(tmp_path, start)
-    written = await fill(log, 30)
-    await Migration(log, to).run()
-    await log.close()
-    left = iter(range(deleted))
-    unlink, rmtree = Path.unlink, shutil.rmtree
-
-    def cut_off(real: Callable[..., None]) -> Callable[..., None]:
-        def delete(path: Path, *arguments: object, **more: object) -> None:
-            if next(left, None) is None:
-                raise Stopped
-            real(path, *arguments, **more)
-
-        return delete
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", cut_off(unlink))
-        patch.setattr("streams.stores.copies.shutil.rmtree", cut_off(rmtree))
-        with pytest.raises(Stopped):
-            discard_kept(tmp_path)
-    assert read_manifest(tmp_path) == Manifest(to, log.manifest.log_id)
-    log = await open_log(tmp_path)
-    assert plain(await collect(log.read_all())) == plain(written)
-    await log.close()
-    assert discard_kept(tmp_path) > 0
-    assert [finding async for finding in Verification(tmp_path).run()] == []
-
-
-@BOTH
-async def test_what_a_discarding_that_was_cut_off_left_is_deleted_by_the_next(
-    tmp_path: Path, start: Backend, to: Backend
-) -> None:
-    log = await open_log(tmp_path, start)
-    written = await fill(log, 30)
-    await Migration(log, to).run()
-    # Killed after the pointer, before the files.
-    write_manifest(tmp_path, Manifest(to, log.manifest.log_id))
-    assert await asyncio.to_thread(discard_kept, tmp_path) > 0
-    assert not (tmp_path / ("log" if start == "jsonl" else "log.db")).exists()
-    assert await asyncio.to_thread(discard_kept, tmp_path) == 0
-    assert plain(await collect(log.read_all())) == plain(written)
-    await log.close()
-
-
-@BOTH
-async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
-    """Discarding was cut off; what it left must not keep the log from moving there again."""
-    log = await open_log(tmp_path, start)
-    written = await fill(log, 30)
-    await Migration(log, to).run()
-    if start == "jsonl":
-        for segment in sorted((tmp_path / "log").iterdir())[:2]:
-            segment.unlink()
-    else:
-        (tmp_path / "log.db").write_bytes((tmp_path / "log.db").read_bytes()[:5000])
-    written += await fill(log, 5, "since-")
-    await Migration(log, start).run()
-    assert log.backend == start and plain(await collect(log.read_all())) == plain(written)
-    await log.close()
-
-
-def files_of(store: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(store)): path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
-
-
-async def test_a_damaged_database_is_not_moved(tmp_path: Path) -> None:
-    log = await open_log(tmp_path, "sqlite")
-    await fill(log, 30)
-    with sqlite3.connect(tmp_path / "log.db") as connection:
-        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 7")
-    connection.close()
-    before = {name for name in files_of(tmp_path) if not name.startswith("log.db-")}
-    with pytest.raises(MigrationFailed, match=r"record 7 does not continue.*was not moved.*verify"):
-        await Migration(log, "jsonl").run()
-    assert log.backend == "sqlite" and not (tmp_path / "log").exists() and not (tmp_path / "head").exists()
-    assert {name for name in files_of(tmp_path) if not name.startswith("log.db-")} == before
-    await log.close()
-
-
-async def test_damage_is_not_moved(tmp_path: Path) -> None:
-    log = await open_log(tmp_path)
-    await fill(log, 30)
-    segment = sorted((tmp_path / "log").iterdir())[1]
-    data = bytearray(segment.read_bytes())
-    data[200] ^= 1
-    segment.write_bytes(bytes(data))
-    before = files_of(tmp_path)
-    with pytest.raises(CorruptLog, match=r"wrong checksum"):
-        await Migration(log, "sqlite").run()
-    assert log.backend == "jsonl" and files_of(tmp_path) == before, "nothing of the copy is left"
-    assert (await log.append([event("it goes on")]))[0].position == log.head
-    await log.close()
-
-
-TAMPERED = {
-    "a payload": [
-        """UPDATE records SET event = CAST(replace(event, '"n":"k6-', '"n":"k9-') AS BLOB) WHERE position = 15""",
-        "UPDATE records SET crc = checksum(event) WHERE position = 15",
-    ],
-    "the order in a stream": [
-        "UPDATE records SET offset = 1000 WHERE position = 15",
-        "UPDATE records SET offset = 2 WHERE offset = 3 AND stream = (SELECT stream FROM records WHERE position = 15)",
-        "UPDATE records SET offset = 3 WHERE offset = 1000",
-    ],
-}
-"""Record 15 is changed as one who knows the format would: everything but the chain is right."""
-
-
-@pytest.mark.parametrize("what", TAMPERED)
-async def test_what_was_tampered_with_is_not_moved(tmp_path: Path, what: str) -> None:
-    log = await open_log(tmp_path, "sqlite")
-    written = await fill(log, 30)
-    assert (written[15].offset, written[15].event.idempotency_key[:8]) == (2, "test:k6-")
-    await log.close()
-    connection = sqlite3.connect(tmp_path / "log.db")
-    connection.create_function("checksum", 1, crc32)
-    for statement in TAMPERED[what]:
-        assert connection.execute(statement).rowcount == 1
-    connection.commit()
-    connection.close()
-    log = await open_log(tmp_path)
-    with pytest.raises(MigrationFailed, match="does not continue its stream's hash chain, so the log was not moved"):
-        await Migration(log, "jsonl").run()
-    assert log.backend == "sqlite" and log.head == written[-1].position
-    await log.close()
-
-
-async def test_a_copy_that_differs_is_not_switched_to(tmp_path: Path) -> None:
-    log = await open_log(tmp_path)
-    await fill(log, 30)
-    await Migration(log, "sqlite").run()
-    await Migration(log, "jsonl").run()
-    more = await fill(log, 5, "more-")
-    with sqlite3.connect(tmp_path / "log.db") as connection:
-        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 3")
-        connection.execute("UPDATE records SET offset = offset + 1000 WHERE position = 4")
-    connection.close()
-    with pytest.raises(MigrationFailed, match=r"was not moved.*verify"):
-        await Migration(log, "sqlite").run()
-    assert log.backend == "jsonl"
-    assert (await collect(log.read_all(after=more[0].position - 1)))[0].event == more[0].event
-    await log.append([event("it goes on")])
-    await log.close()
-
-
-async def test_a_copy_that_does_not_hold_what_was_written_to_it_is_not_switched_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a failing disk would have it: what was read is right, and what the copy gives back is another record."""
-    log = await open_log(tmp_path)
-    written = await fill(log, 10)
-
-    def row(record: Stored, event: StreamEvent, stream: int) -> Row:
-        last = record.position == written[-1].position
-        return stored_row(record._replace(hash=bytes(32)) if last else record, event, stream)
-
-    monkeypatch.setattr("streams.stores.sqlite.stored_row", row)
-    with pytest.raises(MigrationFailed, match="1 of 5 streams differ, so the log was not moved"):
-        await Migration(log, "sqlite").run()
-    assert log.backend == "jsonl"
-    await log.append([event("it goes on")])
-    await log.close()
-
-
-async def test_a_full_disk_ends_the_migration_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = await open_log(tmp_path)
-    first = await fill(log, 30)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("streams.stores.sqlite.SqliteStore._copy", full)
-        before = files_of(tmp_path)
-        with pytest.raises(StoreUnavailable, match=r"No space left.*free .* MiB.*run the same command again"):
-            await Migration(log, "sqlite").run()
-        assert files_of(tmp_path) == before, "the copy takes no space from the records any more"
-    assert log.backend == "jsonl"
-    await Migration(log, "sqlite").run()
-    assert plain(await collect(log.read_all())) == plain(first)
     await log.close()
 
 

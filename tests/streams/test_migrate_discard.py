@@ -1,0 +1,198 @@
+"""What a move leaves: who reads a store that is discarded goes on in the other one, and none is deleted by halves."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streams.errors import StoreUnavailable
+from streams.log_reader import LogReader
+from streams.migrate import Migration, discard_kept
+from streams.query import Filter
+from streams.stores.directory import Backend, Manifest, read_manifest, write_manifest
+from streams.stores.sqlite_search import SearchIndex
+from streams.verify import Verification
+from tests.streams.descriptors import deleted_and_open, needs_descriptors
+from tests.streams.moves import BOTH, Stopped, fill, open_log, plain
+from tests.streams.opened import collect
+
+
+@BOTH
+async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(
+    tmp_path: Path, start: Backend, to: Backend
+) -> None:
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 300)
+    reader, begun = LogReader(tmp_path), LogReader(tmp_path)
+    some = Filter(streams=("ses_1", "ses_2"))
+    readings = {
+        "all of the log": (log.read_all(), written),
+        "a query of the log": (log.query(Filter()), written),
+        "all": (reader.read_all(), written),
+        "a stream": (reader.read("ses_3"), [r for r in written if r.event.stream_id == "ses_3"]),
+        "a query": (reader.query(some), [r for r in written if r.event.stream_id in some.streams]),
+    }
+    firsts = {name: await anext(reading) for name, (reading, _) in readings.items()}
+    ids = reader.event_ids()
+    seen = set(await anext(ids))
+    unread = begun.read_all()
+    await Migration(log, to).run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    for name, (reading, wanted) in readings.items():
+        assert [firsts[name], *await collect(reading)] == wanted, name
+    async for more in ids:
+        seen |= set(more)
+    assert seen == {record.event.id for record in written}
+    assert await collect(unread) == written, "what is not there any more does not read as empty"
+    assert await reader.find(written[-1].event.idempotency_key) == written[-1]
+    assert await reader.find_event(written[-1].event.id) == written[-1]
+    assert await reader.removed() == {}
+    for one in (reader, begun):
+        await one.close()
+    await log.close()
+
+
+async def test_a_source_whose_store_is_discarded_does_not_end_as_if_it_were_whole(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 300)
+    old = log.source
+    reading = old.read_all()
+    assert await anext(reading) == written[0]
+    await Migration(log, "jsonl").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    with pytest.raises(StoreUnavailable, match="moved away while it was read; read the log again"):
+        await collect(reading)
+    with pytest.raises(StoreUnavailable, match="moved away"):
+        await old.find(written[-1].event.idempotency_key)
+    assert await collect(log.read_all()) == written
+    await log.close()
+
+
+async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 30)
+    reader = LogReader(tmp_path)
+    assert await collect(reader.read_all()) == written
+    await Migration(log, "jsonl").run()
+    await asyncio.to_thread(discard_kept, tmp_path)
+    log.reread_manifest()
+    await Migration(log, "sqlite").run()
+    written += await fill(log, 5, "later-")
+    assert await collect(reader.read_all()) == written and reader.head == log.head
+    await reader.close()
+    await log.close()
+
+
+@needs_descriptors
+@pytest.mark.parametrize("asked", ["head", "read"])
+async def test_a_reader_does_not_keep_the_space_of_a_store_that_is_discarded(tmp_path: Path, asked: str) -> None:
+    """One that follows the log may live for weeks: it lets go of the database when it next looks at the log."""
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 300)
+    reader = LogReader(tmp_path)
+    index = SearchIndex(tmp_path)
+    index.advance(len(written))
+    index.close()
+    assert await collect(reader.query(Filter(text="k1-0"))) != []
+    begun = reader.read_all()
+    assert await anext(begun) == written[0]
+    await Migration(log, "jsonl").run()
+    assert reader.head == log.head, "it let go of the database"
+    for record in written[1:300]:
+        assert await anext(begun) == record, "and a reading of the old store, which is kept, goes on"
+    await asyncio.to_thread(discard_kept, tmp_path)
+    assert "log.db" in deleted_and_open(tmp_path)
+    if asked == "head":
+        assert reader.head == log.head
+    else:
+        assert await collect(reader.read_all(after=log.head - 1)) == written[-1:]
+    assert deleted_and_open(tmp_path) == set()
+    assert await collect(begun) == written[300:]
+    assert deleted_and_open(tmp_path) == set()
+    await reader.close()
+    await log.close()
+
+
+@BOTH
+async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Path, start: Backend, to: Backend) -> None:
+    log = await open_log(tmp_path, start)
+    await fill(log, 300)
+    check = Verification(tmp_path)
+    await Migration(log, to).run()
+    assert [finding async for finding in Verification(tmp_path).run()] == []
+    await asyncio.to_thread(discard_kept, tmp_path)
+    with pytest.raises(StoreUnavailable, match=f"moved to {to} while it was verified.*run it again"):
+        assert [finding async for finding in check.run()] == []
+    assert [finding async for finding in Verification(tmp_path).run()] == []
+    await log.close()
+
+
+@BOTH
+@pytest.mark.parametrize("deleted", [0, 1])
+async def test_a_discarding_that_is_cut_off_leaves_nothing_to_go_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Backend, to: Backend, deleted: int
+) -> None:
+    """Half a store must never be what a rollback goes back to: the pointer is changed before the first file goes."""
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 30)
+    await Migration(log, to).run()
+    await log.close()
+    left = iter(range(deleted))
+    unlink, rmtree = Path.unlink, shutil.rmtree
+
+    def cut_off(real: Callable[..., None]) -> Callable[..., None]:
+        def delete(path: Path, *arguments: object, **more: object) -> None:
+            if next(left, None) is None:
+                raise Stopped
+            real(path, *arguments, **more)
+
+        return delete
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", cut_off(unlink))
+        patch.setattr("streams.stores.copies.shutil.rmtree", cut_off(rmtree))
+        with pytest.raises(Stopped):
+            discard_kept(tmp_path)
+    assert read_manifest(tmp_path) == Manifest(to, log.manifest.log_id)
+    log = await open_log(tmp_path)
+    assert plain(await collect(log.read_all())) == plain(written)
+    await log.close()
+    assert discard_kept(tmp_path) > 0
+    assert [finding async for finding in Verification(tmp_path).run()] == []
+
+
+@BOTH
+async def test_what_a_discarding_that_was_cut_off_left_is_deleted_by_the_next(
+    tmp_path: Path, start: Backend, to: Backend
+) -> None:
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 30)
+    await Migration(log, to).run()
+    # Killed after the pointer, before the files.
+    write_manifest(tmp_path, Manifest(to, log.manifest.log_id))
+    assert await asyncio.to_thread(discard_kept, tmp_path) > 0
+    assert not (tmp_path / ("log" if start == "jsonl" else "log.db")).exists()
+    assert await asyncio.to_thread(discard_kept, tmp_path) == 0
+    assert plain(await collect(log.read_all())) == plain(written)
+    await log.close()
+
+
+@BOTH
+async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
+    """Discarding was cut off; what it left must not keep the log from moving there again."""
+    log = await open_log(tmp_path, start)
+    written = await fill(log, 30)
+    await Migration(log, to).run()
+    if start == "jsonl":
+        for segment in sorted((tmp_path / "log").iterdir())[:2]:
+            segment.unlink()
+    else:
+        (tmp_path / "log.db").write_bytes((tmp_path / "log.db").read_bytes()[:5000])
+    written += await fill(log, 5, "since-")
+    await Migration(log, start).run()
+    assert log.backend == start and plain(await collect(log.read_all())) == plain(written)
+    await log.close()

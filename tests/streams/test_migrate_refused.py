@@ -1,0 +1,138 @@
+"""A move that fails, for damage, a difference or a full disk, changes nothing and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from streams.errors import CorruptLog, StoreUnavailable
+from streams.event import StreamEvent
+from streams.migrate import Migration, MigrationFailed
+from streams.stores.sqlite_rows import Row, stored_row
+from streams.stores.stored import Stored
+from tests.streams.builders import event
+from tests.streams.moves import files_of, fill, open_log, plain
+from tests.streams.opened import collect
+
+
+async def test_a_damaged_database_is_not_moved(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    await fill(log, 30)
+    with sqlite3.connect(tmp_path / "log.db") as connection:
+        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 7")
+    connection.close()
+    before = {name for name in files_of(tmp_path) if not name.startswith("log.db-")}
+    with pytest.raises(MigrationFailed, match=r"record 7 does not continue.*was not moved.*verify"):
+        await Migration(log, "jsonl").run()
+    assert log.backend == "sqlite" and not (tmp_path / "log").exists() and not (tmp_path / "head").exists()
+    assert {name for name in files_of(tmp_path) if not name.startswith("log.db-")} == before
+    await log.close()
+
+
+async def test_damage_is_not_moved(tmp_path: Path) -> None:
+    log = await open_log(tmp_path)
+    await fill(log, 30)
+    segment = sorted((tmp_path / "log").iterdir())[1]
+    data = bytearray(segment.read_bytes())
+    data[200] ^= 1
+    segment.write_bytes(bytes(data))
+    before = files_of(tmp_path)
+    with pytest.raises(CorruptLog, match=r"wrong checksum"):
+        await Migration(log, "sqlite").run()
+    assert log.backend == "jsonl" and files_of(tmp_path) == before, "nothing of the copy is left"
+    assert (await log.append([event("it goes on")]))[0].position == log.head
+    await log.close()
+
+
+TAMPERED = {
+    "a payload": [
+        """UPDATE records SET event = CAST(replace(event, '"n":"k6-', '"n":"k9-') AS BLOB) WHERE position = 15""",
+        "UPDATE records SET crc = checksum(event) WHERE position = 15",
+    ],
+    "the order in a stream": [
+        "UPDATE records SET offset = 1000 WHERE position = 15",
+        "UPDATE records SET offset = 2 WHERE offset = 3 AND stream = (SELECT stream FROM records WHERE position = 15)",
+        "UPDATE records SET offset = 3 WHERE offset = 1000",
+    ],
+}
+
+
+"""Record 15 is changed as one who knows the format would: everything but the chain is right."""
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+async def test_what_was_tampered_with_is_not_moved(tmp_path: Path, what: str) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 30)
+    assert (written[15].offset, written[15].event.idempotency_key[:8]) == (2, "test:k6-")
+    await log.close()
+    connection = sqlite3.connect(tmp_path / "log.db")
+    connection.create_function("checksum", 1, crc32)
+    for statement in TAMPERED[what]:
+        assert connection.execute(statement).rowcount == 1
+    connection.commit()
+    connection.close()
+    log = await open_log(tmp_path)
+    with pytest.raises(MigrationFailed, match="does not continue its stream's hash chain, so the log was not moved"):
+        await Migration(log, "jsonl").run()
+    assert log.backend == "sqlite" and log.head == written[-1].position
+    await log.close()
+
+
+async def test_a_copy_that_differs_is_not_switched_to(tmp_path: Path) -> None:
+    log = await open_log(tmp_path)
+    await fill(log, 30)
+    await Migration(log, "sqlite").run()
+    await Migration(log, "jsonl").run()
+    more = await fill(log, 5, "more-")
+    with sqlite3.connect(tmp_path / "log.db") as connection:
+        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 3")
+        connection.execute("UPDATE records SET offset = offset + 1000 WHERE position = 4")
+    connection.close()
+    with pytest.raises(MigrationFailed, match=r"was not moved.*verify"):
+        await Migration(log, "sqlite").run()
+    assert log.backend == "jsonl"
+    assert (await collect(log.read_all(after=more[0].position - 1)))[0].event == more[0].event
+    await log.append([event("it goes on")])
+    await log.close()
+
+
+async def test_a_copy_that_does_not_hold_what_was_written_to_it_is_not_switched_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a failing disk would have it: what was read is right, and what the copy gives back is another record."""
+    log = await open_log(tmp_path)
+    written = await fill(log, 10)
+
+    def row(record: Stored, event: StreamEvent, stream: int) -> Row:
+        last = record.position == written[-1].position
+        return stored_row(record._replace(hash=bytes(32)) if last else record, event, stream)
+
+    monkeypatch.setattr("streams.stores.sqlite.stored_row", row)
+    with pytest.raises(MigrationFailed, match="1 of 5 streams differ, so the log was not moved"):
+        await Migration(log, "sqlite").run()
+    assert log.backend == "jsonl"
+    await log.append([event("it goes on")])
+    await log.close()
+
+
+async def test_a_full_disk_ends_the_migration_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = await open_log(tmp_path)
+    first = await fill(log, 30)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("streams.stores.sqlite.SqliteStore._copy", full)
+        before = files_of(tmp_path)
+        with pytest.raises(StoreUnavailable, match=r"No space left.*free .* MiB.*run the same command again"):
+            await Migration(log, "sqlite").run()
+        assert files_of(tmp_path) == before, "the copy takes no space from the records any more"
+    assert log.backend == "jsonl"
+    await Migration(log, "sqlite").run()
+    assert plain(await collect(log.read_all())) == plain(first)
+    await log.close()
