@@ -117,8 +117,11 @@ async def test_a_newer_schema_and_a_foreign_database_are_refused(tmp_path: Path)
         with pytest.raises(ForeignStore, match=rf"schema {newer}, this version reads up to {newer - 1}: upgrade"):
             await opening
     change(tmp_path, "PRAGMA application_id = 7")
-    with pytest.raises(ForeignStore, match="not written by Durable Stream"):
+    with pytest.raises(ForeignStore, match="another program wrote it, or its header is damaged.*from a backup"):
         await Log.open(tmp_path, seeded_identity(1))
+    (tmp_path / "store.json").unlink()
+    with pytest.raises(ForeignStore, match="not written by Durable Stream"):
+        await collect(SqliteReader(tmp_path).read_all())
 
 
 async def test_full_sync_is_read_back(tmp_path: Path) -> None:
