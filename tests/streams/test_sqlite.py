@@ -117,7 +117,7 @@ async def test_a_newer_schema_and_a_foreign_database_are_refused(tmp_path: Path)
         with pytest.raises(ForeignStore, match=rf"schema {newer}, this version reads up to {newer - 1}: upgrade"):
             await opening
     change(tmp_path, "PRAGMA application_id = 7")
-    with pytest.raises(ForeignStore, match="another program wrote it, or its header is damaged.*from a backup"):
+    with pytest.raises(ForeignStore, match=r"another program wrote it, or its header is damaged.*from a backup"):
         await Log.open(tmp_path, seeded_identity(1))
     (tmp_path / "store.json").unlink()
     with pytest.raises(ForeignStore, match="not written by Durable Stream"):
