@@ -21,7 +21,7 @@ from tests.real.offline import START_LIMIT_S, namespace_command
 pytestmark = pytest.mark.real_opencode
 
 STARTS = 3
-MOST = 2.0
+MOST = 3.0
 """Times the start without a plugin."""
 NPM_WAIT_S = 60.0
 """A start that waits for npm takes longer than this, on the quickest machine too."""
@@ -77,7 +77,7 @@ def found(opencode_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.mark.parametrize("case", [GLOBAL, PROJECT])
-def test_a_start_without_a_network_takes_no_longer_than_twice_one_without_a_plugin(
+def test_a_start_without_a_network_takes_not_much_longer_than_one_without_a_plugin(
     found: dict[str, Any], case: str
 ) -> None:
     seconds: dict[str, list[float]] = found["seconds"]
