@@ -394,7 +394,12 @@ class Log(KeepsHints):
         Raises:
             OSError: the manifest could not be replaced; the old backend stays.
         """
-        await asyncio.to_thread(write_manifest, self.store, manifest)
+        try:
+            await asyncio.to_thread(write_manifest, self.store, manifest)
+        except OSError:
+            # It may be renamed and only not synced: a start must not find the copy, which gets no record any more.
+            await asyncio.to_thread(write_manifest, self.store, self.manifest)
+            raise
         old, self._backend, self.manifest = self._backend, backend, manifest
         self._differences += old.differences
         await old.close()

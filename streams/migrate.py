@@ -166,7 +166,9 @@ class Migration:
         """
         kept = self.log.manifest.kept
         if kept is None or kept.backend != self.to:
-            with suppress(OSError):  # the next move, `repair` or `--discard-old` deletes what could not be
+            # ValueError: store.json names it, so it stays. What else could not be deleted is by the next move,
+            # `repair` or `--discard-old`.
+            with suppress(OSError, ValueError):
                 await in_thread(discard, self.log.store, self.to)
 
     async def _catch_up(self, copy: DiskStore) -> None:

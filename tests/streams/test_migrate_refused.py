@@ -11,6 +11,7 @@ import pytest
 from streams.errors import CorruptLog, StoreUnavailable
 from streams.event import StreamEvent
 from streams.migrate import Migration, MigrationFailed
+from streams.stores.directory import Manifest, write_manifest
 from streams.stores.sqlite_rows import Row, stored_row
 from streams.stores.stored import Stored
 from tests.streams.builders import event
@@ -135,4 +136,26 @@ async def test_a_full_disk_ends_the_migration_and_nothing_else(tmp_path: Path, m
     assert log.backend == "jsonl"
     await Migration(log, "sqlite").run()
     assert plain(await collect(log.read_all())) == plain(first)
+    await log.close()
+
+
+async def test_a_pointer_that_was_renamed_and_not_synced_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await open_log(tmp_path)
+    await fill(log, 30)
+    failing = iter([True])
+
+    def renamed(store: Path, manifest: Manifest) -> None:
+        write_manifest(store, manifest)
+        if next(failing, False):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("streams.log.write_manifest", renamed)
+    with pytest.raises(OSError, match="Input/output error"):
+        await Migration(log, "sqlite").run()
+    [record] = await log.append([event("it goes on")])
+    await log.close()
+    log = await open_log(tmp_path)
+    assert log.backend == "jsonl" and log.head == record.position, "what was acknowledged since is there"
     await log.close()
