@@ -10,21 +10,21 @@ Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from streams.backends import DiskStore, open_backend, unavailable
 from streams.errors import StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.log_reader import ask_wherever, read_wherever
+from streams.migrate import Migration, discard_old
 from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, StreamSize
 from streams.store import NOTHING, OnKnown, Record
-from streams.stores.copies import discard_copy, holds_payloads
 from streams.stores.directory import (
     LOCK,
     Backend,
@@ -40,8 +40,6 @@ from streams.stores.hints import Hints, KeepsHints, Lost
 from streams.stores.jsonl import SEGMENT_BYTES, JsonlStore
 from streams.stores.live import LiveTail
 from streams.stores.presence import located
-from streams.stores.reserve import Reserve, mib_to_open
-from streams.stores.rewriting import Compressed
 from streams.stores.segment_files import Sizes
 from streams.stores.sqlite import SqliteStore
 
@@ -49,7 +47,6 @@ SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
 """Between two appends while a move does not keep up, at first and at most."""
 
-DiskStore = JsonlStore | SqliteStore
 Result = TypeVar("Result")
 
 
@@ -60,10 +57,6 @@ class Log(KeepsHints):
         self.store, self.manifest, self.segment_bytes = store, manifest, segment_bytes
         self._lock, self._backend = lock, backend
         self._hints = Hints(store)
-        self._reserve = Reserve(store)
-        self._removal_turn = asyncio.Lock()
-        self._given_up = 0
-        """How much of it, until this is closed."""
         self._admitted = asyncio.Event()
         self._admitted.set()
         self._appending = 0
@@ -93,34 +86,27 @@ class Log(KeepsHints):
         backend: Backend = "jsonl",
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
-        to_remove: bool = False,
     ) -> Log:
         """Take the lock and open the backend that the manifest names; a new directory gets ``backend``.
-
-        ``to_remove`` gives the reserve up until the log is closed, if the disk is nearly full: opening takes some.
 
         Raises:
             StoreLocked: another process writes here.
             CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing was changed.
         """
 
-        reserve = Reserve(store)
-
-        def prepared() -> tuple[int, Manifest | None, int]:
+        def prepared() -> tuple[int, Manifest | None]:
             if not (store / LOCK).exists():
                 located(store)  # What is refused stays as it is: it does not even get a lock.
             create(store)
             lock = take_lock(store)
-            given_up = reserve.give_up() if to_remove else 0
             try:
-                return lock, located(store, alone=True), given_up
+                return lock, located(store, alone=True)
             except BaseException:
-                reserve.take_back(given_up)
                 os.close(lock)
                 raise
 
         try:
-            lock, named, given_up = await asyncio.to_thread(prepared)
+            lock, named = await asyncio.to_thread(prepared)
         except OSError as error:
             raise unavailable(store, error) from error
         try:
@@ -132,15 +118,12 @@ class Log(KeepsHints):
                 await opened.close()
                 raise
         except OSError as error:
-            reserve.take_back(given_up)
             os.close(lock)
             raise unavailable(store, error) from error
         except BaseException:
-            reserve.take_back(given_up)
             os.close(lock)
             raise
         log = cls(store, lock, manifest, opened, segment_bytes)
-        log._given_up = given_up
         try:
             log.lost = await asyncio.to_thread(log._hints.set_aside_after, opened.head)
         except BaseException:
@@ -244,40 +227,47 @@ class Log(KeepsHints):
         return await self._backend.removed()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``StreamStore.prune``. A store that a migration left behind stays as it is, and is not continued.
+        """See ``StreamStore.prune``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
 
         Raises:
-            StoreUnavailable: also while the log is being moved.
+            StoreUnavailable: also while the log is being moved by somebody else.
         """
         return await self._to_its_end(self._prune(cuts, at_ms))
 
     async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
-        """See ``StreamStore.forget``.
+        """See ``StreamStore.forget``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
 
         Raises:
-            StoreUnavailable: also while the log is being moved, and when a store that a migration left behind
-                still holds the payloads.
+            StoreUnavailable: also while the log is being moved by somebody else.
         """
         return await self._to_its_end(self._forget(streams, at_ms))
 
     async def _prune(self, cuts: Mapping[str, int], at_ms: int) -> Pruned:
-        async with self._removing():
-            return await self._backend.prune(cuts, at_ms=at_ms)
+        if not any(cuts.get(size.stream_id, 0) > size.first_offset for size in await self.sizes()):
+            return Pruned()
+        moved = await self._move_to_remove()
+        async with self._removing() as backend:
+            return (await backend.prune(cuts, at_ms=at_ms))._replace(moved_from=moved)
 
     async def _forget(self, streams: Collection[str], at_ms: int) -> Forgotten:
-        async with self._removing():
-            if self.manifest.kept is not None and holds_payloads(self.store, self.manifest.kept.backend):
-                raise StoreUnavailable(
-                    f"the {self.manifest.kept.backend} store that the last move left in {self.store} "
-                    "still holds these payloads, so nothing was forgotten",
-                    "run `durable-stream migrate --discard-old` first",
-                )
-            # What a move that was cut off copied; the next one begins anew.
-            await asyncio.to_thread(discard_copy, self.store, self.backend)
-            return await self._backend.forget(streams, at_ms=at_ms)
+        held = {size.stream_id for size in await self.sizes()}
+        if held.isdisjoint(streams):
+            return Forgotten()
+        moved = await self._move_to_remove()
+        async with self._removing() as backend:
+            return (await backend.forget(streams, at_ms=at_ms))._replace(moved_from=moved)
+
+    async def _move_to_remove(self) -> Backend | None:
+        """Records are removed from sqlite only, and a store that a move left would still hold them."""
+        moved_from = None if self.backend == "sqlite" else self.backend
+        if moved_from is not None:
+            await Migration(self, "sqlite").run()
+        await discard_old(self.store)
+        self.reread_manifest()
+        return moved_from
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Who is cancelled stops waiting; a move still must not begin before the removal has ended."""
+        """Cancelling ends the wait, not the removal: a move must not begin before that has ended."""
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -289,8 +279,8 @@ class Log(KeepsHints):
             task.exception()  # whoever waited has it; if nobody does any more, it is not told as lost
 
     @asynccontextmanager
-    async def _removing(self) -> AsyncIterator[None]:
-        if self._moving:
+    async def _removing(self) -> AsyncIterator[SqliteStore]:
+        if self._moving or not isinstance(self._backend, SqliteStore):
             raise StoreUnavailable(
                 f"the log in {self.store} is being moved to another backend, so nothing was removed",
                 "try again when `durable-stream status` says that the move is done",
@@ -298,22 +288,11 @@ class Log(KeepsHints):
         self._removals += 1
         self._still.clear()
         try:
-            # One after the other: what one gives back must not fill the disk under the next.
-            async with self._removal_turn:
-                given_up = await asyncio.to_thread(self._reserve.give_up)
-                try:
-                    yield
-                finally:
-                    await asyncio.to_thread(self._reserve.take_back, given_up)
+            yield self._backend
         finally:
             self._removals -= 1
             if not self._removals:
                 self._still.set()
-
-    async def keep_reserve(self) -> None:
-        """Set space aside for a removal on a full disk, where there is plenty; more of it as the log grows."""
-        if not self._removals:
-            await asyncio.to_thread(self._reserve.keep)
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``; goes on across a change of the backend."""
@@ -326,25 +305,13 @@ class Log(KeepsHints):
         self._closed = True
         await self._backend.close()
         self._live.close()
-        await asyncio.to_thread(self._reserve.take_back, self._given_up)
         os.close(self._lock)
 
     # The files of a jsonl log
 
     def file_sizes(self) -> Sizes | None:
-        """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
+        """How many files a jsonl log has, and their bytes; ``None`` with another backend. Blocking, for an instant."""
         return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
-
-    async def compress(self) -> Compressed | None:
-        """Compress one closed segment of a jsonl log; ``None`` when nothing is left to compress.
-
-        Beside appends and readers, which see the same records throughout. Not for while the log is being moved.
-        Cancelling it leaves it going on; ``close`` ends it.
-
-        Raises:
-            StoreUnavailable: it could not be written. The log is as it was, and goes on.
-        """
-        return await self._backend.compress() if isinstance(self._backend, JsonlStore) else None
 
     # Moving to another backend; see streams/migrate.py
 
@@ -403,40 +370,3 @@ class Log(KeepsHints):
         old, self._backend, self.manifest = self._backend, backend, manifest
         self._differences += old.differences
         await old.close()
-
-
-async def open_backend(
-    store: Path,
-    backend: Backend,
-    *,
-    disk: Disk | None = None,
-    segment_bytes: int = SEGMENT_BYTES,
-    is_copy: bool = False,
-) -> DiskStore:
-    """One backend of a directory whose lock the caller holds; ``is_copy``: it may hold only a beginning of the log.
-
-    Raises as the backend's ``open``.
-    """
-
-    def jsonl() -> JsonlStore:
-        create(store)
-        return JsonlStore(store, -1, disk or Disk(), segment_bytes, is_copy=is_copy)
-
-    try:
-        return await (SqliteStore.open(store, is_copy=is_copy) if backend == "sqlite" else asyncio.to_thread(jsonl))
-    except OSError as error:
-        raise unavailable(store, error) from error
-
-
-def unavailable(store: Path, error: OSError) -> StoreUnavailable:
-    """What an operating system's error while opening means."""
-    if error.errno in (errno.EACCES, errno.EPERM):
-        hint = "it belongs to another user or is closed to you: choose another home, or have its owner give it to you"
-        return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
-    if error.errno == errno.ENOSPC:
-        hint = f"free {mib_to_open(store)} MiB on that disk, then run the same command again"
-    elif error.errno == errno.EROFS:
-        hint = "mount it writable, or copy the home elsewhere"
-    else:
-        hint = "check that the directory is yours and the disk has space"
-    return StoreUnavailable(f"cannot open the log in {store}: {error.strerror or error}", hint)

@@ -111,18 +111,8 @@ class LogReader:
         if self._backend() is self._jsonl:
             await self._jsonl.glance()
 
-    async def check_removed(self) -> None:
-        """Look at what a log knows of pruned records in files that only its writer reads.
-
-        Raises:
-            CorruptLog: one is missing or damaged, so that the log cannot be opened to be written.
-        """
-        # In a sqlite log it is a table, which is the database's own to judge.
-        if self._backend() is self._jsonl:
-            await self._jsonl.check_removed()
-
     def file_sizes(self) -> Sizes | None:
-        """What a jsonl log's files take; ``None`` with another backend. Blocking, for an instant."""
+        """How many files a jsonl log has, and their bytes; ``None`` with another backend. Blocking, for an instant."""
         return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
 
     async def event_ids(self) -> AsyncIterator[list[str]]:

@@ -182,7 +182,7 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
     for fault in store.faults:
         if fault.kind == "torn":
             why = f"it was never acknowledged: {'cut it off and keep it in torn/' if safe else 'it stays'}"
-            if Path(fault.file).name in _REMOVED_IN:
+            if Path(fault.file).name == "log.db":  # a removal that was cut off
                 why = "finish it" if safe else "it stays"
         elif _is_head(fault):
             why = "every record verifies: write it anew; records lost at the very end could not be noticed"
@@ -287,10 +287,6 @@ def _shown(name: Backend) -> tuple[str, ...]:
 
 def _is_head(fault: Finding) -> bool:
     return Path(fault.file).name in HEAD_FILES
-
-
-_REMOVED_IN: Final = frozenset({"removed.json", "log.db"})
-"""Files whose torn part is a removal that was cut off."""
 
 
 def _cut(text: str) -> str:

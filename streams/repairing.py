@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from streams.backends import open_backend
 from streams.errors import BadStore, ForeignStore, StoreUnavailable
-from streams.findings import Finding
-from streams.log import open_backend
 from streams.repair import FILES, HEAD_OF, SIDE_FILES, Facts, Item, StoreFacts
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest, write_manifest
@@ -23,13 +22,14 @@ from streams.stores.disk import make_directory, sync_directory
 from streams.stores.hints import REPAIRED, Hints
 from streams.stores.jsonl_reader import JsonlReader
 from streams.stores.presence import left_alone
-from streams.stores.segments import list_segments, read_head
+from streams.stores.segment_files import list_segments
+from streams.stores.segments import read_head
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, holds_log
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_repair import SearchFault, copy_rows, search_fault
 from streams.stores.store_verify import is_newer
 from streams.stores.stored import Stored
-from streams.verify import Verification
+from streams.verify import Verification, is_of_records
 
 Progress = Callable[[int], None]
 
@@ -225,15 +225,9 @@ def _truth(manifest: Manifest | None, stores: dict[Backend, StoreFacts]) -> tupl
 
 async def _verified(store: Path, backend: Backend, progress: Progress | None) -> StoreFacts:
     verification = Verification(store, progress, backend=backend, alone=True)
-    faults = [finding async for finding in verification.run() if _is_of_records(finding)]
+    faults = [finding async for finding in verification.run() if is_of_records(finding)]
     summary = verification.summary
     return StoreFacts(summary.head, summary.records, tuple(faults), summary.pruned)
-
-
-def _is_of_records(finding: Finding) -> bool:
-    """Whether it is about the log itself; ``store.json`` and the hints are judged by themselves."""
-    path = Path(finding.file)
-    return path.name != MANIFEST and path.parent.name != "hints"
 
 
 def _reader(store: Path, backend: Backend) -> SqliteReader | JsonlReader:

@@ -70,6 +70,8 @@ class Pruned(NamedTuple):
     records: int = 0
     bytes: int = 0
     streams: int = 0
+    moved_from: str | None = None
+    """The backend from which the log moved to sqlite first; ``None``: it was there already."""
 
 
 class Forgotten(NamedTuple):
@@ -78,6 +80,8 @@ class Forgotten(NamedTuple):
     records: int = 0
     bytes: int = 0
     streams: int = 0
+    moved_from: str | None = None
+    """The backend from which the log moved to sqlite first; ``None``: it was there already."""
 
 
 class Gone(NamedTuple):

@@ -7,12 +7,18 @@ from pathlib import Path
 
 from streams.errors import ForeignStore, StoreUnavailable, StreamError
 from streams.findings import Finding, Kind, Summary
-from streams.stores.directory import Backend, read_manifest, refuse_links
+from streams.stores.directory import MANIFEST, Backend, read_manifest, refuse_links
 from streams.stores.jsonl_verify import JsonlVerification
 from streams.stores.presence import with_records
 from streams.stores.sqlite_verify import SqliteVerification
 
-__all__ = ["Finding", "Kind", "Summary", "Verification"]
+__all__ = ["Finding", "Kind", "Summary", "Verification", "is_of_records"]
+
+
+def is_of_records(finding: Finding) -> bool:
+    """Whether it is about the log itself; ``store.json`` and the hints are judged by themselves."""
+    path = Path(finding.file)
+    return path.name != MANIFEST and path.parent.name != "hints"
 
 
 class Verification:

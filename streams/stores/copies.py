@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from streams.stores.directory import Backend, Manifest, read_manifest
-from streams.stores.reserve import MIB, OPENING_BYTES, free_bytes
 from streams.stores.segment_files import sizes_of
+from streams.stores.space import MIB, free_bytes
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE
 from streams.stores.sqlite_head import HEAD_FILE
 
 ROWS_TO_LINES: Final = 2
-"""So many times what a log takes as lines, uncompressed, it takes at most as rows with their keys, for events of
+"""So many times what a log takes as lines it takes at most as rows with their keys, for events of
 ordinary size."""
 
 WAL_BYTES: Final = 16 * MIB
@@ -30,10 +30,10 @@ def missing_for_copy(store: Path, to: Backend) -> int:
     lines = sizes_of(store / "log")
     if to == "jsonl":
         # The write-ahead file may have to find room in the database first.
-        whole, there = database + _size(store / (LOG_FILE + "-wal")), lines.disk_bytes
+        whole, there = database + _size(store / (LOG_FILE + "-wal")), lines.bytes
     else:
         whole, there = ROWS_TO_LINES * lines.bytes + min(lines.bytes, WAL_BYTES), database
-    return max(whole - there + 2 * OPENING_BYTES - free_bytes(store), MIB)
+    return max(whole - there + 2 * MIB - free_bytes(store), MIB)
 
 
 def _size(path: Path) -> int:

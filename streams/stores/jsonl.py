@@ -7,12 +7,13 @@
             torn/       what recovery cut off
 
 A commit is: plan what its appends write, write the lines, sync, rewrite ``head``
-(no sync of its own), then acknowledge. Closed segments may be compressed
-(``….jsonl.zst``); the last one, which is being written, never is.
+(no sync of its own), then acknowledge.
 
-Here the contract is kept and commits are planned. The files are in the hands of
-``jsonl_writer.py`` (the log's end, and opening it), ``places.py`` (reading by
-the index), ``jsonl_reader.py`` (scans) and ``jsonl_removal.py``.
+jsonl is a log's first stage. Nothing is ever removed from it: pruning and
+forgetting move the log to sqlite first (``streams/log.py``), and so does its size.
+
+This file keeps the contract and plans commits. ``jsonl_writer.py`` writes the log's
+end and opens it, ``places.py`` reads by the index, ``jsonl_reader.py`` scans.
 """
 
 from __future__ import annotations
@@ -20,71 +21,50 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
-from streams.errors import StoreClosed, StoreUnavailable, StreamError
+from streams.errors import StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.identity import Identity
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
+from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import create, name_log, take_lock
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints
-from streams.stores.in_turn import InTurn, in_thread
+from streams.stores.in_turn import in_thread
 from streams.stores.jsonl_reader import JsonlReader
-from streams.stores.jsonl_removal import JsonlRemover
 from streams.stores.jsonl_writer import JsonlWriter
+from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
-from streams.stores.places import Places
-from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
+from streams.stores.places import Lookup
+from streams.stores.plan import Kept, Known, Placed, Plan, Request, as_record, encode_batch, plan
 from streams.stores.presence import located
-from streams.stores.recovery import key_digest
-from streams.stores.removed_files import RemovedFiles
-from streams.stores.rewriting import Abandoned, Compressed, compress
 from streams.stores.segment_files import Sizes
 from streams.stores.stored import Stored
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-_ENTRIES = 4096
 
 
 class JsonlStore(KeepsHints):
     """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
 
-    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int, *, is_copy: bool = False) -> None:
+    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int) -> None:
         self._store, self._lock, self._disk = store, lock, disk
         self._fresh: dict[int, Placed] = {}
         self._hints = Hints(store)
         self._closed = False
         self.differences = 0
         self._reader = JsonlReader(store)
-        self._removed = RemovedFiles(store / "log", disk)
-        self._turns = InTurn()
-        self._writer = JsonlWriter(store, disk, self._removed, segment_bytes, is_copy=is_copy)
+        self._writer = JsonlWriter(store, disk, segment_bytes)
         self.torn = self._writer.torn
         """Where this opening put an incomplete tail; ``None`` when there was none."""
         self.head_lost = self._writer.head_lost
         """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
         self._index = self._writer.index
-        self.places = Places(self._index, lambda: self._removed.removal.ranges)
-        self._remover = JsonlRemover(
-            store,
-            disk,
-            self._index,
-            self._removed,
-            self.places.held,
-            self._writer.roll,
-            lambda: self._writer.head,
-            self._turns,
-        )
-        # What cannot be finished now, as on a full disk, is done by the next removal or opening.
-        with suppress(OSError, StoreUnavailable):
-            self._remover.resume(self._writer.roll)
+        self._lookup = Lookup(self._index)
         self._live = LiveTail(lambda after: self.read_all(after=after))
         self._commits = GroupCommit(self._commit, self._live.notify, self._writer.abandon, store.name)
 
@@ -140,8 +120,8 @@ class JsonlStore(KeepsHints):
         if tail is None:
             return
         head = self._writer.head
-        positions = [p for p in tail.positions[max(from_offset - tail.first_offset, 0) :] if p <= head]
-        async for record in self.places.read(positions):
+        positions = [p for p in tail.positions[max(from_offset, 0) :] if p <= head]
+        async for record in self._lookup.read(positions):
             yield record
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
@@ -153,7 +133,7 @@ class JsonlStore(KeepsHints):
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:
         """Records of the last segment, found by the index."""
-        async for record in self.places.read(range(after + 1, self._writer.head + 1)):
+        async for record in self._lookup.read(range(after + 1, self._writer.head + 1)):
             yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
@@ -171,34 +151,20 @@ class JsonlStore(KeepsHints):
         position = self._index.keys.get(key_digest(idempotency_key))
         if position is None or position > self._writer.head:
             return None
-        found = await asyncio.to_thread(self.places.records_at, [position])
+        found = await asyncio.to_thread(self._lookup.records_at, [position])
         return found[0] if found else None
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
         return self._live.follow(after)
 
-    # Removing
-
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``. Scans the log."""
         return await self._reader.sizes()
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``StreamStore.prune``."""
-        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._commits))
-
-    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
-        """See ``StreamStore.forget``."""
-        return await self._turns.run(lambda: self._remover.forget(streams, at_ms, self._commits))
-
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
-        return self._removed.removal.gone()
-
-    async def finish_removal(self) -> None:
-        """See ``Copyable.finish_removal``."""
-        await self._turns.run(lambda: self._remover.finish(self._commits))
+        return {}
 
     # Planning (see ``Tails``); only the writer thread comes here
 
@@ -213,13 +179,11 @@ class JsonlStore(KeepsHints):
 
     def known(self, key: str) -> Known | None:
         """See ``Tails``."""
-        digest = key_digest(key)
-        position = self._index.keys.get(digest)
-        if position is not None and not self._removed.removal.ranges.holds(position):
-            # A record of the commit under way is not to be read from disk yet.
-            return Kept(lambda: self._fresh.get(position) or self.places.records_at([position])[0])
-        entry = self._removed.find(digest)
-        return None if entry is None else Removed(entry)
+        position = self._index.keys.get(key_digest(key))
+        if position is None:
+            return None
+        # A record of the current commit cannot be read from disk yet.
+        return Kept(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
 
     # Writing
 
@@ -281,25 +245,7 @@ class JsonlStore(KeepsHints):
 
     async def removal(self) -> Removal:
         """See ``Copyable.removal``."""
-        return self._removed.removal
-
-    async def removed_entries(self) -> AsyncIterator[list[bytes]]:
-        """See ``Copyable.removed_entries``."""
-        entries = self._removed.packed()
-        while some := await asyncio.to_thread(lambda: list(islice(entries, _ENTRIES))):
-            yield some
-
-    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
-        """See ``Copyable.adopt``."""
-        if self.head > NOTHING or self._removed.removal:
-            raise ValueError("the log holds something already")
-        try:
-            runs = [
-                run async for some in entries if (run := await in_thread(self._removed.write_run, some)) is not None
-            ]
-            await in_thread(self._writer.adopt, removal.finished(), runs)
-        except OSError as error:
-            raise self._copy_failed(error) from error
+        return NOTHING_REMOVED
 
     def _copy_failed(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(
@@ -307,49 +253,17 @@ class JsonlStore(KeepsHints):
             "free disk space or repair the disk, then run the migration again",
         )
 
-    # Compressing
-
     def file_sizes(self) -> Sizes:
-        """What the log's files take; blocking, for an instant."""
+        """How many files the log has, and their bytes; blocking, for an instant."""
         return self._reader.file_sizes()
-
-    async def compress(self) -> Compressed | None:
-        """Compress the first closed segment that is not yet; ``None`` when there is none, or the store is closed.
-
-        On a thread, beside appends and readers, in turn with pruning and forgetting. Cancelling it leaves it going
-        on; ``close`` ends it.
-
-        Raises:
-            StoreUnavailable: it could not be written. The log is as it was, and goes on.
-        """
-        try:
-            return await self._turns.run(self._compress)
-        except (Abandoned, StoreClosed):
-            return None
-        except OSError as error:
-            raise StoreUnavailable(
-                f"a segment in {self._store / 'log'} could not be compressed: {error.strerror or error}",
-                "nothing is lost, it stays as it is: free disk space or repair the disk",
-            ) from error
-
-    def _compress(self) -> Compressed | None:
-        for number, segment in enumerate(self._index.segments[:-1]):
-            if not segment.is_compressed:
-                done = compress(self._disk, segment, lambda: not self._closed)
-                with self.places.held:
-                    self._index.segments[number] = done.segment
-                return done
-        return None
 
     async def close(self) -> None:
         """See ``StreamReader.close``. Releases the lock."""
         if self._closed:
             return
         self._closed = True
-        await self._turns.close()
         await self._commits.close()
         self._live.close()
         self._writer.close()
         if self._lock >= 0:
             os.close(self._lock)
-        self._removed.close()

@@ -7,7 +7,6 @@ not durable yet, or torn. It needs no index, so opening costs nothing.
 from __future__ import annotations
 
 import asyncio
-import os
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,25 +18,22 @@ import orjson
 
 from streams.errors import CorruptLog
 from streams.query import Filter
-from streams.retention import Gone, Ranges, Removal, StreamSize, Tally
+from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
-from streams.stores.disk import open_to_read
-from streams.stores.in_turn import in_thread, to_its_end
-from streams.stores.lost_list import explained
-from streams.stores.missing import lost_end, missing_before
+from streams.stores.disk import open_to_read, read_file
+from streams.stores.in_turn import to_its_end
+from streams.stores.missing import missing_before
 from streams.stores.outline import first_doubt
-from streams.stores.removed_files import Version, read_removed, run_faults, version_of
-from streams.stores.segment_files import Sizes, open_segment, read_segment, sizes_of
+from streams.stores.recovery import lost_end
+from streams.stores.segment_files import Segment, Sizes, list_segments, sizes_of
 from streams.stores.segments import (
     EMPTY_HEAD,
     BadLine,
     Head,
     LineKeys,
-    Segment,
     check_crc,
     event_bytes,
-    list_segments,
     parse_keys,
     parse_record,
     parse_stored,
@@ -74,11 +70,8 @@ class JsonlReader:
         head = read_head(self._store / "head")
         if head is not None:
             return head
-        ranges = read_removed(self._log).removal.ranges
         segments = list_segments(self._log)
-        last = _last_whole(segments[-1], ranges) if segments else EMPTY_HEAD
-        end = ranges.following(last.position + 1)
-        return last if end == last.position + 1 else Head(end - 1, "")
+        return _last_whole(segments[-1]) if segments else EMPTY_HEAD
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """See ``StreamReader.read``. Scans the log."""
@@ -123,27 +116,9 @@ class JsonlReader:
             async for place in self._places(doubt - 1):
                 _check_line(place)
 
-    async def check_removed(self) -> None:
-        """Look at the files that know the keys of pruned records, as an opening does; reading needs none of them.
-
-        Raises:
-            CorruptLog: one is missing or damaged, or the list of them is: the log cannot be opened to be written.
-        """
-        while True:
-            version = version_of(self._log)
-            fault = await asyncio.to_thread(self._run_fault)
-            if fault is None:
-                return
-            if version_of(self._log) == version:
-                raise fault
-            # Records were removed meanwhile, which merges files and deletes those they were.
-
-    def _run_fault(self) -> CorruptLog | None:
-        return next(run_faults(self._log, read_removed(self._log).runs), None)
-
     def _doubt(self) -> int | None:
-        head = self.head_record().position  # before the files: a writer beside us goes on in them first
-        return first_doubt(self._log, head, read_removed(self._log).removal.ranges)
+        head = self.head_record().position  # before the files: a writer beside us extends them first
+        return first_doubt(self._log, head)
 
     def file_sizes(self) -> Sizes:
         """What the log's files take; blocking, for an instant."""
@@ -155,12 +130,12 @@ class JsonlReader:
             yield [_checked(parse_keys, place).event.id]
 
     async def removal(self) -> Removal:
-        """See ``Copyable.removal``."""
-        return (await asyncio.to_thread(read_removed, self._log)).removal
+        """See ``Copyable.removal``. Nothing is ever removed from a jsonl log."""
+        return NOTHING_REMOVED
 
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
-        return (await self.removal()).gone()
+        return {}
 
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``. Scans the log."""
@@ -196,110 +171,56 @@ class JsonlReader:
                 _check_line(place)
 
     async def _places(self, after: int) -> AsyncIterator[_Place]:
-        """The lines after ``after`` to the head at call time, not parsed, without those of pruned records."""
+        """The lines after ``after`` to the head at call time, not parsed."""
         head = self.head_record().position
         after = max(after, NOTHING)
-        while after < head:
-            version = version_of(self._log)
-            ranges = read_removed(self._log).removal.ranges
-            try:
-                async for place in self._pass(after, head, ranges, version):
-                    after = place.expected
-                    yield place
-                return
-            except Replaced:
-                continue  # records were removed meanwhile; what was not yielded yet is looked for anew
-            except CorruptLog as fault:
-                if version_of(self._log) == version:
-                    raise await asyncio.to_thread(explained, self._log, fault) from None
-
-    async def _pass(self, after: int, head: int, ranges: Ranges, version: Version) -> AsyncIterator[_Place]:
+        if after >= head:
+            return
         segments = list_segments(self._log)
         first = bisect_right([s.first for s in segments], after + 1) - 1
         expected = segments[first].first if first >= 0 else after + 1
         number = 0
         for segment in segments[max(first, 0) :]:
-            if not ranges.covers(expected, segment.first) and ranges.following(expected) <= head:
-                reason = missing_before(ranges, expected, segment.first)
-                raise CorruptLog(str(segment.path), 1, ranges.following(expected), reason)
-            expected = segment.first
+            if segment.first != expected and expected <= head:
+                raise CorruptLog(str(segment.path), 1, expected, missing_before(expected, segment.first))
             number = 0
             async for line in _lines(segment):
-                number += 1
-                # Nearly always it is what must follow; to see that costs a tenth of finding out what it is.
-                position = expected if _says(line, expected) else position_of(line)
-                if position is not None and (ranges or position != expected):
-                    if ranges.holds(position) and ranges.covers(expected, position):
-                        expected = position + 1
-                        continue
-                    if position != ranges.following(expected) and version_of(self._log) != version:
-                        raise Replaced
-                expected = ranges.following(expected)
                 if expected > head:
                     return
+                number += 1
                 place = _Place(line, segment, number, expected)
-                if position is not None and position != expected:
-                    _refuse_position(place, position, ranges)
+                # Nearly always it is what must follow; to see that costs a tenth of finding out what it is.
+                if not _says(line, expected):
+                    _refuse_other(place)
                 if expected > after:
                     yield place
                 expected += 1
-        expected = ranges.following(expected)
         if expected <= head:
-            raise lost_end(self._log, segments, number, ranges, expected, head)
-
-
-class Replaced(Exception):
-    """A segment was replaced or deleted while it was read: look at what was removed, and read again."""
+            raise lost_end(self._log, segments, number, expected, head)
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
-    """A segment's lines from a logical offset on, about a megabyte at a time.
+    """A segment's bytes from ``start`` on, about a megabyte at a time.
 
     No file is open between two chunks, so a reader that stops early leaves nothing behind to be closed.
 
     Raises:
-        DamagedSegment: a compressed segment is damaged there; what comes before was yielded.
         ForeignStore: it is a symbolic link.
-        Replaced: something was pruned or forgotten since the first chunk, or the segment is not there any more.
+        FileNotFoundError: it was deleted.
     """
-    log = segment.path.parent
-    version, file_id = version_of(log), 0
     while True:
-        try:
-            found, chunk = await _chunk(segment, start)
-        except FileNotFoundError:  # it was compressed meanwhile, which changes no line
-            segment, file_id = segment.other_form(), 0
-            try:
-                found, chunk = await _chunk(segment, start)
-            except FileNotFoundError:
-                raise Replaced from None
-        # A number may be given to a new file, but between two replacements lies a new manifest.
-        if version_of(log) != version or file_id not in (0, found):
-            raise Replaced
-        file_id = found
+        # To its end: a file that a thread opens for nobody any more would stay open.
+        chunk = await to_its_end(_chunk(segment, start))
         if not chunk:
             return
         yield chunk
         start += len(chunk)
 
 
-async def _chunk(segment: Segment, start: int) -> tuple[int, bytes]:
-    """The number of the file, and what it holds there."""
-    if segment.is_compressed:
-        return await in_thread(_compressed_chunk, segment, start)
-    # To its end: a file that a thread opens for nobody any more would stay open.
-    return await to_its_end(_plain_chunk(segment, start))
-
-
-async def _plain_chunk(segment: Segment, start: int) -> tuple[int, bytes]:
+async def _chunk(segment: Segment, start: int) -> bytes:
     async with aiofiles.open(segment.path, "rb", opener=open_to_read) as file:
         await file.seek(start)
-        return os.fstat(file.fileno()).st_ino, await file.read(_CHUNK)
-
-
-def _compressed_chunk(segment: Segment, start: int) -> tuple[int, bytes]:
-    with open_segment(segment) as file:
-        return file.file_id, file.read_on(start, _CHUNK)
+        return await file.read(_CHUNK)
 
 
 async def _lines(segment: Segment) -> AsyncIterator[bytes]:
@@ -346,12 +267,15 @@ def _check_line(place: _Place) -> None:
         raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
 
 
-def _refuse_position(place: _Place, position: int, ranges: Ranges) -> None:
-    """Raise ``CorruptLog`` for a line that is whole and of another record than must follow."""
+def _refuse_other(place: _Place) -> None:
+    """Raise ``CorruptLog`` for a whole line of another record than must follow; damage is met by parsing it."""
+    position = position_of(place.line)
+    if position is None or position == place.expected:
+        return
     _check_line(place)
     reason = f"it is position {position} where {place.expected} must follow"
     if position > place.expected:
-        reason = missing_before(ranges, place.expected, position)
+        reason = missing_before(place.expected, position)
     raise CorruptLog(str(place.segment.path), place.number, place.expected, reason)
 
 
@@ -365,16 +289,16 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
     return record
 
 
-def _last_whole(segment: Segment, ranges: Ranges) -> Head:
+def _last_whole(segment: Segment) -> Head:
     """The last record of the last whole batch in a segment; what the head file would say."""
     head = Head(segment.first - 1, "")
-    for _, line in split_lines(read_segment(segment)):
+    for _, line in split_lines(read_file(segment.path)):
         try:
             keys = parse_keys(line)
         except BadLine:
             break
         index, count = keys.tx
-        if ranges.following(keys.position + 1) >= keys.position - index + count:
+        if index + 1 == count:
             head = Head(keys.position, keys.hash)
     return head
 

@@ -1,7 +1,7 @@
 """The end of a jsonl log: opening it for writing, and the lines that it takes.
 
-Opening recovers the log (``recovery.py`` judges it, here is done what follows from that): what crashes left of a
-rewriting is settled, a torn tail is kept aside and cut, head is brought to the last whole batch.
+Opening recovers the log: ``recovery.py`` judges it; then a torn tail is kept aside and cut, and head is moved to the
+last whole batch.
 
 A write is: index the lines, write and sync them, rewrite ``head`` (no sync of its own). What was indexed and could not
 be written makes the writer useless: the caller stops for good (``commit.py``).
@@ -14,8 +14,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from streams.errors import CorruptLog
-from streams.retention import Ranges, Removal
 from streams.store import NOTHING
 from streams.stores.directory import create
 from streams.stores.disk import (
@@ -26,20 +24,16 @@ from streams.stores.disk import (
     sync_directory,
     write_durably,
 )
-from streams.stores.missing import missing_at_end
 from streams.stores.plan import Placed
-from streams.stores.recovery import StreamTail, recover
-from streams.stores.removed_files import RemovedFiles, Run
-from streams.stores.rewriting import settle
+from streams.stores.recovery import recover
+from streams.stores.segment_files import Segment, segment_name
 from streams.stores.segments import (
     Head,
-    Segment,
     format_head,
     format_line,
     format_stored,
     parse_event_keys,
     read_head,
-    segment_name,
 )
 from streams.stores.stored import Stored
 
@@ -51,33 +45,28 @@ class JsonlWriter:
     last durable position. ``torn`` and ``head_lost`` say what opening found.
     """
 
-    def __init__(self, store: Path, disk: Disk, removed: RemovedFiles, segment_bytes: int, *, is_copy: bool) -> None:
-        """Recover and index the log in ``store``. ``is_copy``: it is one that a move has not finished.
+    def __init__(self, store: Path, disk: Disk, segment_bytes: int) -> None:
+        """Recover and index the log in ``store``.
 
         Raises:
             CorruptLog, ForeignStore: as ``recover``; nothing was changed.
             OSError: the log cannot be read or written.
         """
         self._store, self._log = store, store / "log"
-        self._disk, self._removed, self._segment_bytes = disk, removed, segment_bytes
+        self._disk, self._segment_bytes = disk, segment_bytes
         head = read_head(store / "head")
-        recovered = recover(self._log, head, removed.removal)
-        if not is_copy:
-            _check_end(self._log, removed.removal.ranges, recovered.index.next_position())
+        recovered = recover(self._log, head)
         create(store, self._log)  # not before: a log that is refused stays as it is
         self.index = recovered.index
-        self.index.segments[:] = settle(disk, self._log, recovered.index.segments)
         self.head_lost = head is None and bool(recovered.index.segments)
         self.torn: Path | None = None
         if recovered.torn is not None:
             self.torn = self._set_aside(recovered.index.segments[-1], recovered.size)
         self._size = recovered.size
         self._durable_size = recovered.size
-        # A compressed last segment was put there by hand: a commit begins the next one.
-        is_open = bool(self.index.segments) and not self.index.segments[-1].is_compressed
-        self._fd = disk.open(self.index.segments[-1].path) if is_open else -1
+        self._fd = disk.open(self.index.segments[-1].path) if self.index.segments else -1
         self.head = self.index.next_position() - 1
-        if self.head > NOTHING and is_open:
+        if self.head > NOTHING:
             # A whole batch above the old head was written but perhaps not synced when its writer died.
             disk.sync(self._fd)
         found = format_head(Head(self.head, self.index.last_hash))
@@ -126,12 +115,10 @@ class JsonlWriter:
     def add(self, placed: Placed, number: int, count: int) -> bytes:
         """Index a new record, the ``number``-th of ``count`` in its batch; its line, for ``make_durable``."""
         event = placed.encoded.event
-        return self._add(
-            format_line(placed, number, count), event.stream_id, event.idempotency_key, placed.offset, placed.hash
-        )
+        return self._add(format_line(placed, number, count), event.stream_id, event.idempotency_key, placed.hash)
 
-    def _add(self, line: bytes, stream_id: str, key: str, offset: int, hash_: bytes) -> bytes:
-        self.index.add(stream_id, key, offset, hash_, self._size)
+    def _add(self, line: bytes, stream_id: str, key: str, hash_: bytes) -> bytes:
+        self.index.add(stream_id, key, hash_, self._size)
         self._size += len(line)
         return line
 
@@ -172,37 +159,11 @@ class JsonlWriter:
             if not lines:
                 self.roll_if_full()
             keys = parse_event_keys(record.event)
-            lines.append(
-                self._add(format_stored(record), keys.stream_id, keys.idempotency_key, record.offset, record.hash)
-            )
-            self._skip_removed()
+            lines.append(self._add(format_stored(record), keys.stream_id, keys.idempotency_key, record.hash))
         self.make_durable(lines)
-
-    def adopt(self, removal: Removal, runs: Sequence[Run]) -> None:
-        """Begin an empty log as one that has lost what ``removal`` and ``runs`` tell."""
-        self._removed.replace(removal, runs)
-        self._removed.compact()
-        for name, base in removal.bases.items():
-            self.index.streams[name] = StreamTail(first_offset=base.offset, hash=base.hash)
-        self._skip_removed()
-        self.head = self.index.next_position() - 1
-
-    def _skip_removed(self) -> None:
-        """Pass over pruned records that follow the last one."""
-        following = self._removed.removal.ranges.following(self.index.next_position())
-        if following > self.index.next_position():
-            self.index.skip_to(following, self._size)
-            self.index.last_hash = ""
 
     def close(self) -> None:
         """Close the files; nothing may be on its way."""
         for fd in (self._fd, self._head_fd):
             if fd >= 0:
                 os.close(fd)
-
-
-def _check_end(log: Path, pruned: Ranges, following: int) -> None:
-    """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
-    if pruned.end > following:
-        reason = f"{missing_at_end(pruned, following, pruned.end)}, though what came after was pruned"
-        raise CorruptLog(str(log), None, following, reason)

@@ -24,9 +24,9 @@ from streams.retention import (
 )
 from streams.store import NOTHING, OnKnown, Record, Snapshot
 from streams.stores.hints import checked_name
+from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Removed, Request, as_record, encode_batch, plan
-from streams.stores.recovery import key_digest
 
 
 class _Known:

@@ -1,28 +1,20 @@
-"""How records that are missing are told: by the same numbers and words, whoever meets the gap. Pure."""
+"""Wording for gaps: the same numbers and words wherever missing records are met. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Final
 
-from streams.errors import CorruptLog
 from streams.retention import Ranges
-from streams.stores.segments import Segment
+
+NOTHING_PRUNED: Final = Ranges()
 
 
-def missing_before(pruned: Ranges, first: int, end: int) -> str:
-    """Of the records from ``first`` to before ``end``, those that were not pruned are missing; there is one."""
+def missing_before(first: int, end: int, pruned: Ranges = NOTHING_PRUNED) -> str:
+    """The sentence for the records from ``first`` to before ``end`` that were not pruned; there is at least one."""
     return f"{pruned.told(first, end)} {'is' if pruned.kept(first, end) == 1 else 'are'} missing before it"
 
 
-def missing_at_end(pruned: Ranges, first: int, end: int) -> str:
+def missing_at_end(first: int, end: int, pruned: Ranges = NOTHING_PRUNED) -> str:
     """The same, at the end of the log."""
     verbs = "was written and is" if pruned.kept(first, end) == 1 else "were written and are"
     return f"{pruned.told(first, end)} {verbs} missing"
-
-
-def lost_end(log: Path, segments: Sequence[Segment], lines: int, pruned: Ranges, first: int, head: int) -> CorruptLog:
-    """The records from ``first`` to ``head`` should follow the last segment's ``lines``, and do not."""
-    # Without a segment there is no file to name, let alone a line of it.
-    file, line = (str(segments[-1].path), lines + 1) if segments else (str(log), None)
-    return CorruptLog(file, line, pruned.following(first), missing_at_end(pruned, first, head + 1))

@@ -1,47 +1,46 @@
 """A quick look at the files of a jsonl log: whether each is there and reaches as far as it must.
 
-A command that takes most of what it tells from a snapshot does not read the whole
-log. A file that was deleted or cut short it must notice all the same: so of each
-segment the name and the last line are looked at, a few milliseconds for a log of any
-usual size. Damage in the midst of a file is for ``verify``.
+A command that answers mostly from a snapshot does not read the whole log. It must still
+notice a file that was deleted or cut short, so it looks at the name and the last line of each
+segment: a few milliseconds for a log of any usual size. ``verify`` finds damage inside a file.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
-from streams.errors import CorruptLog
-from streams.retention import Ranges
-from streams.stores.segment_files import Segment, SegmentFile, list_segments, open_segment
+from streams.stores.disk import open_to_read
+from streams.stores.segment_files import Segment, list_segments
 from streams.stores.segments import BadLine, check_crc, position_of
 
 _TAIL: Final = 16 * 1024
 
 
-def first_doubt(log: Path, head: int, ranges: Ranges) -> int | None:
-    """A position from where on reading meets something missing, as it seems; ``None``: all files reach far enough.
-
-    Blocking. It may be wrong where a segment is replaced at this moment: who reads from there on knows.
-    """
+def first_doubt(log: Path, head: int) -> int | None:
+    """The position from which on records seem to be missing; ``None``: all files reach far enough. Blocking."""
     expected = 0
     for segment in list_segments(log):
-        if not ranges.covers(expected, segment.first) and ranges.following(expected) <= head:
+        if segment.first != expected and expected <= head:
             return expected
         end = _end_of(segment)
         if end is None:
             return segment.first
         expected = end
-    return expected if ranges.following(expected) <= head else None
+    return expected if expected <= head else None
 
 
 def _end_of(segment: Segment) -> int | None:
-    """The position after that of a segment's last whole line; ``None`` where it cannot be told."""
+    """The position after that of a segment's last whole line; ``None`` where it cannot be known."""
     try:
-        with open_segment(segment) as file:
-            line = _last_line(file)
-    except (CorruptLog, FileNotFoundError):
+        fd = open_to_read(segment.path)
+    except FileNotFoundError:
         return None
+    try:
+        line = _last_line(fd)
+    finally:
+        os.close(fd)
     if line is None:
         return segment.first
     try:
@@ -52,12 +51,12 @@ def _end_of(segment: Segment) -> int | None:
     return None if position is None else position + 1
 
 
-def _last_line(file: SegmentFile) -> bytes | None:
+def _last_line(fd: int) -> bytes | None:
     """The last line that has its newline, without it; ``None`` where there is none."""
-    reach = _TAIL
+    size, reach = os.fstat(fd).st_size, _TAIL
     while True:
-        start = max(file.size - reach, 0)
-        data = file.read(start, file.size - start)
+        start = max(size - reach, 0)
+        data = os.pread(fd, size - start, start)
         end = data.rfind(b"\n")
         begin = data.rfind(b"\n", 0, max(end, 0))
         if end >= 0 and (begin >= 0 or not start):

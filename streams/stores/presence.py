@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 from streams.errors import MissingLog, StreamError
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Kept, Manifest, read_manifest
-from streams.stores.segments import list_segments, read_head
+from streams.stores.segment_files import list_segments
+from streams.stores.segments import read_head
 from streams.stores.sqlite_files import LOG_FILE, holds_log
 from streams.stores.sqlite_head import HEAD_FILE, holds_known_log
 

@@ -9,22 +9,17 @@ on the rest is a torn tail, to be cut and kept aside.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 
 from streams.errors import CorruptLog
 from streams.hashing import GENESIS
-from streams.retention import NOTHING_REMOVED, Ranges, Removal
-from streams.stores.lost_list import explained
-from streams.stores.missing import lost_end, missing_before
-from streams.stores.segment_files import read_segment
-from streams.stores.segments import BadLine, Head, LineKeys, Segment, list_segments, parse_keys, split_lines
-
-
-def key_digest(key: str) -> bytes:
-    """What the index keeps of an idempotency key: 16 bytes instead of a string."""
-    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+from streams.stores.disk import read_file
+from streams.stores.keys import key_digest
+from streams.stores.missing import missing_at_end, missing_before
+from streams.stores.segment_files import Segment, list_segments
+from streams.stores.segments import BadLine, Head, LineKeys, parse_keys, split_lines
 
 
 @dataclass(slots=True)
@@ -32,11 +27,11 @@ class StreamTail:
     """What the index knows of one stream."""
 
     positions: array[int] = field(default_factory=lambda: array("Q"))
-    first_offset: int = 0
     hash: bytes = GENESIS
 
     def next_offset(self) -> int:
-        return self.first_offset + len(self.positions)
+        """The offset that the stream's next record takes."""
+        return len(self.positions)
 
 
 @dataclass(slots=True)
@@ -44,29 +39,22 @@ class Index:
     """Where everything is. Rebuilt from the log at each opening; never the truth itself."""
 
     segments: list[Segment] = field(default_factory=list)
-    first: int = 0
     starts: array[int] = field(default_factory=lambda: array("Q"))
-    """Byte offset of each record in its segment, by position - ``first``."""
+    """Byte offset of each record in its segment, by position."""
     streams: dict[str, StreamTail] = field(default_factory=dict)
     keys: dict[bytes, int] = field(default_factory=dict)
     last_hash: str = ""
 
     def next_position(self) -> int:
-        return self.first + len(self.starts)
+        """The position that the next record takes."""
+        return len(self.starts)
 
-    def skip_to(self, position: int, start: int) -> None:
-        """Pass over removed positions; ``start`` is where the next line begins in its segment."""
-        if not self.starts:
-            self.first = max(self.first, position)
-        elif position > self.next_position():
-            self.starts.extend([start] * (position - self.next_position()))
-
-    def add(self, stream_id: str, key: str, offset: int, hash_: bytes, start: int) -> None:
+    def add(self, stream_id: str, key: str, hash_: bytes, start: int) -> None:
         """Take the next record of the log."""
         position = self.next_position()
         tail = self.streams.get(stream_id)
         if tail is None:
-            tail = self.streams[stream_id] = StreamTail(first_offset=offset)
+            tail = self.streams[stream_id] = StreamTail()
         tail.positions.append(position)
         tail.hash = hash_
         self.keys.setdefault(key_digest(key), position)
@@ -91,7 +79,6 @@ class _Cursor:
 
     segment: Segment
     is_last: bool
-    ranges: Ranges
     expected: int
     """The position after the line just taken."""
     line: int = 0
@@ -100,38 +87,24 @@ class _Cursor:
     """Of the streams in the batch."""
 
 
-def recover(log: Path, head: Head | None, removal: Removal = NOTHING_REMOVED) -> Recovered:
-    """Scan the whole log. A record that ``removal`` names is not there, whatever a segment still holds.
+def recover(log: Path, head: Head | None) -> Recovered:
+    """Scan the whole log.
 
     ``head`` is ``None`` when the head file is missing or damaged; then a bad
     line followed by whole records counts as damage, not as a torn tail.
 
     Raises:
         CorruptLog: file, line and position of the first fault below head.
-        MissingFile: the list of pruned records is not there.
         ForeignStore: a segment is a symbolic link.
     """
-    try:
-        return _recovered(log, head, removal)
-    except CorruptLog as fault:
-        raise explained(log, fault) from None
-
-
-def _recovered(log: Path, head: Head | None, removal: Removal) -> Recovered:
     segments = list_segments(log)
-    ranges = removal.ranges
     index = Index()
-    for name, base in removal.bases.items():
-        index.streams[name] = StreamTail(first_offset=base.offset, hash=base.hash)
     size = line_count = 0
     for number, segment in enumerate(segments):
-        if not ranges.covers(index.next_position(), segment.first):
-            _missing(segment, index.next_position(), ranges)
-        index.skip_to(segment.first, 0)
-        data = read_segment(segment)
-        # What is compressed was closed, so nothing in it is a torn tail.
-        is_last = number == len(segments) - 1 and not segment.is_compressed
-        cursor = _Cursor(segment, is_last, ranges, segment.first)
+        if segment.first != index.next_position():
+            _refuse_segment(segment, index.next_position())
+        data = read_file(segment.path)
+        cursor = _Cursor(segment, number == len(segments) - 1, segment.first)
         index.segments.append(segment)
         size = 0
         for start, line in split_lines(data):
@@ -140,41 +113,35 @@ def _recovered(log: Path, head: Head | None, removal: Removal) -> Recovered:
                 _take(index, cursor, start, line)
             except BadLine as fault:
                 _refuse_damage(cursor, head, str(fault), data[start + len(line) + 1 :])
-                return Recovered(_finished(index, ranges, size), size, str(fault))
+                return Recovered(index, size, str(fault))
             if not cursor.batch:
                 size = start + len(line) + 1
-            if head is not None and not ranges.holds(head.position):
+            if head is not None:
                 _check_head(index, head, segment, cursor.line)
         if cursor.batch or size < len(data):
             reason = "the batch is incomplete" if cursor.batch else "the last line is incomplete"
             cursor.line += 1
             _refuse_damage(cursor, head, reason, b"")
-            return Recovered(_finished(index, ranges, size), size, reason)
+            return Recovered(index, size, reason)
         line_count = cursor.line
-    _finished(index, ranges, size)
     if head is not None and index.next_position() <= head.position:
-        raise lost_end(log, segments, line_count, ranges, index.next_position(), head.position)
+        raise lost_end(log, segments, line_count, index.next_position(), head.position)
     return Recovered(index, size, None)
 
 
-def _finished(index: Index, ranges: Ranges, size: int) -> Index:
-    """The index with the removed records that follow its last one passed over."""
-    end = ranges.following(index.next_position())
-    if end > index.next_position():
-        index.skip_to(end, size)
-        index.last_hash = ""
-    return index
+def lost_end(log: Path, segments: Sequence[Segment], lines: int, first: int, head: int) -> CorruptLog:
+    """The error for records ``first`` to ``head`` that should follow the last segment's ``lines`` and do not."""
+    # Without a segment there is no file to name, let alone a line of it.
+    file, line = (str(segments[-1].path), lines + 1) if segments else (str(log), None)
+    return CorruptLog(file, line, first, missing_at_end(first, head + 1))
 
 
 def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
     """Check one line against what must come next, and index its batch when it is whole."""
     keys = parse_keys(line)
-    ranges, position = cursor.ranges, keys.position
-    if not ranges.covers(cursor.expected, position):
-        raise BadLine(f"it is position {position} where {ranges.following(cursor.expected)} must follow")
-    if ranges.holds(position):  # what a removal that was cut off left
-        cursor.expected = position + 1
-        return
+    position = keys.position
+    if position != cursor.expected:
+        raise BadLine(f"it is position {position} where {cursor.expected} must follow")
     place, count = keys.tx
     begun = position - place
     if count <= place or not _continues(cursor, begun, count, position):
@@ -189,12 +156,11 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
     cursor.batch.append((start, keys, _hash_of(keys)))
     cursor.next_offsets[stream_id] = offset + 1
     cursor.expected = position + 1
-    if ranges.following(position + 1) < begun + count:
+    if position + 1 < begun + count:
         return
     for begin, member, hash_ in cursor.batch:
         event = member.event
-        index.skip_to(member.position, begin)
-        index.add(event.stream_id, event.idempotency_key, member.offset, hash_, begin)
+        index.add(event.stream_id, event.idempotency_key, hash_, begin)
     cursor.batch.clear()
     cursor.next_offsets.clear()
 
@@ -202,7 +168,7 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
 def _continues(cursor: _Cursor, begun: int, count: int, position: int) -> bool:
     """Whether a record of the batch of ``count`` that began at ``begun`` may stand here."""
     if not cursor.batch:
-        return begun >= 0 and cursor.ranges.covers(begun, position)
+        return begun == position
     first = cursor.batch[0][1]
     return (first.position - first.tx[0], first.tx[1]) == (begun, count)
 
@@ -217,10 +183,10 @@ def _hash_of(keys: LineKeys) -> bytes:
     return hash_
 
 
-def _missing(segment: Segment, expected: int, ranges: Ranges) -> None:
-    if segment.first >= expected:
-        reason = missing_before(ranges, expected, segment.first)
-        expected = ranges.following(expected)
+def _refuse_segment(segment: Segment, expected: int) -> None:
+    """Raise for a segment that does not begin at the position that must follow."""
+    if segment.first > expected:
+        reason = missing_before(expected, segment.first)
     else:
         reason = f"it begins at position {segment.first}, which an earlier segment already holds"
     # A segment is begun only after the records before it are durable: this is damage on either side of head.
@@ -230,10 +196,10 @@ def _missing(segment: Segment, expected: int, ranges: Ranges) -> None:
 def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
     """Raise unless the fault lies in what was never acknowledged; ``rest`` is what follows it in the segment."""
     # What must follow the line before tells the position even when it cannot be read.
-    position = cursor.ranges.following(cursor.expected)
+    position = cursor.expected
     below = head is not None and position <= head.position
     unexplained = head is None and any(_is_whole(line) for _, line in split_lines(rest))
-    # As in ``_missing``: before a later segment everything is durable, also when a power loss left an old head.
+    # As in ``_refuse_segment``: before a later segment everything is durable, also when a power loss left an old head.
     if below or unexplained or not cursor.is_last:
         raise CorruptLog(str(cursor.segment.path), cursor.line, position, reason)
 

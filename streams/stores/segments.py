@@ -26,9 +26,6 @@ from streams.event import StreamEvent
 from streams.store import NOTHING, Record
 from streams.stores.disk import read_file
 from streams.stores.plan import Placed
-from streams.stores.segment_files import Segment as Segment
-from streams.stores.segment_files import list_segments as list_segments
-from streams.stores.segment_files import segment_name as segment_name
 from streams.stores.stored import Stored
 
 _PREFIX = len(b'{"crc":"01234567",')

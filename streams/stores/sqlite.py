@@ -26,15 +26,15 @@ from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.in_turn import InTurn, in_thread
+from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
-from streams.stores.recovery import key_digest
-from streams.stores.sqlite_files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translate, translated
+from streams.stores.sqlite_files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translated
 from streams.stores.sqlite_head import HeadFile, make_head_file
 from streams.stores.sqlite_keys import Keys
 from streams.stores.sqlite_reader import SqliteReader
 from streams.stores.sqlite_removal import SqliteRemover
-from streams.stores.sqlite_removed import HEAD, adopt, adopt_entries, base_of, find, load
+from streams.stores.sqlite_removed import HEAD, base_of, find, load
 from streams.stores.sqlite_rows import INSERT, KEY, POSITION, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
 
@@ -53,7 +53,7 @@ Result = TypeVar("Result")
 class SqliteStore(KeepsHints):
     """``StreamStore`` over ``store/log.db``. Open it with ``SqliteStore.open``; the caller holds the store's lock."""
 
-    def __init__(self, store: Path, *, is_copy: bool = False) -> None:
+    def __init__(self, store: Path) -> None:
         self._path = store / LOG_FILE
         self.head_lost = make_head_file(store)
         """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
@@ -64,12 +64,9 @@ class SqliteStore(KeepsHints):
         self._next = self._head + 1
         self._tails: dict[str, tuple[int, bytes]] = {}
         removal = self._load_removal()
-        self._pruned = removal.ranges
-        """As they were when this was opened: a copy, which alone needs them, is not pruned."""
         self._has_entries = bool(removal.bases)
         try:
-            if not is_copy:
-                self._check_end(removal.ranges.end)
+            self._check_end(removal.ranges.end)
             self._head_file = HeadFile(store, self._connection)
         except BaseException:
             self._connection.close()
@@ -100,15 +97,15 @@ class SqliteStore(KeepsHints):
         )
 
     @classmethod
-    async def open(cls, store: Path, *, is_copy: bool = False) -> SqliteStore:
-        """Open the log for writing; made where there is none. ``is_copy``: it may hold only a beginning of the log.
+    async def open(cls, store: Path) -> SqliteStore:
+        """Open the log for writing; made where there is none.
 
         Raises:
             CorruptLog: records are missing at the end, as the head file tells, or among pruned ones.
             ForeignStore: damaged, not ours, or newer.
             StoreUnavailable: held by another program, or it cannot be opened.
         """
-        return await asyncio.to_thread(lambda: cls(store, is_copy=is_copy))
+        return await asyncio.to_thread(cls, store)
 
     def _stored_head(self) -> int:
         with translated(self._path, "opening"):
@@ -267,8 +264,7 @@ class SqliteStore(KeepsHints):
         return await self._reader.sizes()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``StreamStore.prune``. Where the file was made by an older version, it keeps its size: new records
-        take the room."""
+        """See ``StreamStore.prune``."""
         return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
 
     async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
@@ -278,10 +274,6 @@ class SqliteStore(KeepsHints):
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
         return await self._reader.removed()
-
-    async def finish_removal(self) -> None:
-        """See ``Copyable.finish_removal``."""
-        await self._turns.run(lambda: self._remover.finish(self._between))
 
     def _check_end(self, pruned_end: int) -> None:
         """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
@@ -318,39 +310,6 @@ class SqliteStore(KeepsHints):
         """See ``Copyable.removal``."""
         return await self._reader.removal()
 
-    def removed_entries(self) -> AsyncIterator[list[bytes]]:
-        """See ``Copyable.removed_entries``."""
-        return self._reader.removed_entries()
-
-    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
-        """See ``Copyable.adopt``."""
-        if self._head > NOTHING or self._has_entries:
-            raise ValueError("the log holds something already")
-        try:
-            await in_thread(self._execute, "BEGIN IMMEDIATE")
-            try:
-                async for some in entries:
-                    await in_thread(adopt_entries, self._connection, some)
-                await in_thread(adopt, self._connection, removal)
-                await in_thread(self._execute, "COMMIT")
-            except BaseException:
-                self._connection.rollback()
-                raise
-        except (OSError, sqlite3.Error) as error:
-            failure = translate(error, self._path, "writing") if isinstance(error, sqlite3.Error) else error
-            raise StoreUnavailable(
-                f"the copy {self._path} could not be written: {failure}",
-                "free disk space or repair the disk, then run the migration again",
-            ) from error
-        self._removed_some()
-        self._pruned = removal.ranges
-        self._head = self._stored_head()
-        self._next = self._head + 1
-
-    def _execute(self, statement: str) -> None:
-        with translated(self._path, "writing"):
-            self._connection.execute(statement)
-
     def _copy(self, records: Sequence[Stored]) -> None:
         with translated(self._path, "writing"):
             if self._is_tidying_due():
@@ -362,7 +321,7 @@ class SqliteStore(KeepsHints):
                 for record in records:
                     if record.position != following:
                         raise ValueError(f"record {record.position} does not follow {following - 1}")
-                    following = self._pruned.following(following + 1)
+                    following += 1
                     event = record.parse()
                     rows.append(stored_row(record, event, self._stream_id(event.stream_id)))
                 self._connection.executemany(INSERT, rows)

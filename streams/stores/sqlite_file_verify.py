@@ -1,7 +1,6 @@
 """Verifying the file of a sqlite log as a whole, whatever its records say.
 
-The schema, the formats in the header, the pages and indexes, the table of keys: each look gives
-one sentence for each fault, none for a sound file, and raises nothing for damage; where the file cannot be read, that
+Whether it opens, the pages and indexes, the table of keys: each look gives one sentence for each fault, none for a sound file, and raises nothing for damage; where the file cannot be read, that
 is a sentence, too. Besides, whether the head file beside it was lost. All of them block, and ``connection`` must have
 been opened with ``damaged`` (see ``connect_to_read``). The records themselves are judged in ``sqlite_verify.py``.
 """
@@ -15,18 +14,18 @@ from typing import Final
 
 from streams.errors import BadStore, StoreUnavailable
 from streams.findings import Finding
+from streams.store import NOTHING
 from streams.stores import sqlite_keys as keys
 from streams.stores.sqlite_files import (
     LOG_FILE,
     STEPS,
     StoreInterrupted,
     connect_to_read,
-    format_fault,
     shown,
     translated,
 )
-from streams.stores.sqlite_head import HEAD_FILE, is_marked
-from streams.stores.sqlite_schema import schema_faults
+from streams.stores.sqlite_head import HEAD_FILE
+from streams.stores.sqlite_removed import head_of
 
 _QUICK_STEPS, _QUICK_CALLS = 10_000, 500
 """A quick look at the file ends after five million steps of SQLite's machine, about a second."""
@@ -38,27 +37,20 @@ DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
 """What reading a damaged file raises, within ``translated``; ``damage_text`` says it."""
 
 
-def schema_damage(path: Path, connection: sqlite3.Connection) -> list[str]:
-    """In what the schema is not the one that its steps make."""
-    return _looked_at(path, "the schema", lambda: schema_faults(connection, STEPS))
-
-
 def opening_damage(path: Path, *, alone: bool) -> list[str]:
     """What keeps a file from being opened or written, though one who passes over damage can read all of it.
 
     ``alone``: see ``connect_to_read``.
     """
-    fault = format_fault(path)
-    found = [] if fault is None else [fault]
     try:
         connection = connect_to_read(path, len(STEPS), alone=alone)
     except BadStore as error:
-        return [*found, f"it cannot be opened: {damage_text(error)}"]
+        return [f"it cannot be opened: {damage_text(error)}"]
     except (StoreUnavailable, OSError):
-        return found  # held by another for a moment, or out of reach: that is no damage
+        return []  # held by another for a moment, or out of reach: that is no damage
     if connection is not None:
         connection.close()
-    return found
+    return []
 
 
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
@@ -96,14 +88,15 @@ def _first_of(report: str) -> str:
 
 
 def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | None:
-    """The finding for a head file that cannot be read, if the log ever had one."""
+    """The finding for a head file that cannot be read, if the log holds records."""
     try:
         with translated(store / LOG_FILE, "reading"):
-            was_made = is_marked(connection)
+            if head_of(connection) == NOTHING:
+                return None
     except DAMAGE:
-        return None  # the schema is damaged, and that is told
+        return None  # the file is damaged, which is a finding already
     reason = "it is missing or damaged; the next start renews it"
-    return Finding("missing", str(store / HEAD_FILE), None, None, None, reason) if was_made else None
+    return Finding("missing", str(store / HEAD_FILE), None, None, None, reason)
 
 
 def damage_text(error: Exception) -> str:

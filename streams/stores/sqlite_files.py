@@ -21,7 +21,6 @@ from typing import Final
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.disk import open_or_create, refuse_link, sync_directory
-from streams.stores.sqlite_keys import STEP
 from streams.stores.sqlite_still import ReadConnection, at_rest
 
 LOG_FILE: Final = "log.db"
@@ -35,8 +34,7 @@ _IOERR_SHMSIZE: Final = 10 | 19 << 8
 BUSY_MS: Final = 5000
 """How long to wait for the instants in which SQLite locks others out."""
 
-STEPS: Final[tuple[str, ...]] = (
-    """
+SCHEMA: Final = """
     CREATE TABLE streams (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
     CREATE TABLE records (
         position INTEGER PRIMARY KEY,
@@ -56,14 +54,14 @@ STEPS: Final[tuple[str, ...]] = (
         event BLOB NOT NULL
     ) STRICT;
     CREATE UNIQUE INDEX records_by_stream ON records (stream, offset);
-    CREATE UNIQUE INDEX records_by_key ON records (key);
     CREATE INDEX records_by_event_id ON records (event_id);
     CREATE INDEX records_by_type ON records (type);
     CREATE INDEX records_by_ts ON records (ts);
     CREATE INDEX records_by_correlation ON records (correlation_id) WHERE correlation_id IS NOT NULL;
     CREATE INDEX records_by_causation ON records (causation_id) WHERE causation_id IS NOT NULL;
-    """,
-    """
+    CREATE TABLE keys (key BLOB PRIMARY KEY, position INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE keys_through (id INTEGER PRIMARY KEY CHECK (id = 1), position INTEGER NOT NULL) STRICT;
+    INSERT INTO keys_through VALUES (1, -1);
     CREATE TABLE removed (
         key BLOB PRIMARY KEY, body BLOB NOT NULL, position INTEGER NOT NULL, offset INTEGER NOT NULL, hash BLOB NOT NULL
     ) STRICT, WITHOUT ROWID;
@@ -78,12 +76,9 @@ STEPS: Final[tuple[str, ...]] = (
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE removals (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL) STRICT;
     INSERT INTO removals VALUES (1, 0);
-    """,
     """
-    CREATE TABLE head_beside (id INTEGER PRIMARY KEY) STRICT;
-    """,
-    STEP,
-)
+
+STEPS: Final[tuple[str, ...]] = (SCHEMA,)
 """Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those taken."""
 
 SEARCH_STEPS: Final[tuple[str, ...]] = (
@@ -134,10 +129,6 @@ _NO_TEXT: Final = "Could not decode to UTF-8"
 
 VERIFY_OR: Final = "run `durable-stream verify`, or "
 
-_FORMATS: Final = slice(18, 20)
-"""Where a database's header has the formats to write and to read it; with a newer one SQLite only reads it."""
-_NEWEST_FORMATS: Final = b"\x02\x02"
-
 
 def _damaged(path: Path, how: str) -> ForeignStore:
     return ForeignStore(str(path), f"it is damaged ({shown(how)}): {VERIFY_OR}restore it from a backup")
@@ -146,15 +137,6 @@ def _damaged(path: Path, how: str) -> ForeignStore:
 def shown(text: str) -> str:
     """SQLite quotes what is damaged: nothing in it may reach a terminal as a control character."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def format_fault(path: Path) -> str | None:
-    """What is wrong with the formats in the file's header: with a newer one SQLite reads it and never writes it."""
-    with path.open("rb") as file:
-        formats = file.read(_FORMATS.stop)[_FORMATS]
-    if all(found <= known for found, known in zip(formats, _NEWEST_FORMATS, strict=False)):
-        return None
-    return f"its header has formats {formats.hex(' ')}, which nobody writes"
 
 
 def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
@@ -183,11 +165,10 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     return StoreUnavailable(f"{doing} {path} failed ({error})", "run `durable-stream doctor`")
 
 
-def connect_to_write(path: Path, steps: tuple[str, ...], *, damaged: bool = False) -> sqlite3.Connection:
+def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     """The one writing connection of a file, created and brought to the newest schema.
 
-    WAL with ``synchronous=FULL``, both read back. ``damaged``: also a file whose header keeps it from being written;
-    its WAL is all that can be taken in then. Raises as ``translated``, and:
+    WAL with ``synchronous=FULL``, both read back. Raises as ``translated``, and:
 
         ForeignStore: written by a newer version, or not ours.
     """
@@ -195,7 +176,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...], *, damaged: bool = Fals
     if not path.exists():
         os.close(open_or_create(path))
     try:
-        return _connect_to_write(path, steps, damaged)
+        return _connect_to_write(path, steps)
     except BaseException:
         # What was just made, or never came further than that, must not look like a store that lost its records.
         if path.exists() and not path.stat().st_size:
@@ -203,21 +184,18 @@ def connect_to_write(path: Path, steps: tuple[str, ...], *, damaged: bool = Fals
         raise
 
 
-def _connect_to_write(path: Path, steps: tuple[str, ...], damaged: bool) -> sqlite3.Connection:
+def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     with translated(path, "opening"):
         connection = sqlite3.connect(
             _uri(path, "rw"), timeout=BUSY_MS / 1000, uri=True, check_same_thread=False, isolation_level=None
         )
         try:
             if _check_owner(connection, path, len(steps)) == 0:
-                # Only a file without tables takes it: what is pruned is given back to the system. An older file
-                # keeps its size, and what is free in it is written next.
+                # Only a file without tables takes it: what is pruned is given back to the system.
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             # What is deleted or made shorter is overwritten with zeros: forgotten means gone from the file.
             connection.execute("PRAGMA secure_delete = ON")
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-            if not damaged:
-                _refuse_unwritable(connection, path)
             connection.execute("PRAGMA synchronous = FULL")
             synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
             if (mode, synchronous) != ("wal", 2):
@@ -235,23 +213,6 @@ def _connect_to_write(path: Path, steps: tuple[str, ...], damaged: bool) -> sqli
             connection.close()
             raise
     return connection
-
-
-def _refuse_unwritable(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise ``ForeignStore`` if SQLite would take the file as read-only, for what its header says."""
-    fault = format_fault(path)
-    if fault is None:
-        return
-    # In the WAL may be a sound header; so a write is tried, and taken back. To begin one alone is not refused.
-    connection.execute("BEGIN")
-    try:
-        connection.execute(f"PRAGMA user_version = {connection.execute('PRAGMA user_version').fetchone()[0]}")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
-            raise _damaged(path, fault) from error
-        raise
-    finally:
-        connection.execute("ROLLBACK")
 
 
 def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bool = False) -> ReadConnection | None:

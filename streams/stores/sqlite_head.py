@@ -9,8 +9,8 @@ commit is durable and before it is acknowledged, in place and without a sync:
   the next opening. *Beyond it* it cannot be left by either: the system keeps what a
   killed process wrote, in its order, and before a power loss what the file says was synced.
   Then records are lost, and the log is refused.
-- *missing*, it says nothing. A log that has the table ``head_beside`` had one: that is
-  told. It is made, durably, before that table is; a log of an older version has neither.
+- *missing* beside a log that holds records, it was lost, and ``verify`` says so: it is
+  made, durably, before the log is.
 
 Its name does not begin as SQLite's files do: whoever deletes ``log.db-*`` leaves it.
 """
@@ -32,7 +32,6 @@ from streams.stores.sqlite_removed import head_of
 
 HEAD_FILE: Final = "sqlite-head"
 
-_MARKED: Final = "SELECT 1 FROM sqlite_schema WHERE name = 'head_beside'"
 _AT: Final = "SELECT hash FROM records WHERE position = ?"
 _LAST: Final = "SELECT position, hash FROM records ORDER BY position DESC LIMIT 1"
 
@@ -90,7 +89,7 @@ def make_head_file(store: Path) -> bool:
     try:
         with translated(path, "opening"):
             _refuse(path, None if known is None else _fault(connection, known))
-            was_made = connection is not None and is_marked(connection)
+            was_made = connection is not None and head_of(connection) > NOTHING
     finally:
         if connection is not None:
             connection.close()
@@ -132,11 +131,6 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
             _refuse(path, fault)
             return True
         # It is of another log now: this one moved away, was discarded, and begun anew.
-
-
-def is_marked(connection: sqlite3.Connection) -> bool:
-    """Whether a head file was made beside this log."""
-    return connection.execute(_MARKED).fetchone() is not None
 
 
 def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:

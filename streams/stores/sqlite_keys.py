@@ -25,14 +25,6 @@ _LOOKED_UP: Final = 500
 COMPARED: Final = 10_000
 """Records that are compared with the table by one statement, after which others have their turn."""
 
-STEP: Final = """
-    CREATE TABLE keys (key BLOB PRIMARY KEY, position INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE keys_through (id INTEGER PRIMARY KEY CHECK (id = 1), position INTEGER NOT NULL) STRICT;
-    INSERT INTO keys SELECT key, position FROM records ORDER BY key;
-    INSERT INTO keys_through SELECT 1, coalesce(max(position), -1) FROM records;
-    DROP INDEX records_by_key;
-    """
-
 _THROUGH: Final = "(SELECT position FROM keys_through)"
 
 _NOT_FOLDED: Final = f"SELECT key, position FROM records WHERE position > {_THROUGH}"  # noqa: S608 - a constant
@@ -47,23 +39,16 @@ _COUNTS: Final = (
 _FIND: Final = ("position = (SELECT position FROM keys WHERE key = ?1)", f"position > {_THROUGH} AND key = ?1")
 
 
-def has_keys(connection: sqlite3.Connection) -> bool:
-    """Whether the file has this table; one that no newer version has written to yet has an index instead."""
-    return connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'keys'").fetchone() is not None
-
-
 def find_key(connection: sqlite3.Connection, select: str, digest: bytes) -> tuple[Any, ...] | None:
     """The row that ``select`` gives of the record of a key, or ``None``. Reads up to ``FOLDED`` records."""
     row: tuple[Any, ...] | None = None
-    for where in _FIND if has_keys(connection) else ["key = ?1"]:
+    for where in _FIND:
         row = row or connection.execute(f"{select} WHERE {where}", [digest]).fetchone()
     return row
 
 
 def faults(connection: sqlite3.Connection) -> Iterator[str]:
     """What is wrong with the table: each statement sees one state of the file. Reads all keys."""
-    if not has_keys(connection):
-        return
     last: int = connection.execute(f"SELECT coalesce({_THROUGH}, -1)").fetchone()[0]
     for first in range(0, last + 1, COMPARED):
         lacking = connection.execute(

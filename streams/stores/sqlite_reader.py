@@ -24,7 +24,7 @@ from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.query import Filter, type_matches
 from streams.retention import Entry, Gone, Removal, StreamSize
 from streams.store import MAX_BATCH, NOTHING, Record
-from streams.stores.recovery import key_digest
+from streams.stores.keys import key_digest
 from streams.stores.sqlite_files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
 from streams.stores.sqlite_keys import find_key
 from streams.stores.sqlite_removed import entries_after, head_of, load

@@ -4,13 +4,12 @@ What is to be done is noted first, in a transaction of its own; what a ``kill -9
 leaves of it, the next opening does. At the end the write-ahead file, which still
 holds pages as they were, is emptied, and free pages are given back.
 
-On a disk that is nearly full that file is emptied after every step, so that it stays small, and before the first: what
-it adds to the database must find room. Where it does not, nothing is noted.
+A removal needs some space before it gives any back. On a full disk it ends in an error; what was begun is finished when
+there is space.
 """
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -25,20 +24,11 @@ from streams.stores import sqlite_removed as tables
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.in_turn import InTurn
-from streams.stores.reserve import TIGHT_BYTES, free_bytes, no_room
 from streams.stores.sqlite_files import BUSY_MS, LOG_FILE, translated
 from streams.stores.sqlite_search import remove_search
 
 FREE_PAGES: Final = 512
 """Pages given back to the system in one go."""
-
-TIGHT_PAGES: Final = 32
-"""And on a disk that is nearly full, where each is written into the write-ahead file first."""
-
-PAGE_BYTES: Final = 4096
-
-LEAST_ROOM_BYTES: Final = 256 * 1024
-"""For a step with one record, and what it changes in the indexes."""
 
 Result = TypeVar("Result")
 
@@ -58,8 +48,6 @@ class SqliteRemover:
     def __init__(self, store: Path, connection: sqlite3.Connection, turns: InTurn, changed: Callable[[], None]) -> None:
         self._store, self._path, self._wal = store, store / LOG_FILE, store / f"{LOG_FILE}-wal"
         self._connection, self._turns, self._changed = connection, turns, changed
-        self._most = tables.CHUNK
-        """Records of a step; fewer, once the disk had no room for so many."""
 
     def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Pruned:
         """See ``StreamStore.prune``."""
@@ -71,7 +59,6 @@ class SqliteRemover:
             if not cuts:
                 return Pruned()
             self._check({name: (ends[name][0], cut) for name, cut in cuts.items()}, exclusively)
-            self._make_room(exclusively)
             exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "prune", cuts, at_ms)))
             records, size, _, _ = self._work(exclusively)
             return Pruned(records, size, len(cuts))
@@ -84,16 +71,10 @@ class SqliteRemover:
             if not wanted:
                 return Forgotten()
             self._check(wanted, exclusively)
-            self._make_room(exclusively)
             ends = {name: end for name, (_, end) in wanted.items()}
             exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "forget", ends, at_ms)))
             _, _, records, saved = self._work(exclusively)
             return Forgotten(records, saved, len(wanted))
-
-    def finish(self, exclusively: Exclusive) -> None:
-        """Do what an operation that was cut off left, while others append."""
-        with self._told("removed"):
-            self.resume(exclusively)
 
     def resume(self, exclusively: Exclusive) -> None:
         """Do what an operation that was cut off left."""
@@ -156,7 +137,7 @@ class SqliteRemover:
         following = -1
         while following < offset:
             records, size, following = self._step(
-                exclusively, lambda most: tables.prune_chunk(self._connection, stream, offset, at_ms, most)
+                exclusively, lambda: tables.prune_chunk(self._connection, stream, offset, at_ms)
             )
             yield records, size
 
@@ -167,49 +148,10 @@ class SqliteRemover:
             records, saved, first = self._step(exclusively, work)
             yield records, saved
 
-    def _step(self, exclusively: Exclusive, work: Callable[[int], Result]) -> Result:
-        """One transaction of ``work``, which takes how many records; fewer and fewer, where the disk has no room."""
-        while True:
-            self._turns.check()
-            tight = self._is_tight()
-            try:
-                done = exclusively(lambda: self._transact(lambda: work(self._most)))
-            except OSError as error:
-                if error.errno != errno.ENOSPC or self._most == 1:
-                    raise
-                self._most //= 2
-                exclusively(self._empty_wal)
-                continue
-            if tight:
-                exclusively(self._empty_wal)
-            return done
-
-    # Room for it
-
-    def _is_tight(self) -> bool:
-        return free_bytes(self._store) < TIGHT_BYTES
-
-    def _make_room(self, exclusively: Exclusive) -> None:
-        """Before anything is noted, on a disk that is nearly full: write the write-ahead file into the database.
-
-        Raises:
-            StoreUnavailable: there is no room for that. Nothing was changed.
-        """
-        self._most = tables.CHUNK
-        if not self._is_tight():
-            return
-        remove_search(self._store)
-        # Looked at first: an attempt that fails keeps the space that it took.
-        missing = exclusively(self._growth) + LEAST_ROOM_BYTES - free_bytes(self._store)
-        if missing > 0:
-            raise no_room(self._store, missing)
-        exclusively(self._empty_wal)
-
-    def _growth(self) -> int:
-        """By how many bytes the database file grows when the write-ahead file is written into it."""
-        with translated(self._path, "reading"):
-            pages: int = self._connection.execute("PRAGMA page_count").fetchone()[0]
-        return max(0, pages * PAGE_BYTES - self._path.stat().st_size)
+    def _step(self, exclusively: Exclusive, work: Callable[[], Result]) -> Result:
+        """One transaction of ``work``."""
+        self._turns.check()
+        return exclusively(lambda: self._transact(work))
 
     def _transact(self, work: Callable[[], Result]) -> Result:
         with translated(self._path, "writing"):
@@ -225,13 +167,9 @@ class SqliteRemover:
 
     def _shrink(self, exclusively: Exclusive) -> None:
         """Give free pages back, and empty the write-ahead file, in which pages lie as they were."""
-        free = exclusively(self._free_pages)
-        while free > 0:
+        while exclusively(self._free_pages):
             self._turns.check()
-            left = exclusively(self._give_back)
-            if left >= free:
-                break  # an older file, which cannot: what is free in it is written next
-            free = left
+            exclusively(self._give_back)
         until = time.monotonic() + BUSY_MS / 1000
         while exclusively(self._empty_wal):
             self._turns.check()
@@ -247,13 +185,9 @@ class SqliteRemover:
             found: int = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
         return found
 
-    def _give_back(self) -> int:
+    def _give_back(self) -> None:
         with translated(self._path, "writing"):
-            pages = TIGHT_PAGES if self._is_tight() else FREE_PAGES
-            self._connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
-        if pages == TIGHT_PAGES:
-            self._empty_wal()
-        return self._free_pages()
+            self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
 
     def _empty_wal(self) -> bool:
         """Whether a reader keeps it from being emptied."""

@@ -9,7 +9,7 @@ its last part. ``removals.version`` grows with each of these transactions.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -17,7 +17,7 @@ import orjson
 
 from streams.hashing import digest_form_of, is_digest, stored_form_of
 from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
-from streams.stores.recovery import key_digest
+from streams.stores.keys import key_digest
 from streams.stores.sqlite_keys import forget_keys
 
 CHUNK: Final = 256
@@ -31,8 +31,6 @@ HEAD: Final = (
     " SELECT max(last, coalesce((SELECT max(end) - 1 FROM removed_ranges WHERE first <= last + 1), -1)) FROM kept"
 )
 """The last position of the log: of its last record, or the last pruned one that follows it without a gap."""
-
-_HEAD_BEFORE: Final = "SELECT coalesce(max(position), -1) FROM records"
 
 _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
@@ -54,21 +52,14 @@ def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ..
     return row
 
 
-def knows_removal(connection: sqlite3.Connection) -> bool:
-    """Whether the file has these tables; one that no newer version has written to yet has not."""
-    return connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'removals'").fetchone() is not None
-
-
 def head_of(connection: sqlite3.Connection) -> int:
-    """The log's last position, in every schema."""
-    found: int = connection.execute(HEAD if knows_removal(connection) else _HEAD_BEFORE).fetchone()[0]
+    """The log's last position."""
+    found: int = connection.execute(HEAD).fetchone()[0]
     return found
 
 
 def version_of(connection: sqlite3.Connection) -> int:
     """Changes with everything that is removed."""
-    if not knows_removal(connection):
-        return 0
     row = connection.execute("SELECT version FROM removals").fetchone()
     if row is None:
         raise DamagedRow("removals", "it has lost its row")
@@ -78,8 +69,6 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 def load(connection: sqlite3.Connection) -> Removal:
     """Everything but the entries. For one state of the file, call it within a transaction."""
-    if not knows_removal(connection):
-        return Removal()
     found = connection.execute("SELECT first, end FROM removed_ranges")
     ranges = Ranges(_as_written("removed_ranges", row, int, int) for row in found)
     found = connection.execute("SELECT stream, offset, hash, at_ms FROM bases")
@@ -115,21 +104,6 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     return Entry(*_as_written("removed", row, bytes, bytes, int, int, bytes))
 
 
-def adopt_entries(connection: sqlite3.Connection, entries: Iterable[bytes]) -> None:
-    """Take over entries of another backend's log, within the transaction of ``adopt``."""
-    connection.executemany(_INSERT_ENTRY, (Entry.unpack(packed) for packed in entries))
-
-
-def adopt(connection: sqlite3.Connection, removal: Removal) -> None:
-    """Take over all else that another backend's log has lost. Within a transaction, into empty tables."""
-    connection.executemany("INSERT INTO removed_ranges VALUES (?, ?)", removal.ranges.pairs())
-    connection.executemany("INSERT INTO bases VALUES (?, ?, ?, ?)", [(n, *base) for n, base in removal.bases.items()])
-    connection.executemany(
-        "INSERT INTO marks VALUES (?, ?, ?)", [(name, *mark) for name, mark in removal.marks.items()]
-    )
-    connection.execute("UPDATE removals SET version = version + 1")
-
-
 # Chunks; each is called within a transaction of its own
 
 
@@ -150,11 +124,9 @@ def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int
         yield what, stream, offset, at_ms
 
 
-def prune_chunk(
-    connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int, most: int = CHUNK
-) -> tuple[int, int, int]:
-    """Remove the next records below ``offset``, at ``most`` so many; (how many, bytes, where to go on)."""
-    rows = _chunk(connection, stream_id, 0, offset, most)
+def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int) -> tuple[int, int, int]:
+    """Remove the next records below ``offset``; (how many, bytes, where to continue)."""
+    rows = _chunk(connection, stream_id, 0, offset)
     if rows:
         entries = [_entry_of(row) for row in rows]
         connection.executemany(_INSERT_ENTRY, entries)
@@ -170,11 +142,9 @@ def prune_chunk(
     return len(rows), sum(len(row.event) for row in rows), rows[-1].offset + 1 if rows else offset
 
 
-def forget_chunk(
-    connection: sqlite3.Connection, stream_id: str, first: int, offset: int, most: int = CHUNK
-) -> tuple[int, int, int]:
+def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, offset: int) -> tuple[int, int, int]:
     """Make the next records from ``first`` to below ``offset`` digests; (how many, bytes saved, where to go on)."""
-    rows = _chunk(connection, stream_id, first, offset, most)
+    rows = _chunk(connection, stream_id, first, offset)
     changed = []
     saved = 0
     for row in rows:
@@ -194,7 +164,7 @@ def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end:
     Raises:
         DamagedRow: one of them is damaged. What is removed must be known to be what was written.
     """
-    rows = _chunk(connection, stream_id, first, end, CHUNK)
+    rows = _chunk(connection, stream_id, first, end)
     for row in rows:
         _fields_of(row)
     return rows[-1].offset + 1 if rows else end
@@ -214,12 +184,12 @@ class _Row(NamedTuple):
     event: bytes
 
 
-def _chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int, most: int) -> list[_Row]:
+def _chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> list[_Row]:
     """The next records of a stream, as many as one transaction takes."""
     found = connection.execute(
         "SELECT position, offset, hash, crc, event FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
         " AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?",
-        [stream_id, first, end, most],
+        [stream_id, first, end, CHUNK],
     )
     rows: list[_Row] = []
     size = 0

@@ -58,7 +58,7 @@ def copy_rows(store: Path, target: Path) -> None:
 
 def _take_in_wal(path: Path) -> None:
     """What replaces the database must not meet a WAL that belongs to the old one."""
-    connection = connect_to_write(path, STEPS, damaged=True)
+    connection = connect_to_write(path, STEPS)
     try:
         with translated(path, "copying"):
             if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:

@@ -12,8 +12,8 @@ from streams.errors import CorruptLog
 from streams.event import StreamEvent
 from streams.query import Filter
 from streams.store import Record
+from streams.stores.keys import key_digest
 from streams.stores.plan import Placed
-from streams.stores.recovery import key_digest
 from streams.stores.stored import Stored
 
 Row = tuple[Any, ...]

@@ -4,9 +4,8 @@ A row says everything twice: in its columns, which queries use, and in the
 event's bytes, which the chain covers. So a changed column is found by the
 bytes, changed bytes by the checksum, and both changed by the chain. Where SQLite
 cannot read a page, each record in it is one finding, named by the index that
-leads to it, and the scan goes on behind it. The file as a whole is looked at before and
-behind the records, with ``sqlite_file_verify.py``: its schema first, as that explains what
-cannot be read, and what SQLite itself finds, in the indexes above all, at the end.
+leads to it, and the scan goes on behind it. The file as a whole is checked
+after the records, with ``sqlite_file_verify.py``: whether it opens, and what SQLite's own checks find.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from streams.store import NOTHING
 from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
 from streams.stores.in_turn import in_thread
-from streams.stores.recovery import key_digest
+from streams.stores.keys import key_digest
 from streams.stores.segments import Head, read_head
 from streams.stores.sqlite_file_verify import (
     DAMAGE,
@@ -38,7 +37,6 @@ from streams.stores.sqlite_file_verify import (
     damage_text,
     lost_head_file,
     opening_damage,
-    schema_damage,
 )
 from streams.stores.sqlite_files import (
     LOG_FILE,
@@ -112,7 +110,6 @@ class SqliteVerification:
     """Of the record that the head file names, once it was read."""
     _named: dict[int, str | None] | None = None
     """Positions and streams by the index, once a row could not be read."""
-    _schema_is_damaged: bool = False
     _scanned: int = NOTHING
     """Up to which position each was asked for by itself."""
 
@@ -175,9 +172,6 @@ class SqliteVerification:
             connection.close()
         self.summary.streams = self._chains.kept
         self.summary.head = self._removal.ranges.following(self._last + 1) - 1
-        if self._schema_is_damaged and not self.summary.records:
-            self.summary.findings = len(self._told)
-            return  # what cannot be read is not known to be lost
         fault = None if self._head is None else head_fault(self._head, self.summary.head, self._hash_at_head)
         if fault is not None:
             self._find(fault.kind, fault.position, None, fault.reason)
@@ -232,10 +226,6 @@ class SqliteVerification:
         return self._version(connection)
 
     async def _pass(self, connection: sqlite3.Connection) -> AsyncIterator[Finding]:
-        # Before all that it explains: a table that the schema does not name cannot be read.
-        await in_thread(self._check_schema, connection, interrupt=connection.interrupt)
-        for finding in self._found.drain():
-            yield finding
         if self.quick:
             await in_thread(self._skip_to_the_end, connection, interrupt=connection.interrupt)
         done = False
@@ -289,8 +279,6 @@ class SqliteVerification:
                     row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
             except DAMAGE as error:
                 if not self._named:
-                    if self._schema_is_damaged and self._last == NOTHING:
-                        return read, True
                     self._find("corrupt", position, None, f"SQLite cannot read on: {damage_text(error)}")
                     return read, True
                 reason = f"the page that holds it cannot be read: {damage_text(error)}"
@@ -302,8 +290,6 @@ class SqliteVerification:
                 self._judge(_Row(*row))
                 read += len(row[-1]) if isinstance(row[-1], bytes) else 0
         if not self._named and not read:
-            if self._schema_is_damaged and self._last == NOTHING:
-                return 0, True  # the table is there for nobody, which was told
             self._find("corrupt", begin, None, f"SQLite cannot read on: {damage}")
             return 0, True
         return read, bool(self._named) and self._scanned >= end
@@ -326,17 +312,10 @@ class SqliteVerification:
             self._last = head - _QUICK_RECORDS
             self._lost = self._last + 1
 
-    def _check_schema(self, connection: sqlite3.Connection) -> None:
-        faults = schema_damage(self._path, connection)
-        self._schema_is_damaged = bool(faults)
-        self._find_in_file(faults)
-
     def _check_file(self, connection: sqlite3.Connection) -> None:
         """What is wrong with the file as a whole, its indexes included; for a quick look as far as it gets."""
         if not self._told and not self._found:
             self._find_in_file(opening_damage(self._path, alone=self.alone))
-        if self._schema_is_damaged:
-            return  # SQLite passes over what the schema does not name, and finds fault with that
         self._find_in_file(content_damage(self._path, connection, quick=self.quick))
 
     def _judge(self, row: _Row) -> None:

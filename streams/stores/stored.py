@@ -52,7 +52,7 @@ class Copyable(Protocol):
         ...
 
     async def copy_in(self, records: Sequence[Stored]) -> None:
-        """Write whole batches that follow the head, as they are, pruned records left out; durable when it returns.
+        """Write whole batches that follow the head, as they are; durable when it returns.
 
         Only for a store that nobody appends to.
 
@@ -63,30 +63,9 @@ class Copyable(Protocol):
         ...
 
     async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
-        """(next offset, last hash) of every stream, also of wholly pruned ones; of ``among`` only, if that is given."""
+        """(next offset, last hash) of every stream; of ``among`` only, if that is given."""
         ...
 
     async def removal(self) -> Removal:
-        """What was pruned and forgotten, but the entries of pruned records."""
-        ...
-
-    def removed_entries(self) -> AsyncIterator[list[bytes]]:
-        """The entries of pruned records, packed, in the order of their keys; some thousands at a time."""
-        ...
-
-    async def finish_removal(self) -> None:
-        """Do what a prune or forget that was cut off left: nothing that is only listed as gone is there after it.
-
-        Raises:
-            StoreUnavailable: it cannot be done now.
-        """
-        ...
-
-    async def adopt(self, removal: Removal, entries: AsyncIterator[list[bytes]]) -> None:
-        """Take over what another backend's log has lost, all or nothing, before the first ``copy_in``.
-
-        Raises:
-            ValueError: this log holds something already.
-            StoreUnavailable: nothing was written.
-        """
+        """What was pruned and forgotten. A log from which something was removed stays in sqlite."""
         ...

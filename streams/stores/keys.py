@@ -1,0 +1,10 @@
+"""The digest that stands for an idempotency key in indexes. Pure."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+
+def key_digest(key: str) -> bytes:
+    """What an index keeps of an idempotency key: 16 bytes instead of a string."""
+    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()

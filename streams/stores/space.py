@@ -1,0 +1,33 @@
+"""How much a store takes on its disk, and how much to free there for it to be opened."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+MIB: Final = 1024 * 1024
+
+
+def free_bytes(place: Path) -> int:
+    """The bytes that this user may still write on the disk of ``place``. Raises ``OSError``."""
+    return shutil.disk_usage(place).free
+
+
+def store_bytes(store: Path) -> int:
+    """The bytes that the store takes on the disk, indexes included."""
+    total = 0
+    for path in store.rglob("*"):
+        with suppress(FileNotFoundError):  # a file that its owner removed meanwhile
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def mib_to_open(store: Path) -> int:
+    """How many MiB to free on a full disk for the log to be opened: small files, and what SQLite's WAL still holds."""
+    wal = store / "log.db-wal"
+    with suppress(OSError):
+        kept = wal.stat().st_size if wal.exists() else 0
+        return max(1, -(-(MIB + kept - free_bytes(store)) // MIB))
+    return 1
