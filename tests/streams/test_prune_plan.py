@@ -35,7 +35,11 @@ def test_age_takes_what_is_older_whole() -> None:
     plan = make_plan(LOG, {}, PruneRequest(older_than_ms=30 * DAY), now_ms=NOW)
     assert plan.offsets == {"ses_old": 10}
     assert (plan.cuts[0].why, plan.records, plan.bytes) == ("age", 10, 1000)
-    assert names(make_plan(LOG, {}, PruneRequest(older_than_ms=0), now_ms=NOW).cuts) == ["ses_old", "ses_middle", "ses_new"]
+    assert names(make_plan(LOG, {}, PruneRequest(older_than_ms=0), now_ms=NOW).cuts) == [
+        "ses_old",
+        "ses_middle",
+        "ses_new",
+    ]
 
 
 def test_a_stream_as_old_as_the_limit_stays() -> None:
@@ -62,7 +66,7 @@ def test_a_cap_leaves_what_was_written_to_within_a_day_and_says_so() -> None:
     assert [(item.stream_id, item.why) for item in plan.kept] == [("ses_new", "written to within a day")]
 
 
-def test_what_is_needed_stays_and_says_why_whatever_is_wished() -> None:
+def test_what_is_needed_stays_and_says_why_whatever_is_requested() -> None:
     request = PruneRequest(older_than_ms=DAY, max_bytes=1, streams=("ses_old",))
     plan = make_plan(LOG, {"ses_old": "a turn is under way"}, request, now_ms=NOW)
     assert names(plan.cuts) == ["ses_middle"]
@@ -72,17 +76,17 @@ def test_what_is_needed_stays_and_says_why_whatever_is_wished() -> None:
 def test_named_streams_go_in_any_case_and_unknown_ones_are_told() -> None:
     request = PruneRequest(streams=("ses_new", "nobody", "ses_new", "system"))
     log = [*LOG, size("system", days=1), size("gone", days=1, records=0, first=5)]
-    plan = make_plan(log, {}, request, now_ms=NOW, closed=frozenset({"ses_old"}))
+    plan = make_plan(log, {}, request, now_ms=NOW, uncapped=("system",))
     assert (names(plan.cuts), plan.unknown) == (["system", "ses_new"], ["nobody"])
     assert make_plan(log, {}, PruneRequest(streams=("gone",)), now_ms=NOW).unknown == ["gone"]
 
 
-def test_age_and_size_take_only_what_they_may() -> None:
+def test_a_size_cap_leaves_alone_what_is_uncapped_and_age_does_not() -> None:
     log = [*LOG, size("system", days=300)]
-    plan = make_plan(
-        log, {}, PruneRequest(older_than_ms=DAY, max_bytes=1), now_ms=NOW, closed=frozenset({"ses_old", "ses_new"})
-    )
-    assert names(plan.cuts) == ["ses_old"] and names(plan.kept) == ["ses_new"]
+    capped = make_plan(log, {}, PruneRequest(max_bytes=1), now_ms=NOW, uncapped=("system",))
+    assert names(capped.cuts) == ["ses_old", "ses_middle"]
+    aged = make_plan(log, {}, PruneRequest(older_than_ms=DAY), now_ms=NOW, uncapped=("system",))
+    assert "system" in names(aged.cuts)
 
 
 def test_a_stream_that_was_pruned_before_goes_from_where_it_is() -> None:
