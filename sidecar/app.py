@@ -17,7 +17,6 @@ from typing import Any, Final
 from bridge.opencode.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
 from bridge.opencode.translate import Translator
-from sidecar import earlier_log
 from sidecar.config import Config
 from sidecar.home import Home, HomeLock, HomeLocked, SidecarInfo
 from sidecar.ingest import Ingest
@@ -96,15 +95,12 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
     stack.enter_context(lock)
     log_to(home, stack.enter_context(ExitStack()), config.log)
     identity = system_identity()
-    is_gone = earlier_log.is_gone(home)
     opening = asyncio.create_task(
         Log.open(home.store_path, identity, backend=config.store.backend, segment_bytes=config.store.segment_bytes)
     )
     # Opening runs in a thread, which cannot be cancelled: the log it opened must be closed all the same.
     stack.push_async_callback(_close, opening)
     store = await asyncio.shield(opening)
-    if is_gone:
-        log.warning("%s", earlier_log.warning(home, store.manifest.log_id))
     if store.torn is not None:
         log.warning("an incomplete tail was cut off the log and kept in %s", store.torn)
     if store.head_warning is not None:

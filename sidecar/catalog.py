@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from bridge.opencode.state import add_tokens
+from bridge.opencode.tokens import add_tokens
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
 

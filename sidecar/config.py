@@ -53,10 +53,10 @@ class StoreConfig(_Section):
     """Whether the closed segments of a jsonl log are compressed, one after the other, while little else is done."""
 
     max_bytes: Annotated[int, Field(ge=0)] = 0
-    """Size on the disk above which the oldest finished sessions are pruned by themselves; 0: no cap."""
+    """Size on the disk above which the sidecar prunes the oldest streams; 0: no cap."""
 
     max_age_days: Annotated[float, Field(ge=0)] = 0
-    """Age of its last record at which a finished session is pruned by itself; 0: sessions are kept for ever."""
+    """Age of its last record at which the sidecar prunes a stream; 0: streams are kept for ever."""
 
 
 class LinkConfig(_Section):

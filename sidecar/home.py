@@ -216,9 +216,9 @@ class Home:
         if other is not None and is_alive(other.pid):
             hint = "use it, or stop it with `durable-stream stop`"
             return HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
-        # Nobody says who: `migrate`, `prune`, `forget` and `repair` without a sidecar, or one that starts or leaves.
-        reason = "another sidecar serves this home, or a command that changes its log is at work"
-        hint = "wait until the command has ended, or stop the sidecar with `durable-stream stop`; then try again"
+        # Nobody says who: `repair`, or a sidecar that starts or leaves.
+        reason = "another sidecar serves this home, or `repair` is at work"
+        hint = "wait until it has ended, or stop the sidecar with `durable-stream stop`; then try again"
         return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:

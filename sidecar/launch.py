@@ -67,15 +67,16 @@ def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
     )
 
 
-async def ensure_running(home: Home, seconds: float = START_SECONDS, words: LastWords | None = None) -> SidecarInfo:
+async def ensure_running(home: Home, seconds: float | None = None, words: LastWords | None = None) -> SidecarInfo:
     """The running sidecar of ``home``, started if there is none; ``words`` takes what it says when it ends later.
 
     Raises:
         LinkUnavailable: it did not come up in time, or ended; with its own reason, or the name of its log.
-        HomeError: the home belongs to another user, or is none.
+        HomeError: the home belongs to another user, is none, or another process holds it and is not a sidecar.
     """
     home.check_owner()
     home.check_kind()
+    seconds = START_SECONDS if seconds is None else seconds
     if words is not None:
         return await _up(home, seconds, words)
     words = LastWords()
@@ -92,18 +93,25 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
     while True:
         info = home.running()
         if info is not None:
-            if process is not None:
-                process.returncode = 0  # it outlives us on purpose; without this Popen warns when it is collected
+            _let_live(process)
             return info
         if process is None or process.poll() not in (None, 0):
             if process is not None:
                 raise LinkUnavailable(*ended(home, f"right after its start (exit code {process.returncode})", words))
             process = spawn(home, words)
         if loop.time() > deadline:
+            _let_live(process)
+            home.refuse_locked()  # by `repair`, or by a sidecar that hangs
             raise LinkUnavailable(
                 f"the sidecar for {home.path} did not come up within {seconds:g} s", f"read {home.log_path}"
             )
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def _let_live(process: subprocess.Popen[bytes] | None) -> None:
+    """It outlives us on purpose; without this Popen warns when it is collected."""
+    if process is not None:
+        process.returncode = 0
 
 
 def ended(home: Home, when: str, words: LastWords) -> tuple[str, str]:

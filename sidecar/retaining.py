@@ -14,9 +14,12 @@ from bridge.opencode.state import CaptureState
 from streams.errors import StreamError
 from streams.log import Log
 from streams.log_reader import LogReader
-from streams.prune_plan import HOUR_MS, PrunePlan, Wishes, make_plan
+from streams.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan
 from streams.retention import Forgotten, Pruned
 from streams.stores.reserve import store_bytes
+
+SYSTEM: Final = "system"
+"""The stream of what belongs to no session."""
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
 """A turn that began so long ago and has no later record will not end: its OpenCode is gone."""
@@ -26,10 +29,11 @@ class StillNeeded(StreamError):
     """What should be forgotten is being written; nothing was changed."""
 
 
-async def plan_prune(log: Log | LogReader, state: CaptureState, wishes: Wishes, *, now_ms: int) -> PrunePlan:
-    """What the wishes come to for this log now; nothing is changed.
+async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRequest, *, now_ms: int) -> PrunePlan:
+    """Which streams of this log a request removes now; nothing is changed.
 
-    Age and size take sessions only: what lies in other streams is little, and about all of them.
+    Age takes any stream. Size leaves ``system`` alone: it is small, and about every session.
+    Neither takes a stream in which a turn is under way: capture still needs it.
     """
     sizes = await log.sizes()
     open_turns = state.unfinished()
@@ -38,9 +42,8 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, wishes: Wishes, 
         for size in sizes
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
-    sessions = frozenset(size.stream_id for size in sizes if size.stream_id.startswith("ses_"))
-    disk = await asyncio.to_thread(store_bytes, log.store) if wishes.max_bytes is not None else 0
-    return make_plan(sizes, needed, wishes, now_ms=now_ms, disk_bytes=disk, closed=sessions)
+    disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
+    return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 
 
 async def prune(log: Log, state: CaptureState, plan: PrunePlan, *, now_ms: int) -> Pruned:

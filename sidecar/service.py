@@ -27,7 +27,7 @@ from sidecar.version import VERSION, is_newer
 from streams.errors import StreamError
 from streams.identity import system_identity
 from streams.log import Log
-from streams.prune_plan import Wishes
+from streams.prune_plan import PruneRequest
 from streams.stores.directory import FORMATS
 
 log = logging.getLogger("sidecar")
@@ -148,7 +148,7 @@ class Sidecar:
         try:
             return await self._requested(method, args)
         except StreamError as error:
-            # Whoever asked gets the sentence that he would get if no sidecar ran.
+            # The text is for whoever asked.
             raise RequestError("refused", str(error)) from None
         except OSError as error:
             log.warning("request %s failed: %s", method[:40], error)
@@ -180,6 +180,7 @@ class Sidecar:
                 streams = args.get("streams")
                 if not isinstance(streams, list) or not all(isinstance(name, str) for name in streams):
                     raise RequestError("bad_arguments", "say which streams shall be forgotten")
+                await self._take_spools()  # what a dead OpenCode left may belong to the session, too
                 forgotten = await self.upkeep.forget(streams)
                 if self.nats is not None:
                     self.nats.forgotten(streams)
@@ -205,10 +206,10 @@ class Sidecar:
 
     async def _prune(self, args: dict[str, Any]) -> dict[str, Any]:
         try:
-            wishes = TypeAdapter(Wishes).validate_python(args.get("wishes"))
+            request = TypeAdapter(PruneRequest).validate_python(args.get("request"))
         except ValidationError as error:
-            raise RequestError("bad_arguments", f"these are no wishes: {error.error_count()} faults") from None
-        plan, done = await self.upkeep.prune(wishes, dry_run=args.get("dry_run") is not False)
+            raise RequestError("bad_arguments", f"invalid prune request: {error.error_count()} faults") from None
+        plan, done = await self.upkeep.prune(request)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
     def status(self) -> dict[str, Any]:
@@ -312,7 +313,7 @@ class Sidecar:
 
     def _is_owing(self) -> bool:
         assert self.server is not None
-        return bool(self.server.connections or self._ingest.held or self._taking.locked())
+        return bool(self.server.connections or self._ingest.held or self._taking.locked() or self.upkeep.is_busy)
 
 
 def _shown(version: str) -> str:

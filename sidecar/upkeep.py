@@ -23,7 +23,7 @@ from streams.log import Log
 from streams.log_reader import LogReader
 from streams.migrate import Migration, Progress, discard_kept
 from streams.projection import resume
-from streams.prune_plan import PrunePlan, Wishes
+from streams.prune_plan import PrunePlan, PruneRequest
 from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Snapshot
 from streams.stores.copies import kept_facts
@@ -215,6 +215,11 @@ class Upkeep:
             "progress": None if self._progress is None else asdict(self._progress),
         }
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a move, a prune or a forget is under way: not the moment to leave."""
+        return self._removing.locked() or (self._migration is not None and not self._migration.done())
+
     async def discard(self) -> int:
         """Delete the store that the last move left behind; returns the bytes freed.
 
@@ -238,16 +243,16 @@ class Upkeep:
 
     # Pruning and forgetting
 
-    async def prune(self, wishes: Wishes, *, dry_run: bool) -> tuple[PrunePlan, Pruned | None]:
-        """What the wishes come to, and unless it is a dry run what was done.
+    async def prune(self, request: PruneRequest) -> tuple[PrunePlan, Pruned | None]:
+        """Remove what the request asks for: the plan, and what was done; null when nothing is to go.
 
         Raises:
             StreamError: a migration runs, or the disk failed.
         """
         async with self._removing:
             now = self._now_ms()
-            plan = await retaining.plan_prune(self._store, self._state, wishes, now_ms=now)
-            if dry_run or not plan.cuts:
+            plan = await retaining.plan_prune(self._store, self._state, request, now_ms=now)
+            if not plan.cuts:
                 return plan, None
             await self._close_index()  # it is deleted with what it tells of, and is to give its space back
             done = await retaining.prune(self._store, self._state, plan, now_ms=now)
@@ -275,15 +280,15 @@ class Upkeep:
 
     async def _prune_by_itself(self) -> None:
         """Keep to the configured age and size, looking every ``PRUNE_SECONDS``."""
-        wishes = Wishes(
+        request = PruneRequest(
             older_than_ms=round(self._config.max_age_days * DAY_MS) or None,
             max_bytes=self._config.max_bytes or None,
         )
         now = asyncio.get_running_loop().time()
-        if not wishes or now < self._next_prune or self.migration()["running"]:
+        if not request or now < self._next_prune or self.migration()["running"]:
             return
         self._next_prune = now + PRUNE_SECONDS
-        plan, _ = await self.prune(wishes, dry_run=False)
+        plan, _ = await self.prune(request)
         self.kept_over_limit = len(plan.kept)
 
     async def close(self) -> None:

@@ -1,14 +1,14 @@
-"""What to prune: wishes (age, size, streams) against what a log holds and what is still needed. Pure.
+"""What to prune: a request (age, size, streams) against what a log holds and what is still needed. Pure.
 
 A stream is pruned whole: its histories are sessions, and half a session answers
-no question. What is needed stays, whatever is wished, and the plan says so.
+no question. What is needed stays, whatever is requested, and the plan says so.
 
 Source: DESIGN, "Store contract" (prune); FEATURES U10 (retention, size cap).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
@@ -25,8 +25,8 @@ Why = Literal["age", "size", "named"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What shall go. Nothing is wished by default; several wishes add up.
+class PruneRequest:
+    """What to remove. Empty by default; several criteria add up.
 
     ``older_than_ms``: streams whose last record is older than so many milliseconds.
     ``max_bytes``: the oldest streams, until the log holds no more than that.
@@ -43,7 +43,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One stream of a plan; ``why`` it goes, or (in ``kept``) why it stays although it was wished away."""
+    """One stream of a plan; ``why`` it goes, or (in ``kept``) why it stays although it was requested."""
 
     stream_id: str
     records: int
@@ -54,7 +54,7 @@ class Item:
 
 @dataclass(slots=True)
 class PrunePlan:
-    """``cuts`` go, oldest first; ``kept`` were wished away and stay; ``unknown`` are not in the log."""
+    """``cuts`` go, oldest first; ``kept`` were requested and stay; ``unknown`` are not in the log."""
 
     cuts: list[Item] = field(default_factory=list)
     kept: list[Item] = field(default_factory=list)
@@ -86,11 +86,11 @@ class PrunePlan:
 def make_plan(
     sizes: Sequence[StreamSize],
     needed: Mapping[str, str],
-    wishes: Wishes,
+    request: PruneRequest,
     *,
     now_ms: int,
     disk_bytes: int = 0,
-    closed: frozenset[str] | None = None,
+    uncapped: Collection[str] = (),
 ) -> PrunePlan:
     """Decide which streams go.
 
@@ -98,31 +98,27 @@ def make_plan(
         needed: streams that must stay, with the reason in words.
         disk_bytes: what the log takes on the disk, where that is known: a cap is about the disk, on which
             an event takes more room (indexes) or less (compression) than its bytes.
-        closed: the streams that age and size may take; ``None``: any. Streams that are named go in any case.
+        uncapped: streams that a size cap leaves alone.
     """
     plan = PrunePlan()
     by_id = {size.stream_id: size for size in sizes if size.records}
     oldest_first = sorted(by_id.values(), key=lambda size: (size.last_ts, size.stream_id))
     wanted: dict[str, Why] = {}
-    for stream_id in dict.fromkeys(wishes.streams):
+    for stream_id in dict.fromkeys(request.streams):
         if stream_id in by_id:
             wanted[stream_id] = "named"
         else:
             plan.unknown.append(stream_id)
     for size in oldest_first:
-        if wishes.older_than_ms is not None and _may(size, closed) and now_ms - size.last_ts > wishes.older_than_ms:
+        if request.older_than_ms is not None and now_ms - size.last_ts > request.older_than_ms:
             wanted.setdefault(size.stream_id, "age")
     for stream_id, why in wanted.items():
         _decide(plan, by_id[stream_id], why, needed)
-    if wishes.max_bytes is not None:
-        _cap(plan, oldest_first, wishes.max_bytes, needed, now_ms, disk_bytes, closed)
+    if request.max_bytes is not None:
+        _cap(plan, oldest_first, request.max_bytes, needed, now_ms, disk_bytes, uncapped)
     plan.cuts.sort(key=lambda item: (item.last_ts, item.stream_id))
     plan.offsets = {item.stream_id: by_id[item.stream_id].next_offset for item in plan.cuts}
     return plan
-
-
-def _may(size: StreamSize, closed: frozenset[str] | None) -> bool:
-    return closed is None or size.stream_id in closed
 
 
 def _decide(plan: PrunePlan, size: StreamSize, why: str, needed: Mapping[str, str]) -> bool:
@@ -140,7 +136,7 @@ def _cap(
     needed: Mapping[str, str],
     now_ms: int,
     disk_bytes: int,
-    closed: frozenset[str] | None,
+    uncapped: Collection[str],
 ) -> None:
     held = sum(size.bytes for size in oldest_first)
     room = (disk_bytes or held) / held if held else 1.0
@@ -151,7 +147,7 @@ def _cap(
     for size in oldest_first:
         if left <= max_bytes * CAP_SHARE:
             return
-        if size.stream_id in decided or not _may(size, closed):
+        if size.stream_id in decided or size.stream_id in uncapped:
             continue
         if size.stream_id not in needed and now_ms - size.last_ts < RECENT_MS:
             plan.kept.append(Item(size.stream_id, size.records, size.bytes, size.last_ts, "written to within a day"))

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import PlainSerializer, TypeAdapter
 
+from bridge.opencode.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
@@ -284,14 +285,3 @@ class _Dump:
 
 
 _ADAPTER = TypeAdapter(_Dump)
-
-
-def add_tokens(total: dict[str, int | float], tokens: Any, prefix: str = "") -> None:
-    """Add a step's token counts, nested ones as ``cache_read`` and so on."""
-    if not isinstance(tokens, dict):
-        return
-    for name, value in tokens.items():
-        if isinstance(value, dict):
-            add_tokens(total, value, f"{prefix}{name}_")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            total[prefix + name] = total.get(prefix + name, 0) + value

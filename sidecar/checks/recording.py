@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from sidecar import earlier_log
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
@@ -149,12 +148,6 @@ def check_log(scene: Scene) -> list[Check]:
             )
         ]
     return [Check("log", "ok", text)]
-
-
-def check_earlier_log(scene: Scene) -> list[Check]:
-    """A log that this home held before, and that is gone."""
-    gone = earlier_log.told(scene.home)
-    return [Check("earlier log", "note", *gone)] if gone is not None else []
 
 
 def check_leftovers(scene: Scene) -> list[Check]:

@@ -35,7 +35,6 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_log,
-    recording.check_earlier_log,
     recording.check_leftovers,
     recording.check_sqlite,
     recording.check_torn,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,12 +9,9 @@ import typer
 from sidecar.cli.command import Failure, JsonFlag, home_of, named_home
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from sidecar.checks import Check
-    from sidecar.cli.output import Output
     from sidecar.home import Home
-    from streams.verify import Summary, Verification
+    from streams.verify import Summary
 
 BAR_BYTES = 8 * 1024 * 1024
 """A log from this size on takes long enough to verify for a progress bar."""
@@ -26,6 +22,7 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 
     Checksums, order, whole batches, and each stream's hash chain. Changes nothing.
     """
+    from sidecar.cli.bar import adding, bar
     from sidecar.cli.output import Output
     from streams.stores.presence import kept_hint
     from streams.verify import Verification
@@ -34,7 +31,9 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     if not home.path.is_dir():
         raise Failure(f"there is no home {home.path}: nothing was verified; name another one with --home")
     check = Verification(home.store_path)
-    with _progress(out, check):
+    size = check.size()
+    with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
+        check.progress = adding(shown, size, "verifying")
         async for finding in check.run():
             if json:
                 out.object({"finding": finding.as_json()})
@@ -61,26 +60,6 @@ def held_text(summary: Summary) -> str:
 
     forgotten = f", {summary.forgotten} of them forgotten," if summary.forgotten else ""
     return f"{kept_text(summary.records, summary.pruned)}{forgotten} in {counted(summary.streams, 'stream')}"
-
-
-def _progress(out: Output, check: Verification) -> AbstractContextManager[object]:
-    """A bar on a terminal, which findings are printed above; none for a log that is done in an instant."""
-    size = check.size()
-    if not out.terminal or size < BAR_BYTES:
-        return nullcontext()
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        TextColumn("verifying"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=out.console,
-        transient=True,
-    )
-    task = bar.add_task("", total=size)
-    check.progress = lambda size: bar.advance(task, size)
-    return bar
 
 
 async def status(context: typer.Context, json: JsonFlag = False) -> int:

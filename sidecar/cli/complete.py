@@ -1,20 +1,24 @@
-"""What a shell completes: streams, sessions, events, types and actors, out of the newest part of the log.
+"""What a shell completes: streams, sessions, events, types and actors.
 
-It runs at every press of the Tab key, so it reads files itself instead of
-importing what checks them, and looks at a bounded part. Whatever it cannot
-read it does not offer: the command that follows tells what is wrong.
+It runs at every press of the Tab key: it reads the catalog that the sidecar kept
+last and a bounded part of the log, and is silent about whatever cannot be read.
+The command that follows says what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import typer
 
-LOOKED_AT_BYTES = 16 * 1024 * 1024
-"""The newest so many bytes of the log are looked at: a tenth of a second."""
+if TYPE_CHECKING:
+    from sidecar.catalog import Catalog
+    from streams.event import StreamEvent
+
+NEWEST = 3000
+"""At most so many of the newest records are read: a twentieth of a second."""
 
 MOST_EVENTS = 30
 """Events that are offered before anything is typed; later, everything that fits is."""
@@ -27,114 +31,90 @@ Offer = tuple[str, str]
 
 def streams(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Stream ids, the newest first."""
-    return _fitting(_titles(_events(ctx), lambda event: event["stream_id"]), incomplete)
+    return _fitting(_stream_titles(_read(ctx)[0]), incomplete)
 
 
 def sessions(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Stream ids, and ids of child sessions once something is typed."""
-    found = list(_events(ctx))
-    offers = dict(_fitting(_titles(found, lambda event: event["stream_id"]), incomplete))
+    catalog, _ = _read(ctx)
+    found = _stream_titles(catalog)
     if incomplete:
-        offers |= dict(_fitting(_titles(found, lambda event: event["payload"].get("session")), incomplete))
-    return list(offers.items())
+        found = {session.id: session.title for session in catalog.sessions.values()} | found
+    return _fitting(found, incomplete)
 
 
 def events(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Event ids: their last characters, as a terminal shows them, or whole ones if such a one was begun."""
     short: dict[str, str] = {}
     whole: dict[str, str] = {}
-    for event in _events(ctx):
-        told = f"{event['actor']} {event['type']}"
-        if incomplete and event["id"].startswith(incomplete):
-            whole[event["id"]] = told
-        elif event["id"][-_SHORT_ID:].startswith(incomplete):
-            short.setdefault(event["id"][-_SHORT_ID:], told)
+    for event in reversed(_read(ctx)[1]):
+        shown = f"{event.actor} {event.type}"
+        if incomplete and event.id.startswith(incomplete):
+            whole[event.id] = shown
+        elif event.id[-_SHORT_ID:].startswith(incomplete):
+            short.setdefault(event.id[-_SHORT_ID:], shown)
             if not incomplete and len(short) >= MOST_EVENTS:
                 break
     return list((short or whole).items())
 
 
 def types(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Event types that were recorded, and their groups: ``agent.*``."""
-    found = {event["type"] for event in _events(ctx)}
+    """Event types that were recorded lately, and their groups: ``agent.*``."""
+    found = {event.type for event in _read(ctx)[1]}
     groups = {f"{name.rpartition('.')[0]}.*" for name in found if "." in name}
-    return _fitting(dict.fromkeys(sorted(found | groups), ""), incomplete)
+    return _fitting(_plain(found | groups), incomplete)
 
 
 def actors(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Who did something."""
-    return _fitting(dict.fromkeys(sorted({event["actor"] for event in _events(ctx)}), ""), incomplete)
+    """Who did something lately."""
+    return _fitting(_plain({event.actor for event in _read(ctx)[1]}), incomplete)
 
 
 def _fitting(found: dict[str, str], incomplete: str) -> list[Offer]:
-    return [(name, told) for name, told in found.items() if name.startswith(incomplete)]
+    return [(name, _shown(title)) for name, title in found.items() if name.startswith(incomplete)]
 
 
-def _title(event: dict[str, Any]) -> str:
-    title = event["payload"].get("title") if event["type"].startswith(("lifecycle.", "turn.")) else None
-    return " ".join(title.split()) if isinstance(title, str) and title.isprintable() else ""
+def _shown(title: str) -> str:
+    return " ".join(title.split()) if title.isprintable() else ""
 
 
-def _titles(events: Iterable[dict[str, Any]], name: Callable[[dict[str, Any]], Any]) -> dict[str, str]:
-    """The newest title, if any, of each name that events bear; the name of the newest event first."""
-    found: dict[str, str] = {}
-    for event in events:
-        named = name(event)
-        if isinstance(named, str):
-            found[named] = found.get(named) or _title(event)
-    return found
+def _plain(names: Iterable[str]) -> dict[str, str]:
+    return dict.fromkeys(sorted(names), "")
 
 
-def _events(ctx: typer.Context) -> Iterator[dict[str, Any]]:
-    """The events in the newest part of the log, the newest first."""
-    import orjson
+def _stream_titles(catalog: Catalog) -> dict[str, str]:
+    newest_first = sorted(catalog.streams.values(), key=lambda stream: stream.last_ts, reverse=True)
+    return {s.id: own.title if (own := catalog.own_session(s.id)) is not None else "" for s in newest_first}
 
-    for line in _lines(_store(ctx)):
+
+def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
+    """The streams and sessions, and the newest events, the oldest first; what was read before a fault, if there is one.
+
+    The catalog knows all that a snapshot covers, and of what came later the newest.
+    """
+    import asyncio
+
+    from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
+    from sidecar.home import Home, HomeError
+    from streams.errors import StreamError
+    from streams.log_reader import LogReader
+    from streams.projection import resume
+    from streams.store import NOTHING
+
+    catalog, newest = Catalog(), []
+
+    async def read(reader: LogReader) -> None:
+        nonlocal catalog
         try:
-            event = orjson.loads(line)["event"]
-            event = {name: event[name] for name in ("id", "stream_id", "actor", "type", "payload")}
-        except (ValueError, KeyError, TypeError):
-            continue  # a damaged or half-written line names nothing
-        if isinstance(event["payload"], dict) and all(isinstance(event[name], str) for name in _TEXTS):
-            yield event
+            catalog, kept = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+            async for record in reader.read_all(after=max(reader.head - NEWEST, NOTHING)):
+                newest.append(record.event)
+                if record.position > kept:
+                    catalog.apply(record)
+        finally:
+            await reader.close()
 
-
-_TEXTS = ("id", "stream_id", "actor", "type")
-
-
-def _lines(store: Path) -> Iterator[bytes]:
-    left = LOOKED_AT_BYTES
-    for segment in sorted((store / "log").glob("[0-9]*.jsonl*"), reverse=True):
-        try:
-            size, content = _end(segment, left)
-        except OSError:
-            return
-        lines = content.split(b"\n")
-        yield from reversed(lines if size <= left else lines[1:])
-        left -= len(content)
-        if left <= 0:
-            return
-
-
-def _end(segment: Path, most: int) -> tuple[int, bytes]:
-    """How long a segment is, and its last bytes, ``most`` at most. Raises ``OSError``."""
-    if segment.suffix == ".zst":
-        from streams.errors import StreamError
-        from streams.stores.segment_files import Segment, open_segment
-
-        try:
-            with open_segment(Segment(int(segment.name.partition(".")[0]), segment)) as compressed:
-                return compressed.size, compressed.read(max(compressed.size - most, 0), most)
-        except (StreamError, ValueError) as error:
-            raise OSError(str(error)) from None
-    with segment.open("rb") as file:
-        size = segment.stat().st_size
-        file.seek(max(size - most, 0))
-        return size, file.read(most)
-
-
-def _store(ctx: typer.Context) -> Path:
-    from sidecar.home import Home
-
-    # While a shell completes, no callback runs: the option --home is only to be found as it was parsed.
-    return Home(ctx.find_root().params.get("home")).store_path
+    with suppress(StreamError, HomeError, OSError):
+        # While a shell completes, no callback runs: the option --home is only to be found as it was parsed.
+        asyncio.run(read(LogReader(Home(ctx.find_root().params.get("home")).store_path)))
+    return catalog, newest

@@ -1,14 +1,14 @@
-"""Commands that change the log, by the running sidecar or by themselves: what to say when one is cut off.
+"""Commands that change the log: the sidecar does it, and is started if none runs.
 
-Either the sidecar ends before it answers, or the user presses Ctrl-C.
+What is said when it ends before it answers, or when the user presses Ctrl-C.
 """
 
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.cli.command import Failure, note
 
@@ -18,69 +18,62 @@ if TYPE_CHECKING:
 
 REMOVING: Final = (
     "no record that was to stay is lost, and what was begun is finished at the next start; "
-    "run the same command again, which is safe, and it does what was not begun"
+    "run the same command again, which is safe"
 )
 MOVING: Final = (
     "no record is lost, the log is either where it was or wholly moved; "
     "run the same command again, which is safe, and it goes on where it was"
 )
-LOOKING: Final = "nothing was to be changed; run the same command again"
 DISCARDING: Final = "the log itself is whole; run the same command again, which is safe, and it deletes the rest"
+REBUILDING: Final = "the log itself is whole; run the same command again, which is safe"
 
+LOOK_SECONDS: Final = 0.2
+"""How often the progress of what a sidecar does in the background is asked for."""
 
-T = TypeVar("T")
-
-
-class SidecarGone(Exception):
-    """The sidecar ended before it was asked anything: nothing was begun."""
-
-
-async def by_sidecar_or_ourselves(
-    home: Home, asked: Callable[[], Awaitable[T]], ourselves: Callable[[], Awaitable[T]]
-) -> T:
-    """What the running sidecar is ``asked`` for; by ``ourselves`` where none runs, or it ends before it is asked."""
-    if home.running() is not None:
-        with suppress(SidecarGone):
-            return await asked()
-    return await ourselves()
+TRIES: Final = 5
+"""Sidecars that may leave, one after the other, between their start and our connection."""
 
 
 @asynccontextmanager
 async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
-    """A link to the running sidecar; ``cut_off`` says what it means for the log that it ended in the middle.
+    """A link to the home's sidecar, started if none runs. ``cut_off`` says what its end means for the log.
 
     Raises:
-        SidecarGone: it ended before it was asked.
+        LinkUnavailable: it could not start, with its own reason, or it cannot be asked. Nothing was changed.
         Failure: it ended before it answered.
-        LinkUnavailable: it runs, and cannot be asked.
     """
-    from sidecar.client import ControlClient, LinkClosed, LinkUnavailable
-    from sidecar.version import VERSION
-    from streams.identity import system_identity
+    from sidecar.client import LinkClosed
 
-    try:
-        client = await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
-    except LinkUnavailable:
-        if home.running() is None:
-            raise SidecarGone from None
-        raise
+    client = await _connected(home)
     try:
         async with client:
             yield client
     except CancelledError:
-        if cut_off is not LOOKING:
-            note("Interrupted: the sidecar goes on with it; run the same command again to see how it ended.")
+        note("Interrupted: the sidecar goes on with it; run the same command again to see how it ended.")
         raise
     except LinkClosed as error:
         how = "was killed or died" if error.reason == "lost" else "was stopped"
         raise Failure(f"the sidecar for {home.path} {how} before it was done: {cut_off}") from None
 
 
-@contextmanager
-def by_ourselves(cut_off: str) -> Iterator[None]:
-    """Around what a command does itself, where no sidecar runs; ``cut_off`` as in ``control``."""
-    try:
-        yield
-    except CancelledError:
-        note(f"Interrupted: {cut_off}.")
-        raise
+async def _connected(home: Home) -> ControlClient:
+    from sidecar.client import ControlClient, LinkUnavailable
+    from sidecar.launch import ensure_running
+    from sidecar.version import VERSION
+    from streams.identity import system_identity
+
+    for left in reversed(range(TRIES)):
+        info = await ensure_running(home)
+        try:
+            return await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+        except LinkUnavailable:
+            now = home.running()
+            if not left or (now is not None and now.boot == info.boot):
+                raise
+    raise AssertionError("unreachable")
+
+
+async def ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
+    """What the home's sidecar answers; raises as ``control``."""
+    async with control(home, cut_off) as client:
+        return dict(await client.request(method, args))

@@ -1,4 +1,4 @@
-"""``forget``: what was said and done in a session is erased. It says first what would go."""
+"""``forget``: erase what was said and done in a session. Without ``--yes`` it prints a preview."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import typer
 from sidecar.cli import complete
 from sidecar.cli.command import Failure, JsonFlag, home_of, note
 from sidecar.cli.removing import (
+    NOTHING_CHANGED,
     SHOWN_STREAMS,
     YesFlag,
-    ask,
     kept_store,
     other_copies,
     records_text,
-    remove_by_ourselves,
     streams_text,
 )
 
@@ -64,17 +63,18 @@ async def forget(
             _show_forget(out, would)
             for why in refused:
                 note(f"It will be refused {why}.")
-            would_go = "Nothing was changed." if refused else "Nothing was changed: --yes forgets it for good."
-            note("Nothing to forget." if is_done else would_go)
+            changed = "Nothing was changed." if refused else NOTHING_CHANGED
+            note("Nothing to forget." if is_done else changed)
         return 0
     if is_done:
         return _tell_forgotten(out, streams)
-    done = await _forget(home, streams)
+    from sidecar.cli.control import REMOVING, ask
+
+    done = await ask(home, "forget", {"streams": streams}, REMOVING)
     if json:
         out.object({"streams": streams, "done": done})
     else:
         out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(streams)}")
-        _warn_of_spool(home)
     return 0
 
 
@@ -137,7 +137,7 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
 
 
 def _tell_forgotten(out: Output, streams: list[str]) -> int:
-    """It is as it was wished: no failure, and nothing is done."""
+    """The payloads are gone already: nothing is done, and that is a success."""
     if out.json:
         out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
     else:
@@ -182,25 +182,3 @@ async def _beside_log(home: Home, stream: str) -> bool:
         return True
     finally:
         await reader.close()
-
-
-async def _forget(home: Home, streams: list[str]) -> dict[str, Any]:
-    from sidecar.cli.control import REMOVING, by_sidecar_or_ourselves
-
-    async def work(upkeep: Any) -> dict[str, Any]:
-        return dict((await upkeep.forget(streams))._asdict())
-
-    return await by_sidecar_or_ourselves(
-        home, lambda: ask(home, "forget", {"streams": streams}, REMOVING), lambda: remove_by_ourselves(home, work)
-    )
-
-
-def _warn_of_spool(home: Home) -> None:
-    """What OpenCode wrote down and no sidecar has taken in yet may belong to the session, too."""
-    from sidecar.checks.asking import spool_size
-
-    if home.running() is None and (size := spool_size(home))["files"]:
-        note(
-            f"{size['files']} spool files wait to be recorded at the next start; "
-            "if they belong to this session, forget it again after that."
-        )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, home_of, note, warn
+from sidecar.cli.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.removing import NOTHING_CHANGED, YesFlag
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable
 
     from bridge.nats.sessions import Sessions
     from sidecar.cli.output import Output
@@ -19,15 +18,11 @@ if TYPE_CHECKING:
     from sidecar.home import Home
     from sidecar.nats.verifying import MirrorCheck, Verified
 
-YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without it you are only told what would be done.")]
-
 SHOWN = 20
 """Differences of a kind that are printed one by one; --json prints all."""
 
 BAR_RECORDS = 20_000
 """A log from this size on takes long enough to compare for a progress bar."""
-
-LOOK_SECONDS = 0.2
 
 WORDS = {
     "missing": "missing",
@@ -111,10 +106,9 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
             out.object({**facts, "done": None})
         else:
             _tell_before(out, facts)
-            note("Nothing was changed: --yes does it.")
+            note(NOTHING_CHANGED)
         return 0
-    with _bar(out, "publishing") as tell:
-        done = await (_by_sidecar(home, tell) if home.running() is not None else _by_ourselves(home, config, tell))
+    done = await _rebuild(out, home)
     if json:
         out.object({**facts, "done": done})
     else:
@@ -178,9 +172,12 @@ def _log_id(home: Home) -> str:
 async def _run_check(out: Output, check: MirrorCheck) -> None:
     from collections import Counter
 
+    from sidecar.cli.bar import bar
+
     shown: Counter[str] = Counter()
-    with _bar(out, "comparing", least=BAR_RECORDS, total=check.head + 1) as tell:
-        check.progress = lambda position: tell({"position": position, "head": check.head})
+    total = check.head + 1
+    with bar(out, "comparing", wanted=total >= BAR_RECORDS) as shown_bar:
+        check.progress = lambda position: shown_bar.set(position + 1, total, "comparing")
         async for found in check.run():
             shown[found.kind] += 1
             if out.json:
@@ -279,52 +276,23 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
         )
 
 
-async def _by_sidecar(home: Home, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
     import asyncio
 
-    from sidecar.client import ControlClient
-    from sidecar.version import VERSION
-    from streams.identity import system_identity
+    from sidecar.cli.bar import bar
+    from sidecar.cli.control import LOOK_SECONDS, REBUILDING, control
 
-    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+    async with control(home, REBUILDING) as client:
         answer = await client.request("mirror_rebuild")
-        while answer["running"]:
-            tell(answer["progress"])
-            await asyncio.sleep(LOOK_SECONDS)
-            answer = await client.request("mirror_rebuilding")
+        with bar(out, "publishing") as shown:
+            while answer["running"]:
+                progress = answer["progress"]
+                shown.set(progress["position"] + 1, progress["head"] + 1, "publishing")
+                await asyncio.sleep(LOOK_SECONDS)
+                answer = await client.request("mirror_rebuilding")
     if answer["failed"]:
         raise Failure(f"the copy is not whole yet: {answer['failed']}; the sidecar goes on when it can")
     return dict(answer["progress"])
-
-
-async def _by_ourselves(home: Home, config: Config, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """No sidecar runs: hold the home as one would, so that none starts meanwhile."""
-    import logging
-
-    from sidecar.nats.mirroring import MirrorTask
-    from sidecar.nats.reaching import sessions_of
-    from sidecar.nats.rebuilding import Rebuild, RebuildStopped
-    from sidecar.nats.settings import mirror_bytes
-    from streams.identity import system_identity
-    from streams.log import Log
-
-    # What it notes for a sidecar's log is no news for who asked for it.
-    logging.getLogger("sidecar").addHandler(logging.NullHandler())
-    identity = system_identity()
-    with home.lock():
-        log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes)
-        warn(log.head_warning)
-        sessions = sessions_of(home, config.nats)
-        most = mirror_bytes(config.nats)
-        task = MirrorTask(log, log.manifest.log_id, sessions, identity.now_ms, max_bytes=most)
-        try:
-            return await Rebuild(task, sessions, log, log.manifest.log_id).run(tell)
-        except RebuildStopped as error:
-            raise Failure(f"the copy is not whole yet: {error}; run it again when the server is back") from None
-        finally:
-            await task.close()
-            await sessions.close()
-            await log.close()
 
 
 async def _ask(home: Home, method: str) -> dict[str, Any]:
@@ -334,44 +302,6 @@ async def _ask(home: Home, method: str) -> dict[str, Any]:
 
     async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
         return dict(await client.request(method))
-
-
-def _bar(
-    out: Output, what: str, *, least: int = 0, total: int | None = None
-) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
-    """Shows ``position`` of ``head`` on a terminal; elsewhere nothing is told until the end."""
-    if not out.terminal or (total is not None and total < least):
-        return nullcontext(lambda progress: None)
-    return _Bar(out, what)
-
-
-class _Bar(AbstractContextManager["Callable[[dict[str, Any]], None]"]):
-    def __init__(self, out: Output, what: str) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._progress = Progress(
-            TextColumn(what),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[count]}"),
-            TimeRemainingColumn(compact=True),
-            console=out.console,
-            transient=True,
-            expand=True,
-        )
-        self._task = self._progress.add_task("", total=None, count="")
-
-    def __enter__(self) -> Callable[[dict[str, Any]], None]:
-        self._progress.start()
-        return self._tell
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _tell(self, progress: dict[str, Any]) -> None:
-        done, total = progress["position"] + 1, progress["head"] + 1
-        whole = f"{total:,}"
-        count = f"{done:>{len(whole)},} of {whole} records"
-        self._progress.update(self._task, completed=done, total=total, count=count)
 
 
 def _records(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.opencode.state import add_tokens
+from bridge.opencode.tokens import add_tokens
 from sidecar.catalog import Catalog, SessionView, StreamView, add_cost, as_text
 from sidecar.cli.describe import input_text
 from streams.store import Record

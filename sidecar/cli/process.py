@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +14,6 @@ from sidecar.cli.command import Failure, JsonFlag, complain, home_of
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.home import Home, SidecarInfo
-    from sidecar.play import Progress
 
 STOP_SECONDS = 20.0
 """How long a sidecar may take to make durable what it has and to let its home go."""
@@ -170,11 +167,17 @@ async def play(
         raise Failure(f"{file}: there is no such file; name a recording made of JSON lines")
     from dataclasses import asdict
 
+    from sidecar.cli.bar import bar
     from sidecar.play import play as run
 
     out = Output(json)
-    with _bar(out) as on_progress:
-        result = await run(home_of(context), file, speed=factor, on_progress=on_progress)
+    with bar(out, "playing", "hooks") as shown:
+        result = await run(
+            home_of(context),
+            file,
+            speed=factor,
+            on_progress=lambda progress: shown.set(progress.acked, progress.total, "playing"),
+        )
     if json:
         out.object(asdict(result))
         return 0
@@ -198,20 +201,6 @@ def _speed(text: str) -> float | None:
     if not 0 < factor < float("inf"):
         raise typer.BadParameter(f"{text!r} is not max, real or a factor above 0")
     return factor
-
-
-@contextmanager
-def _bar(out: Output) -> Iterator[Callable[[Progress], None] | None]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if not out.terminal:
-        yield None
-        return
-    from rich import progress as rich
-
-    columns = (rich.TextColumn("playing"), rich.BarColumn(), rich.MofNCompleteColumn())
-    with rich.Progress(*columns, console=out.console, transient=True) as shown:
-        task = shown.add_task("")
-        yield lambda progress: shown.update(task, completed=progress.acked, total=progress.total)
 
 
 async def demo(context: typer.Context) -> int:

@@ -1,4 +1,4 @@
-"""``prune``: old sessions go from the log. It says first what would go."""
+"""``prune``: remove old sessions from the log. Without ``--yes`` it prints a preview."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import typer
 from sidecar.cli import complete
 from sidecar.cli.command import Failure, JsonFlag, home_of, note
 from sidecar.cli.removing import (
+    NOTHING_CHANGED,
     SHOWN_STREAMS,
     YesFlag,
-    ask,
     other_copies,
     records_text,
-    remove_by_ourselves,
     streams_text,
 )
 
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.home import Home
-    from streams.log_reader import LogReader
-    from streams.prune_plan import PrunePlan, Wishes
+    from streams.prune_plan import PruneRequest
 
 
 async def prune(
@@ -48,7 +46,7 @@ async def prune(
     """
     from sidecar.cli.output import Output
     from sidecar.cli.select import AllPruned, find_stream, open_reader
-    from streams.prune_plan import Wishes
+    from streams.prune_plan import PruneRequest
 
     home = home_of(context)
     if older_than is None and max_bytes is None and not streams:
@@ -67,8 +65,10 @@ async def prune(
                 already[pruned.stream] = f"{pruned}; nothing of it is left to remove"
         await reader.close()
     out = Output(json)
+    _need_log(home)
     titles = await _titles(home) if yes and not json else {}  # before they go
-    answer = await _prune(home, Wishes(older_than_ms, most, tuple(named)), dry_run=not yes)
+    request = PruneRequest(older_than_ms, most, tuple(named))
+    answer = await (_prune if yes else _preview)(home, request)
     plan, done = answer["plan"], answer["done"]
     if json:
         out.object(answer)
@@ -80,7 +80,7 @@ async def prune(
             for copy in other_copies(home):
                 note(copy)
         if done is None and plan["cuts"]:
-            note("Nothing was changed: --yes removes it.")
+            note(NOTHING_CHANGED)
     return 0
 
 
@@ -112,7 +112,7 @@ def _age(text: str | None) -> int | None:
     except ValueError:
         age = -1
     if age < 0 or not text.strip()[-1:].isalpha():
-        raise typer.BadParameter(f"{text!r} is no age: write 90s, 30m, 12h or 30d", param_hint="--older-than")
+        raise typer.BadParameter(f"{text!r} is not an age: write 90s, 30m, 12h or 30d", param_hint="--older-than")
     return age
 
 
@@ -124,55 +124,40 @@ def _size(text: str | None) -> int | None:
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
-        raise typer.BadParameter(f"{text!r} is no size: write 500MB or 2GiB", param_hint="--max-bytes") from None
+        raise typer.BadParameter(f"{text!r} is not a size: write 500MB or 2GiB", param_hint="--max-bytes") from None
 
 
-async def _prune(home: Home, wishes: Wishes, *, dry_run: bool) -> dict[str, Any]:
+async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from sidecar.cli.control import LOOKING, REMOVING, by_sidecar_or_ourselves
+    from sidecar.cli.control import REMOVING, ask
 
-    async def asked() -> dict[str, Any]:
-        cut_off = LOOKING if dry_run else REMOVING
-        return await ask(home, "prune", {"wishes": asdict(wishes), "dry_run": dry_run}, cut_off)
-
-    async def work(upkeep: Any) -> dict[str, Any]:
-        plan, done = await upkeep.prune(wishes, dry_run=False)
-        return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
-
-    async def ourselves() -> dict[str, Any]:
-        if dry_run:
-            return {"plan": (await _planned(home, wishes)).as_json(), "done": None}
-        return await remove_by_ourselves(home, work)
-
-    return await by_sidecar_or_ourselves(home, asked, ourselves)
+    return await ask(home, "prune", {"request": asdict(request)}, REMOVING)
 
 
-async def _planned(home: Home, wishes: Wishes) -> PrunePlan:
-    """What the wishes come to. No sidecar runs, and nothing is taken or written: the home may be read-only."""
+async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
+    """What would go. Only reads: the home may be read-only."""
+    from sidecar.cli.select import open_reader
     from sidecar.retaining import plan_prune
     from sidecar.upkeep import restore
     from streams.identity import system_identity
 
-    reader = _log_of(home)
+    reader = open_reader(home.store_path)
     try:
         state, _ = await restore(reader)
-        plan = await plan_prune(reader, state, wishes, now_ms=system_identity().now_ms())
+        plan = await plan_prune(reader, state, request, now_ms=system_identity().now_ms())
         if (unfinished := await reader.cut_off()) is not None:
             note(unfinished)
     finally:
         await reader.close()
-    return plan
+    return {"plan": plan.as_json(), "done": None}
 
 
-def _log_of(home: Home) -> LogReader:
-    """The log, of which there must be one; nothing is changed."""
-    from sidecar.cli.select import open_reader
+def _need_log(home: Home) -> None:
     from streams.stores.presence import located
 
     if located(home.store_path) is None:
         raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
-    return open_reader(home.store_path)
 
 
 def _show(

@@ -1,19 +1,19 @@
-"""What ``prune`` and ``forget`` share: doing it with a sidecar or without, and telling where else the records are."""
+"""What ``prune`` and ``forget`` share: the flag, the counts in words, and where else the records are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from sidecar.cli.command import Failure, warn
 
 if TYPE_CHECKING:
     from sidecar.home import Home
 
-YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without it you are only told what would go.")]
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Apply it; without it you get a preview.")]
 
 SHOWN_STREAMS = 20
+
+NOTHING_CHANGED = "Nothing was changed. Run it again with `--yes` to apply."
 
 
 def kept_store(home: Home) -> str | None:
@@ -41,45 +41,6 @@ def other_copies(home: Home) -> list[str]:
             "`durable-stream mirror rebuild` removes it there."
         )
     return found
-
-
-async def ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
-    """The running sidecar's answer; ``cut_off`` is what is said when it goes away meanwhile."""
-    from sidecar.cli.control import control
-
-    async with control(home, cut_off) as client:
-        return dict(await client.request(method, args))
-
-
-async def remove_by_ourselves(home: Home, work: Any) -> dict[str, Any]:
-    """What ``work`` makes of an ``Upkeep``. No sidecar runs: hold the home as one would, so that none starts meanwhile.
-
-    Raises:
-        Failure: there is no log.
-        StreamError, OSError, HomeLocked: it is refused; nothing was changed.
-    """
-    import asyncio
-
-    from sidecar.cli.control import REMOVING, by_ourselves
-    from sidecar.config import load_config
-    from sidecar.upkeep import Upkeep, restore
-    from streams.identity import system_identity
-    from streams.log import Log
-    from streams.stores.presence import located
-
-    # Before any lock: what is refused, or was never a home, stays as it is.
-    if await asyncio.to_thread(located, home.store_path) is None:
-        raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
-    config, identity = load_config(home.config_path), system_identity()
-    with home.lock(), by_ourselves(REMOVING):
-        log = await Log.open(home.store_path, identity, segment_bytes=config.store.segment_bytes, to_remove=True)
-        try:
-            warn(log.head_warning)
-            state, kept = await restore(log)
-            upkeep = Upkeep(log, state, lambda: True, identity.now_ms, kept=kept, config=config.store)
-            return dict(await work(upkeep))
-        finally:
-            await log.close()
 
 
 def records_text(count: int) -> str:

@@ -81,26 +81,15 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None] | None]:
-    """A bar on a terminal while a log is verified that takes long enough for one."""
+def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
+    """A bar while a log is verified that takes long enough for one."""
+    from sidecar.cli.bar import adding, bar
     from sidecar.cli.checking import BAR_BYTES
 
     store = home.store_path
     size = sum(path.stat().st_size for path in (*store.glob("log.db*"), *store.glob("log/*")))
-    if not out.terminal or size < BAR_BYTES:
-        yield None
-        return
-    from rich import progress as rich
-
-    columns = (
-        rich.TextColumn("verifying"),
-        rich.BarColumn(bar_width=None),
-        rich.DownloadColumn(),
-        rich.TimeRemainingColumn(compact=True),
-    )
-    with rich.Progress(*columns, console=out.console, transient=True, expand=True) as bar:
-        task = bar.add_task("", total=size)
-        yield lambda read: bar.advance(task, read)
+    with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
+        yield adding(shown, size, "verifying")
 
 
 async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> bool:

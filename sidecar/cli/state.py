@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from sidecar import earlier_log
 from sidecar.checks import (
     NotAsked,
     SidecarSilent,
@@ -78,8 +77,6 @@ async def gather_status(home: Home) -> dict[str, Any]:
             (problems if check.level == "problem" else notes).append(told)
     if (failed := moving.failure(found.get("migration"))) is not None:
         notes.append(failed)
-    if (gone := earlier_log.told(home)) is not None:
-        notes.append("; ".join(gone))
     torn = torn_files(home.store_path)
     if torn:
         notes.append(f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}: never acknowledged")

@@ -25,7 +25,7 @@ from sidecar.service_files import Service
 from streams.identity import seeded_identity, system_identity
 from streams.stores.hints import Hints
 from tests.real.durable import wait_until
-from tests.sidecar.cli.helpers import append, run
+from tests.sidecar.cli.helpers import append, run, run_and_stop
 from tests.streams.builders import event, events
 
 LINKED = "2026-11-22 01:53:48,183 INFO sidecar: link opened: pid 7, instance 12ab, OpenCode 1.18.33\n"
@@ -429,7 +429,7 @@ def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
 
 
 def test_a_sqlite_log_is_looked_at_and_its_sqlite_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(home.path, "migrate", "--to", "sqlite").code == 0
+    assert run_and_stop(home.path, "migrate", "--to", "sqlite").code == 0
     monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 2))
     found = look(home)
     assert (found["sqlite"].level, found["log"].level) == ("note", "ok") and "SQLite 3.51.2" in found["sqlite"].text

@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sidecar.home import Home
 from streams.verify import Verification
-from tests.sidecar.life import COMMAND, end_sidecars, logged, recorded, run_as, shims
+from tests.sidecar.life import COMMAND, logged, recorded, run_as, shims
 from tests.sidecar.support import running
 
 _CLOCKS = {
@@ -35,14 +33,6 @@ def under(clock: str) -> tuple[str, ...]:
         "main()",
     ]
     return (sys.executable, "-c", "; ".join(lines))
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    home.create()
-    yield home
-    end_sidecars(home)
 
 
 @pytest.mark.parametrize("clock", _CLOCKS)

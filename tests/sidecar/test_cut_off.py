@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from streams.identity import system_identity
 from streams.log import Log
 from streams.verify import Verification
 from tests.sidecar import life
+from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import Done, run
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, start, wait_for
 from tests.streams.builders import event
@@ -54,13 +54,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path, recorded: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    home.create()
+def home(home: Home, recorded: Path) -> Home:
     home.config_path.write_text("[store]\nsegment_bytes = 262144\ncompress = false\n")
     shutil.copytree(recorded, home.store_path, dirs_exist_ok=True)
-    yield home
-    life.end_sidecars(home)
+    return home
 
 
 def begin(command: list[str]) -> subprocess.Popen[str]:
@@ -129,19 +126,18 @@ def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home) ->
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command",
     [
-        (["prune", "--older-than", "1d"], "would remove 8000 records in 20 streams"),
-        (["prune", "--stream", "ses_000", "--yes"], "removed 400 records in 1 stream"),
-        (["forget", "ses_000", "--yes"], "forgot the payloads of 400 records"),
-        (["migrate", "--to", "sqlite"], "the log lies in sqlite now"),
-        (["migrate", "--to", "jsonl"], "the log lies in jsonl already"),
-        (["migrate", "--discard-old"], "no old store is kept"),
+        ["prune", "--stream", "ses_000", "--yes"],
+        ["forget", "ses_000", "--yes"],
+        ["migrate", "--to", "sqlite"],
+        ["migrate", "--to", "jsonl"],
+        ["migrate", "--discard-old"],
     ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+    ids=" ".join,
 )
-def test_a_sidecar_that_is_killed_before_it_is_asked_is_not_missed(
-    home: Home, command: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+def test_a_sidecar_that_is_killed_before_it_is_asked_is_replaced(
+    home: Home, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sidecar = start(home)
     running(home)
@@ -154,17 +150,46 @@ def test_a_sidecar_that_is_killed_before_it_is_asked_is_not_missed(
 
     monkeypatch.setattr(ControlClient, "connect", connect_late)
     done = run(home.path, *command)
-    assert sidecar.poll() is not None, "it was to be asked"
-    assert done.code == 0 and said in done.out and verified(home), done
+    assert sidecar.poll() is not None and home.running() is not None
+    assert done.code == 0 and verified(home), done
 
 
-@pytest.mark.parametrize("serving", [False, True])
-def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home, serving: bool) -> None:
-    sidecar = begin(stopping_half_way(home, "serve")) if serving else None
-    if sidecar is not None:
-        running(home)
+@pytest.mark.parametrize(
+    "command",
+    [["prune", "--older-than", "1d", "--yes"], ["forget", "ses_000", "--yes"], ["migrate", "--to", "sqlite"]],
+    ids=" ".join,
+)
+def test_it_starts_a_sidecar_that_leaves_when_idle(home: Home, command: list[str]) -> None:
+    with home.config_path.open("a") as config:
+        config.write("[link]\nidle_exit_seconds = 0.1\n")
+    assert run(home.path, *command).code == 0
+    wait_for(lambda: not home.is_locked(), "the sidecar has left")
+    assert verified(home)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["prune", "--older-than", "1d", "--yes"],
+        ["forget", "ses_000", "--yes"],
+        ["migrate", "--to", "sqlite"],
+        ["migrate", "--discard-old"],
+    ],
+    ids=" ".join,
+)
+def test_where_no_sidecar_can_start_it_gives_the_reason_and_changes_nothing(home: Home, command: list[str]) -> None:
+    home.config_path.write_text("[store]\nsegment_bytes = false\n")
+    before = snapshot(home.store_path)
+    done = run(home.path, *command)
+    assert done.code == 1 and done.out == "" and one_sentence(done.err), done
+    assert "segment_bytes" in done.err and snapshot(home.store_path) == before
+
+
+def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home) -> None:
+    sidecar = begin(stopping_half_way(home, "serve"))
+    running(home)
     arguments = ("migrate", "--to", "sqlite")
-    moving = begin(cli(home, *arguments) if serving else stopping_half_way(home, *arguments))
+    moving = begin(cli(home, *arguments))
     wait_until_held(home)
     moving.send_signal(signal.SIGINT)
     out, err = moving.communicate(timeout=HANG_SECONDS)
@@ -173,48 +198,52 @@ def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home, serv
     (home.path / "go-on").touch()
     assert run(home.path, *arguments).code == 0
     assert verified(home)
-    if sidecar is not None:
-        assert run(home.path, "stop").code == 0
-        sidecar.communicate(timeout=HANG_SECONDS)
-        assert sidecar.returncode == 0
+    assert run(home.path, "stop").code == 0
+    sidecar.communicate(timeout=HANG_SECONDS)
+    assert sidecar.returncode == 0
 
 
-def test_what_is_already_so_is_no_failure_and_what_cannot_be_is_one(home: Home) -> None:
-    already = run(home.path, "migrate", "--to", "jsonl")
-    assert already.code == 0 and already.out == "the log lies in jsonl already\n"
-    head = home.store_path / "log"
-    segment = next(head.iterdir())
+def test_what_is_already_so_is_a_success_and_what_cannot_be_is_a_failure(home: Home) -> None:
+    already = run(home.path, "migrate", "--to", "jsonl", "--json")
+    assert already.objects() == [{"backend": "jsonl", "moved": False}]
+    assert run(home.path, "stop").code == 0
+    segment = next((home.store_path / "log").iterdir())
     segment.rename(home.path / "aside")
     lost = run(home.path, "migrate", "--to", "jsonl")
-    assert lost.code == 1 and "jsonl already" not in lost.out + lost.err, "a log that is lost lies nowhere as wished"
+    assert lost.code == 1 and lost.out == "", "a damaged log is nowhere"
     (home.path / "aside").rename(segment)
-    nothing = run(home.path, "migrate", "--discard-old")
-    assert nothing.code == 0 and nothing.out == "no old store is kept: nothing to delete\n"
-    assert json.loads(run(home.path, "migrate", "--discard-old", "--json").out) == {"freed": 0}
-    back = run(home.path, "migrate", "--rollback")
-    assert back.code == 1 and "nothing to go back to; the log stays in jsonl" in back.err
-    assert "`durable-stream migrate --to sqlite`" in back.err
+    assert run(home.path, "migrate", "--discard-old", "--json").objects() == [{"freed": 0}]
+    assert run(home.path, "migrate", "--rollback").code == 1
     assert run(home.path, "migrate", "--to", "sqlite").code == 0
     assert run(home.path, "migrate", "--rollback").code == 0
-    assert run(home.path, "migrate", "--discard-old").out.startswith("deleted the old store: ")
+    assert run(home.path, "migrate", "--discard-old", "--json").objects()[0]["freed"] > 0
     assert run(home.path, "migrate", "--rollback").code == 1 and verified(home)
 
 
-def test_two_at_once_without_a_sidecar(home: Home) -> None:
+def test_while_a_repair_holds_the_home_nothing_else_changes_the_log(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.launch.START_SECONDS", 0.3)
     with home.lock():
-        for command in (
-            ["prune", "--older-than", "1d", "--yes"],
-            ["forget", "ses_000", "--yes"],
-            ["migrate", "--to", "sqlite"],
-        ):
-            done = run(home.path, *command)
-            assert done.code == 1 and one_sentence(done.err)
-            assert "a command that changes its log is at work; wait until the command has ended" in done.err
-    assert run(home.path, "forget", "ses_000", "--yes").code == 0 and verified(home)
+        before = snapshot(home.store_path)
+        done = run(home.path, "prune", "--older-than", "1d", "--yes")
+        assert done.code == 1 and one_sentence(done.err) and "repair" in done.err, done
+        assert snapshot(home.store_path) == before
+    life.end_sidecars(home)
+
+
+def test_a_repair_is_refused_while_a_sidecar_runs(home: Home) -> None:
+    sidecar = start(home)
+    running(home)
+    done = run(home.path, "repair")
+    assert done.code == 1 and one_sentence(done.err) and f"pid {sidecar.pid}" in done.err, done
+    assert run(home.path, "stop").code == 0
+    sidecar.wait(HANG_SECONDS)
 
 
 def test_an_old_store_is_not_deleted_under_who_writes_the_log(home: Home) -> None:
     assert run(home.path, "migrate", "--to", "sqlite").code == 0
+    assert run(home.path, "stop").code == 0
 
     async def refused() -> Done:
         log = await Log.open(home.store_path, system_identity())
@@ -224,7 +253,7 @@ def test_an_old_store_is_not_deleted_under_who_writes_the_log(home: Home) -> Non
             await log.close()
 
     done = asyncio.run(refused())
-    assert done.code == 1 and one_sentence(done.err) and f"is being written by process {os.getpid()}" in done.err
+    assert done.code == 1 and one_sentence(done.err) and f"process {os.getpid()}" in done.err
     assert (home.store_path / "log").is_dir()
     back = run(home.path, "migrate", "--rollback")
     assert back.code == 0 and verified(home), back
@@ -241,19 +270,7 @@ async def test_nothing_is_deleted_while_the_log_moves(home: Home) -> None:
     assert [finding async for finding in Verification(home.store_path).run()] == []
 
 
-def test_a_move_without_a_sidecar_is_not_denied(home: Home) -> None:
-    moving = begin(stopping_half_way(home, "migrate", "--to", "sqlite"))
-    wait_until_held(home)
-    denied = run(home.path, "migrate", "--to", "jsonl")
-    (home.path / "go-on").touch()
-    out, err = moving.communicate(timeout=HANG_SECONDS)
-    assert moving.returncode == 0 and "the log lies in sqlite now" in out, err
-    assert denied.code == 1 and denied.out == "" and one_sentence(denied.err), denied
-    assert "the log lies in jsonl, but another command" in denied.err and "then try again" in denied.err
-    assert run(home.path, "migrate", "--to", "sqlite").code == 0 and verified(home)
-
-
-def test_a_log_that_is_on_its_way_is_not_called_where_it_is_wished(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_being_moved_is_not_called_where_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def moving(*_: object) -> AsyncIterator[object]:
         class Client:
@@ -264,6 +281,5 @@ def test_a_log_that_is_on_its_way_is_not_called_where_it_is_wished(home: Home, m
         yield Client()
 
     monkeypatch.setattr("sidecar.cli.control.control", moving)
-    monkeypatch.setattr(Home, "running", lambda self: object())
     done = run(home.path, "migrate", "--to", "jsonl")
-    assert done.code == 1 and "lies in jsonl, but a move to sqlite is under way" in done.err
+    assert done.code == 1 and "a move to sqlite is under way" in done.err

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -40,14 +39,6 @@ LIMITED = (
 
 TEXT = "x" * 4000
 FIRST, MORE = 20, 400
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    home.create()
-    yield home
-    end_sidecars(home)
 
 
 async def recorded(home: Home) -> Counter[int]:

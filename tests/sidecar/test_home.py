@@ -16,13 +16,6 @@ TOKEN = "7e" * 32
 INFO = SidecarInfo(pid=os.getpid(), port=4000, boot="b", version="0.1", protocol=1, started_ms=5)
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    made = Home(tmp_path / "home")
-    made.create()
-    return made
-
-
 def test_the_path_is_the_flag_then_the_environment_then_the_platforms(tmp_path: Path) -> None:
     environ = {"DURABLE_STREAM_HOME": str(tmp_path / "env")}
     assert Home(tmp_path / "flag", environ).path == tmp_path / "flag"

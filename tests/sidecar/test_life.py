@@ -24,7 +24,6 @@ from streams.identity import system_identity
 from tests.sidecar.life import (
     COMMAND,
     RUNTIMES,
-    end_sidecars,
     kill,
     logged,
     recorded,
@@ -35,13 +34,6 @@ from tests.sidecar.life import (
     wait_for_sidecars,
 )
 from tests.sidecar.support import HANG_SECONDS, running, wait_for
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    yield home
-    end_sidecars(home)
 
 
 def leave_quickly(home: Home, seconds: float = 0.3) -> None:

@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,14 +24,6 @@ from tests.sidecar.life import COMMAND, end_sidecars, logged, run_as, shims, sta
 from tests.sidecar.support import HANG_SECONDS, running, wait_for
 
 MARK = "sk-live-the-users-own-words"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    home.create()
-    yield home
-    end_sidecars(home)
 
 
 def files(home: Home) -> list[str]:

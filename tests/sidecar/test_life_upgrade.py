@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from sidecar.home import Home
 from tests.sidecar.life import (
     RUNTIMES,
-    end_sidecars,
     logged,
     recorded,
     release,
@@ -21,13 +17,6 @@ from tests.sidecar.life import (
     status,
 )
 from tests.sidecar.support import HANG_SECONDS, running, wait_for
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    yield home
-    end_sidecars(home)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -21,7 +21,7 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
 from streams.projection import fold, state_hash
-from streams.prune_plan import Wishes
+from streams.prune_plan import PruneRequest
 from streams.retention import Forgotten
 from streams.stores.directory import Backend
 from streams.stores.in_turn import in_thread
@@ -274,7 +274,7 @@ async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: 
     await upkeep._advance_index()
     assert "search.db" in held_open(tmp_path)
     if what == "prune":
-        _, done = await upkeep.prune(Wishes(None, None, ("ses_1",)), dry_run=False)
+        _, done = await upkeep.prune(PruneRequest(None, None, ("ses_1",)))
         assert done is not None and done.records
     else:
         assert (await upkeep.forget(["ses_1"])).records

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.prune_plan import CAP_SHARE, HOUR_MS, RECENT_MS, Wishes, make_plan
+from streams.prune_plan import CAP_SHARE, HOUR_MS, RECENT_MS, PruneRequest, make_plan
 from streams.retention import StreamSize
 
 NOW = 1_800_000_000_000
@@ -27,66 +27,70 @@ def names(items: list) -> list[str]:  # type: ignore[type-arg]
 
 
 def test_no_wish_takes_nothing() -> None:
-    plan = make_plan(LOG, {}, Wishes(), now_ms=NOW)
-    assert (plan.cuts, plan.kept, plan.offsets, bool(Wishes())) == ([], [], {}, False)
+    plan = make_plan(LOG, {}, PruneRequest(), now_ms=NOW)
+    assert (plan.cuts, plan.kept, plan.offsets, bool(PruneRequest())) == ([], [], {}, False)
 
 
 def test_age_takes_what_is_older_whole() -> None:
-    plan = make_plan(LOG, {}, Wishes(older_than_ms=30 * DAY), now_ms=NOW)
+    plan = make_plan(LOG, {}, PruneRequest(older_than_ms=30 * DAY), now_ms=NOW)
     assert plan.offsets == {"ses_old": 10}
     assert (plan.cuts[0].why, plan.records, plan.bytes) == ("age", 10, 1000)
-    assert names(make_plan(LOG, {}, Wishes(older_than_ms=0), now_ms=NOW).cuts) == ["ses_old", "ses_middle", "ses_new"]
+    assert names(make_plan(LOG, {}, PruneRequest(older_than_ms=0), now_ms=NOW).cuts) == [
+        "ses_old",
+        "ses_middle",
+        "ses_new",
+    ]
 
 
 def test_a_stream_as_old_as_the_limit_stays() -> None:
-    assert not make_plan([OLD], {}, Wishes(older_than_ms=40 * DAY), now_ms=NOW).cuts
+    assert not make_plan([OLD], {}, PruneRequest(older_than_ms=40 * DAY), now_ms=NOW).cuts
 
 
 def test_a_cap_takes_the_oldest_until_there_is_room() -> None:
     log = [size(f"ses_{n}", days=40 - n) for n in range(10)]
-    plan = make_plan(log, {}, Wishes(max_bytes=8000), now_ms=NOW)
+    plan = make_plan(log, {}, PruneRequest(max_bytes=8000), now_ms=NOW)
     assert names(plan.cuts) == ["ses_0", "ses_1", "ses_2"]  # to nine tenths, not just below
     assert {item.why for item in plan.cuts} == {"size"}
-    assert not make_plan(log, {}, Wishes(max_bytes=10_000), now_ms=NOW).cuts
+    assert not make_plan(log, {}, PruneRequest(max_bytes=10_000), now_ms=NOW).cuts
 
 
 def test_a_cap_is_about_the_disk() -> None:
     log = [size(f"ses_{n}", days=40 - n) for n in range(10)]
-    assert len(make_plan(log, {}, Wishes(max_bytes=10_000), now_ms=NOW, disk_bytes=20_000).cuts) == 6
-    assert not make_plan(log, {}, Wishes(max_bytes=5000), now_ms=NOW, disk_bytes=4000).cuts
+    assert len(make_plan(log, {}, PruneRequest(max_bytes=10_000), now_ms=NOW, disk_bytes=20_000).cuts) == 6
+    assert not make_plan(log, {}, PruneRequest(max_bytes=5000), now_ms=NOW, disk_bytes=4000).cuts
 
 
 def test_a_cap_leaves_what_was_written_to_within_a_day_and_says_so() -> None:
-    plan = make_plan(LOG, {}, Wishes(max_bytes=100), now_ms=NOW)
+    plan = make_plan(LOG, {}, PruneRequest(max_bytes=100), now_ms=NOW)
     assert names(plan.cuts) == ["ses_old", "ses_middle"]
     assert [(item.stream_id, item.why) for item in plan.kept] == [("ses_new", "written to within a day")]
 
 
-def test_what_is_needed_stays_and_says_why_whatever_is_wished() -> None:
-    wishes = Wishes(older_than_ms=DAY, max_bytes=1, streams=("ses_old",))
-    plan = make_plan(LOG, {"ses_old": "a turn is under way"}, wishes, now_ms=NOW)
+def test_what_is_needed_stays_and_says_why_whatever_is_requested() -> None:
+    request = PruneRequest(older_than_ms=DAY, max_bytes=1, streams=("ses_old",))
+    plan = make_plan(LOG, {"ses_old": "a turn is under way"}, request, now_ms=NOW)
     assert names(plan.cuts) == ["ses_middle"]
     assert ("ses_old", "a turn is under way") in [(item.stream_id, item.why) for item in plan.kept]
 
 
 def test_named_streams_go_in_any_case_and_unknown_ones_are_told() -> None:
-    wishes = Wishes(streams=("ses_new", "nobody", "ses_new", "system"))
+    request = PruneRequest(streams=("ses_new", "nobody", "ses_new", "system"))
     log = [*LOG, size("system", days=1), size("gone", days=1, records=0, first=5)]
-    plan = make_plan(log, {}, wishes, now_ms=NOW, closed=frozenset({"ses_old"}))
+    plan = make_plan(log, {}, request, now_ms=NOW, uncapped=("system",))
     assert (names(plan.cuts), plan.unknown) == (["system", "ses_new"], ["nobody"])
-    assert make_plan(log, {}, Wishes(streams=("gone",)), now_ms=NOW).unknown == ["gone"]
+    assert make_plan(log, {}, PruneRequest(streams=("gone",)), now_ms=NOW).unknown == ["gone"]
 
 
-def test_age_and_size_take_only_what_they_may() -> None:
+def test_a_size_cap_leaves_alone_what_is_uncapped_and_age_does_not() -> None:
     log = [*LOG, size("system", days=300)]
-    plan = make_plan(
-        log, {}, Wishes(older_than_ms=DAY, max_bytes=1), now_ms=NOW, closed=frozenset({"ses_old", "ses_new"})
-    )
-    assert names(plan.cuts) == ["ses_old"] and names(plan.kept) == ["ses_new"]
+    capped = make_plan(log, {}, PruneRequest(max_bytes=1), now_ms=NOW, uncapped=("system",))
+    assert names(capped.cuts) == ["ses_old", "ses_middle"]
+    aged = make_plan(log, {}, PruneRequest(older_than_ms=DAY), now_ms=NOW, uncapped=("system",))
+    assert "system" in names(aged.cuts)
 
 
 def test_a_stream_that_was_pruned_before_goes_from_where_it_is() -> None:
-    plan = make_plan([size("ses_old", days=40, first=7)], {}, Wishes(older_than_ms=DAY), now_ms=NOW)
+    plan = make_plan([size("ses_old", days=40, first=7)], {}, PruneRequest(older_than_ms=DAY), now_ms=NOW)
     assert plan.offsets == {"ses_old": 17}
 
 
@@ -100,7 +104,7 @@ def test_any_policy(given_: list[tuple[float, int, int]], age: int | None, cap: 
     """Nothing needed goes; nothing both goes and stays; a cap is kept as far as anything may go."""
     log = [size(f"s{n}", days=d, records=r, bytes_=b) for n, (d, r, b) in enumerate(given_)]
     reasons = {f"s{n}": "needed" for n in needed}
-    plan = make_plan(log, reasons, Wishes(age, cap), now_ms=NOW)
+    plan = make_plan(log, reasons, PruneRequest(age, cap), now_ms=NOW)
     cuts, kept = set(names(plan.cuts)), set(names(plan.kept))
     assert not cuts & set(reasons) and not cuts & kept and set(plan.offsets) == cuts
     assert len(plan.cuts) == len(cuts) and len(plan.kept) == len(kept)

@@ -77,6 +77,13 @@ def run_process(home: Path, *arguments: str, cwd: Path | None = None, **environ:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def run_and_stop(home: Path, *arguments: str) -> Done:
+    """Run a command that changes the log, then stop the sidecar that it started."""
+    done = run(home, *arguments)
+    assert run(home, "stop").code == 0
+    return done
+
+
 def events_of(name: str, translator: Translator) -> list[StreamEvent]:
     """The events that the translator makes of one recording."""
     content = (RECORDINGS / f"{name}.jsonl").read_bytes()

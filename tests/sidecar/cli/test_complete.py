@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pty
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from streams.event import StreamEvent
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, append, compress_closed, environment, make_home, run
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, ROOT, environment, make_home, run, run_process
 
-HEAVY = ("asyncio", "rich", "websockets", "msgspec", "watchfiles", "streams", "bridge")
+HEAVY = ("rich", "websockets", "watchfiles", "nats", "aiohttp")
 
 
 @pytest.fixture(scope="module")
@@ -88,29 +87,34 @@ def test_the_home_that_was_typed_counts(programs: Path, home: Path, empty: Path)
     assert not empty.exists()
 
 
-def test_compressed_segments_are_looked_at_too(programs: Path, home: Path, tmp_path: Path) -> None:
-    made = [[StreamEvent(**record["event"])] for record in run(home, "query", "--json").objects()]
-    asyncio.run(append(tmp_path / "home" / "store", made, segment_bytes=30_000))
-    asyncio.run(compress_closed(tmp_path / "home" / "store"))
-    assert len(list((tmp_path / "home" / "store" / "log").glob("*.zst"))) > 2
-    for words in (["log", "ses_"], ["query", "--type", ""]):
-        assert offered(programs, tmp_path / "home", *words) == offered(programs, home, *words) != []
-    for segment in (tmp_path / "home" / "store" / "log").glob("*.zst"):
-        segment.write_bytes(segment.read_bytes()[:-1])
-    assert offered(programs, tmp_path / "home", "query", "--type", "zzz") == []
+@pytest.mark.parametrize("kept", [True, False])
+def test_it_reads_the_log_that_the_manifest_names(programs: Path, home: Path, tmp_path: Path, kept: bool) -> None:
+    """Also what was recorded after the log moved to SQLite, whether or not the old store is kept."""
+    copy = tmp_path / "home"
+    shutil.copytree(home, copy)
+    assert run(copy, "migrate", "--to", "sqlite").code == 0
+    assert kept or run(copy, "migrate", "--discard-old").code == 0
+    assert run_process(copy, "play", str(RECORDINGS / "task_parallel.jsonl")).code == 0
+    assert run(copy, "stop").code == 0
+    streams = {stream["stream_id"] for stream in run(copy, "streams", "--json").objects()}
+    assert set(offered(programs, copy, "export", "ses_")) == {name for name in streams if name.startswith("ses_")}
+    assert len(offered(programs, copy, "export", "ses_")) > len(offered(programs, home, "export", "ses_"))
+    newest = run(copy, "query", "--limit", "1", "--json").objects()[0]["event"]["id"]
+    assert offered(programs, copy, "show", "")[0] == newest[-6:]
 
 
-def test_a_damaged_line_is_left_out_quietly(programs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [b"", b"\xff\n", b'{"event": {"payload": 3}}\n'])
+def test_what_cannot_be_read_is_left_out_quietly(programs: Path, tmp_path: Path, damage: bytes) -> None:
     home = make_home(tmp_path / "home", "chat")
     segment = next((home / "store" / "log").iterdir())
-    first, rest = segment.read_bytes().split(b"\n", 1)
-    segment.write_bytes(first[:40] + b"\xff\n" + b'{"event": {"payload": 3}}\n[]\n' + rest + b'{"half')
-    stream = run(home, "streams", "--json").out
-    assert stream == ""  # it cannot be read from its beginning
-    assert len(offered(programs, home, "log", "ses_")) == 1
+    lines = segment.read_bytes().splitlines(keepends=True)
+    segment.write_bytes(b"".join(lines[:3]) + damage + b"".join(lines[4:]))
+    assert len(offered(programs, home, "log", "ses_")) <= 1
+    (home / "store" / "store.json").write_text("{")
+    assert offered(programs, home, "log", "ses_") == []
 
 
-def test_completing_imports_nothing_heavy(home: Path) -> None:
+def test_completing_imports_no_screen_and_no_network(home: Path) -> None:
     program = (
         "import sys, json; from sidecar.cli import main\n"
         "try: main()\n"

@@ -1,9 +1,10 @@
-"""``prune`` and ``forget`` on a stopped home and on a running sidecar."""
+"""``prune`` and ``forget``, which the home's sidecar carries out."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,26 +18,32 @@ from streams.log import Log
 from streams.projection import fold
 from streams.store import Snapshot
 from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_process
+from tests.sidecar.life import end_sidecars
 from tests.streams.builders import event
 
 NAMES = ("chat", "task_child", "http_400")
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path) -> Iterator[Path]:
     """Sessions of a few recordings, each with a word in a payload that stands nowhere else."""
     home = make_home(tmp_path / "home", *NAMES)
     batch = [event(f"mark-{name}", stream=name, payload={"text": f"MARK-{name}"}) for name in streams(home)]
     asyncio.run(append(home / "store", [batch]))
-    return home
+    yield home
+    end_sidecars(Home(home))
 
 
 @pytest.fixture
-def served(home: Path):  # type: ignore[no-untyped-def]
+def served(home: Path) -> Path:
     """The home with a sidecar that runs."""
     assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
-    yield home
-    run(home, "stop")
+    return home
+
+
+def move(home: Path, to: str) -> None:
+    """The log is in ``to``, and no sidecar runs."""
+    assert run(home, "migrate", "--to", to).code == 0 and run(home, "stop").code == 0
 
 
 def streams(home: Path) -> dict[str, int]:
@@ -52,7 +59,7 @@ class TestPrune:
         assert run(home, "prune").code == 2
         for wrong in (["--older-than", "soon"], ["--older-than", "2026-11-22"], ["--max-bytes", "many"]):
             done = run(home, "prune", *wrong)
-            assert done.code == 2 and f"{wrong[1]!r} is no" in done.err, done.err
+            assert done.code == 2 and repr(wrong[1]) in done.err, done.err
 
     def test_copies_that_it_does_not_reach_are_told(self, home: Path) -> None:
         stream = next(iter(streams(home)))
@@ -138,7 +145,7 @@ class TestPrune:
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
     def test_every_command_counts_alike_what_is_left(self, home: Path, backend: str) -> None:
         if backend == "sqlite":
-            assert run(home, "migrate", "--to", "sqlite").code == 0
+            move(home, "sqlite")
         counts = streams(home)
         first, second, *others = sorted(counts, key=lambda name: counts[name])[::-1]
         cut_to = counts[second] - 1
@@ -160,14 +167,14 @@ class TestPrune:
         assert f"({cut_to} pruned)" in run(home, "streams").out
         other = "sqlite" if backend == "jsonl" else "jsonl"
         moved = run(home, "migrate", "--to", other)
-        assert f"the log lies in {other} now: {held}, the same hashes" in moved.out, moved
+        assert held in moved.out, moved
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
     def test_one_that_was_cut_off_is_told_and_all_count_alike(
         self, home: Path, backend: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if backend == "sqlite":
-            assert run(home, "migrate", "--to", "sqlite").code == 0
+            move(home, "sqlite")
         first, second, *_ = counts = streams(home)
 
         async def cut_off() -> None:
@@ -235,19 +242,17 @@ class TestPrune:
 
 
 class TestForget:
-    def test_a_running_sidecar_that_refuses_says_why_as_a_stopped_one_does(self, served: Path) -> None:
+    def test_a_sidecar_that_refuses_says_why(self, served: Path) -> None:
         assert run(served, "migrate", "--to", "sqlite").code == 0
         first = next(iter(streams(served)))
         refused = run(served, "forget", first, "--yes")
         assert refused.code == 1 and "still holds these payloads" in refused.err, refused
-        assert run(served, "stop").code == 0
-        assert run(served, "forget", first, "--yes").err == refused.err
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
     def test_an_old_store_that_somebody_deleted_holds_nothing(self, home: Path, backend: str) -> None:
-        assert run(home, "migrate", "--to", "sqlite").code == 0
+        move(home, "sqlite")
         if backend == "sqlite":
-            assert run(home, "migrate", "--to", "jsonl").code == 0
+            move(home, "jsonl")
         first, second, *_ = streams(home)
         gone = [home / "store" / "log"] if backend == "jsonl" else sorted((home / "store").glob("log.db*"))
         aside = home / "aside"
@@ -262,7 +267,7 @@ class TestForget:
         said = f"store.json names the old {backend} store, but it is not there any more"
         assert said in run(home, "status").out
         told = run(home, "forget", first)
-        assert "refused" not in told.err and "--yes forgets it for good" in told.err, told
+        assert "refused" not in told.err and "--yes" in told.err, told
         done = run(home, "forget", first, "--yes")
         assert done.code == 0 and "forgot the payloads" in done.out, done
         pruned = run(home, "prune", "--stream", second, "--yes")
@@ -300,8 +305,7 @@ class TestForget:
         assert done.code == 1 and "a turn is under way in ses_busy, nothing was forgotten" in done.err, done
         other = next(name for name in streams(home) if name != "ses_busy")
         free = run(home, "forget", other)
-        assert "refused" not in free.err and "--yes forgets it for good" in free.err, free
-        run(home, "stop")
+        assert "refused" not in free.err and "--yes" in free.err, free
 
     def test_it_says_first_what_would_go(self, home: Path) -> None:
         counts = streams(home)

@@ -27,13 +27,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         yield one
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    made = Home(tmp_path / "home")
-    made.create()
-    return made
-
-
 def look(home: Home, config: str, now: dict[str, Any] | None = None) -> list[Check]:
     home.config_path.write_text(config)
     scene = scene_of(home)

@@ -1,0 +1,16 @@
+"""Sums of token counts. It imports nothing heavy: shell completion needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add_tokens(total: dict[str, int | float], tokens: Any, prefix: str = "") -> None:
+    """Add a step's token counts, nested ones as ``cache_read`` and so on."""
+    if not isinstance(tokens, dict):
+        return
+    for name, value in tokens.items():
+        if isinstance(value, dict):
+            add_tokens(total, value, f"{prefix}{name}_")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            total[prefix + name] = total.get(prefix + name, 0) + value
