@@ -47,10 +47,7 @@ class StoreConfig(_Section):
     """What a new home begins with; one that holds a log keeps its own."""
 
     migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
-    """Size at which a jsonl log moves to sqlite by itself, while it records; not compressed; 0: never."""
-
-    compress: bool = True
-    """Whether the closed segments of a jsonl log are compressed, one after the other, while little else is done."""
+    """Size at which a jsonl log moves to sqlite by itself, while it records; 0: never."""
 
     max_bytes: Annotated[int, Field(ge=0)] = 0
     """Size on the disk above which the sidecar prunes the oldest streams; 0: no cap."""

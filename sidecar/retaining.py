@@ -16,7 +16,7 @@ from streams.log import Log
 from streams.log_reader import LogReader
 from streams.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan
 from streams.retention import Forgotten, Pruned
-from streams.stores.reserve import store_bytes
+from streams.stores.space import store_bytes
 
 SYSTEM: Final = "system"
 """The stream of what belongs to no session."""

@@ -236,7 +236,6 @@ class Sidecar:
                 "duplicates": self._ingest.duplicates,
                 "differences": self._store.differences,
                 "excluded": self._ingest.excluded,
-                "compressed_segments": self.upkeep.compressed,
                 "kept_over_limit": self.upkeep.kept_over_limit,
             },
             "log": {

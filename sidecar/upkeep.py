@@ -1,5 +1,4 @@
-"""What the sidecar does for its log beside recording: snapshots, the search index, compressing, moving, pruning,
-forgetting.
+"""Background upkeep of the log: snapshots, the search index, moves, limits, pruning and forgetting.
 
 Nothing here is needed for what was recorded to be right: a snapshot makes the
 next start quick, the index makes a search quick, and a move that is cut off is
@@ -10,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from sidecar.config import StoreConfig
 from streams.errors import StoreUnavailable, StreamError
 from streams.log import Log
 from streams.log_reader import LogReader
-from streams.migrate import Migration, Progress, discard_kept
+from streams.migrate import Migration, Progress, discard_old
 from streams.projection import resume
 from streams.prune_plan import PrunePlan, PruneRequest
 from streams.retention import Forgotten, Pruned
@@ -41,9 +41,6 @@ SLOW_TAIL: Final = 20_000
 """Records that are not folded while somebody waits without a word; some 0.4 s."""
 
 LOOK_SECONDS: Final = 10.0
-RETRY_SECONDS: Final = 600.0
-"""How long a segment that could not be compressed is left alone."""
-
 PRUNE_SECONDS: Final = 300.0
 DAY_MS: Final = 24 * 3_600_000
 INDEX_RECORDS: Final = 128
@@ -84,10 +81,7 @@ class Upkeep:
         self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
         self._config = config
         self._files = asyncio.Lock()
-        """Held by what rewrites or leaves the files of the log: a move and a compression wait for each other."""
-        self._compress_after = 0.0
-        self.compressed = 0
-        """How many segments were compressed in the life of this object."""
+        """Held by what rewrites or leaves the files of the log: a move and a removal wait for each other."""
         self._removing = asyncio.Lock()
         self._next_prune = 0.0
         self.kept_over_limit = 0
@@ -102,8 +96,6 @@ class Upkeep:
 
     async def run(self) -> None:
         """Look after the log from time to time; ends by being cancelled."""
-        async with self._removing:
-            await self._store.keep_reserve()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -114,14 +106,12 @@ class Upkeep:
     async def look(self) -> None:
         """Do what is due now."""
         async with self._removing:  # else what is being forgotten could be written into a snapshot once more
-            await self._store.keep_reserve()  # not while an old store is deleted, for which it was given up
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
             self.migrate("sqlite")
         await self._prune_by_itself()
         await self._advance_index()
-        await self._compress()
 
     async def keep_snapshot(self, records: int = 1) -> None:
         """Keep the capture state, if the log grew by so many records since and nothing is under way."""
@@ -166,30 +156,10 @@ class Upkeep:
         except (StreamError, OSError) as error:
             log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
 
-    # Compressing
-
     def segments(self) -> dict[str, Any] | None:
-        """The files of a jsonl log: ``{files, compressed, bytes, disk_bytes}``; null with sqlite.
-
-        ``bytes`` is what the lines take when they are not compressed.
-        """
+        """The files of a jsonl log: ``{files, bytes}``; null with sqlite."""
         sizes = self._store.file_sizes()
         return None if sizes is None else asdict(sizes)
-
-    async def _compress(self) -> None:
-        """Compress one segment, if nothing else is to be done. After a failure it waits ten minutes."""
-        now = asyncio.get_running_loop().time()
-        if not self._config.compress or not self._is_quiet() or self._files.locked() or now < self._compress_after:
-            return
-        async with self._files:
-            try:
-                done = await self._store.compress()
-            except StreamError:
-                self._compress_after = now + RETRY_SECONDS
-                raise
-        if done is not None:
-            self.compressed += 1
-            log.info("compressed %s: %d bytes are %d", done.segment.path.name, done.bytes, done.disk_bytes)
 
     # Moving to another backend
 
@@ -224,22 +194,27 @@ class Upkeep:
         """Delete the store that the last move left behind; returns the bytes freed.
 
         Raises:
-            StoreUnavailable: a move is under way, which may be writing it: nothing was deleted. Or the disk is full or
-                failed: what is left is deleted when it is run again.
+            StoreUnavailable: a move is under way, or the log does not verify: nothing was deleted. Or the disk is full
+                or failed: the next call deletes what is left.
         """
+        async with self._exclusively("deleted"):
+            try:
+                return await discard_old(self._store.store)
+            finally:
+                self._store.reread_manifest()  # which is changed first: then what failed is no store any more
+
+    @asynccontextmanager
+    async def _exclusively(self, what: str) -> AsyncIterator[None]:
+        """While files of the log are removed: no move, no snapshot, and no index, which would keep their space."""
         async with self._removing:
             if self.migration()["running"]:
                 raise StoreUnavailable(
-                    f"the log in {self._store.store} is being moved to another backend, so nothing was deleted",
+                    f"the log in {self._store.store} is being moved to another backend, so nothing was {what}",
                     "try again when `durable-stream status` says that the move is done",
                 )
             async with self._files:
-                await self._close_index()  # it may be of that store; what is held open keeps its space
-                try:
-                    freed = await in_thread(discard_kept, self._store.store)
-                finally:
-                    self._store.reread_manifest()  # which is changed first: then what failed is no store any more
-        return freed
+                await self._close_index()
+                yield
 
     # Pruning and forgetting
 
@@ -249,14 +224,14 @@ class Upkeep:
         Raises:
             StreamError: a migration runs, or the disk failed.
         """
-        async with self._removing:
+        async with self._exclusively("pruned"):
             now = self._now_ms()
             plan = await retaining.plan_prune(self._store, self._state, request, now_ms=now)
             if not plan.cuts:
                 return plan, None
-            await self._close_index()  # it is deleted with what it tells of, and is to give its space back
             done = await retaining.prune(self._store, self._state, plan, now_ms=now)
             self._begin_snapshots_anew()
+        _log_move(done.moved_from)
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
         return plan, done
 
@@ -266,10 +241,10 @@ class Upkeep:
         Raises:
             StreamError: a turn is under way there, a migration runs, or the disk failed.
         """
-        async with self._removing:
-            await self._close_index()
+        async with self._exclusively("forgotten"):
             done = await retaining.forget(self._store, self._state, streams, now_ms=self._now_ms())
             self._begin_snapshots_anew()
+        _log_move(done.moved_from)
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
         return done
 
@@ -309,8 +284,7 @@ class Upkeep:
             self._failed = str(error)
             log.error("the log was not moved to %s: %s", to, error)
             return
-        records = done.copied - done.pruned
-        log.info("the log moved to %s: %d records, appends held for %.0f ms", to, records, done.held_ms)
+        log.info("the log moved to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)
 
     def _is_due(self) -> bool:
         if not self._config.migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
@@ -335,3 +309,8 @@ class Upkeep:
         index, self._index = self._index, None
         if index is not None:
             await asyncio.to_thread(index.close)
+
+
+def _log_move(moved_from: str | None) -> None:
+    if moved_from is not None:
+        log.info("the log moved from %s to sqlite, because records are removed from sqlite only", moved_from)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from streams.backends import DiskStore, open_backend, unavailable
-from streams.errors import StoreUnavailable
+from streams.errors import StoreClosed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.log_reader import ask_wherever, read_wherever
@@ -67,6 +67,7 @@ class Log(KeepsHints):
         self._waiting = 0
         """Appends that wait: one that comes later must not pass them."""
         self._gate = asyncio.Lock()
+        self._to_sqlite_turn = asyncio.Lock()
         self._moving = self._removals = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._still = asyncio.Event()
@@ -243,28 +244,37 @@ class Log(KeepsHints):
         return await self._to_its_end(self._forget(streams, at_ms))
 
     async def _prune(self, cuts: Mapping[str, int], at_ms: int) -> Pruned:
-        if not any(cuts.get(size.stream_id, 0) > size.first_offset for size in await self.sizes()):
+        if not self._closed and not any(cuts.get(s.stream_id, 0) > s.first_offset for s in await self.sizes()):
             return Pruned()
-        moved = await self._move_to_remove()
+        moved = await self._to_sqlite()
         async with self._removing() as backend:
             return (await backend.prune(cuts, at_ms=at_ms))._replace(moved_from=moved)
 
     async def _forget(self, streams: Collection[str], at_ms: int) -> Forgotten:
-        held = {size.stream_id for size in await self.sizes()}
-        if held.isdisjoint(streams):
+        if not self._closed and {size.stream_id for size in await self.sizes()}.isdisjoint(streams):
             return Forgotten()
-        moved = await self._move_to_remove()
+        moved = await self._to_sqlite()
         async with self._removing() as backend:
             return (await backend.forget(streams, at_ms=at_ms))._replace(moved_from=moved)
 
-    async def _move_to_remove(self) -> Backend | None:
-        """Records are removed from sqlite only, and a store that a move left would still hold them."""
-        moved_from = None if self.backend == "sqlite" else self.backend
-        if moved_from is not None:
+    async def _to_sqlite(self) -> Backend | None:
+        """Move the log to sqlite, the only backend from which records are removed; where it was, ``None`` if there."""
+        if self._closed:
+            raise StoreClosed("the log is closed", "open it again")
+        async with self._to_sqlite_turn:  # removals that come together move it once
+            if self.backend == "sqlite":
+                return None
+            moved_from = self.backend
+            self._refuse_moving()
             await Migration(self, "sqlite").run()
-        await discard_old(self.store)
-        self.reread_manifest()
-        return moved_from
+            return moved_from
+
+    def _refuse_moving(self) -> None:
+        if self._moving:
+            raise StoreUnavailable(
+                f"the log in {self.store} is being moved to another backend, so nothing was removed",
+                "try again when `durable-stream status` says that the move is done",
+            )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
         """Cancelling ends the wait, not the removal: a move must not begin before that has ended."""
@@ -280,14 +290,15 @@ class Log(KeepsHints):
 
     @asynccontextmanager
     async def _removing(self) -> AsyncIterator[SqliteStore]:
-        if self._moving or not isinstance(self._backend, SqliteStore):
-            raise StoreUnavailable(
-                f"the log in {self.store} is being moved to another backend, so nothing was removed",
-                "try again when `durable-stream status` says that the move is done",
-            )
+        self._refuse_moving()
         self._removals += 1
         self._still.clear()
         try:
+            async with self._to_sqlite_turn:
+                await discard_old(self.store)  # the store that a move left would still hold what is removed here
+            self.reread_manifest()
+            if not isinstance(self._backend, SqliteStore):
+                raise StoreUnavailable(f"the log in {self.store} moved to {self.backend} meanwhile", "try again")
             yield self._backend
         finally:
             self._removals -= 1

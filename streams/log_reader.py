@@ -57,7 +57,17 @@ class LogReader:
     @property
     def head(self) -> int:
         """See ``StreamReader.head``. Read from disk at each call."""
-        return self._backend().head
+        while True:
+            backend = self._backend()
+            try:
+                head = backend.head
+            except (StreamError, OSError):
+                if self._backend() is backend:
+                    raise
+                continue
+            # The log may have moved meanwhile, and the store that was asked may be deleted.
+            if self._backend() is backend:
+                return head
 
     @property
     def is_indexed(self) -> bool:

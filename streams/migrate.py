@@ -124,6 +124,7 @@ class Migration:
     _tails: Tails = field(default_factory=dict)
     """Of every stream, as computed from the bytes that lie in the copy."""
     _original: Tails = field(default_factory=dict)
+    _continued: bool = False
     _touched: set[str] = field(default_factory=set)
     """Streams of which records were copied since the original was asked for all its tails."""
 
@@ -141,7 +142,13 @@ class Migration:
         # What is pruned or forgotten meanwhile would be missing in one of the two.
         async with self.log.moving():
             with explaining_full_disk(self.log.store, self.to):
-                return await self._run()
+                try:
+                    return await self._run()
+                except MigrationFailed:
+                    if not self._continued:
+                        raise
+                    # What it continued was damaged, or of another log. It is deleted now.
+                    return await self._run()
 
     async def _run(self) -> Progress:
         log = self.log
@@ -206,8 +213,10 @@ class Migration:
         with suppress(BadStore):
             copy = await self._open()
             if copy.head <= self.log.head:
+                self._continued = copy.head > NOTHING
                 return copy
             await copy.close()
+        self._continued = False
         await in_thread(discard, self.log.store, self.to)
         return await self._open()
 

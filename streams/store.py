@@ -173,6 +173,15 @@ class StreamStore(StreamReader, Protocol):
         """Every stream that holds records, by name: what a retention policy decides by. May read the whole log."""
         ...
 
+    @property
+    def differences(self) -> int:
+        """How many ``keep_first`` appends met a known key with another body."""
+        ...
+
+
+class RetentionStore(StreamStore, Protocol):
+    """A store from which records can be removed: memory, sqlite, and a ``Log``, which moves to sqlite for it."""
+
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
         """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.
 
@@ -201,9 +210,4 @@ class StreamStore(StreamReader, Protocol):
         or what recovery set aside. A resend of the event is still a duplicate.
         Unknown streams are no error. Everything else as ``prune``.
         """
-        ...
-
-    @property
-    def differences(self) -> int:
-        """How many ``keep_first`` appends met a known key with another body."""
         ...

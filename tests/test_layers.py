@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("streams", "bridge", "sidecar")
 
 ALLOWED: dict[str, frozenset[str]] = {
-    "streams": frozenset({"streams", "pydantic", "ulid", "orjson", "msgspec", "backports", "compression", "aiofiles"}),
+    "streams": frozenset({"streams", "pydantic", "ulid", "orjson", "msgspec", "aiofiles"}),
     "bridge": frozenset({"streams", "bridge", "pydantic", "orjson", "ahocorasick_rs", "nats"}),
 }
 """What a package may import beside the standard library; ``sidecar`` is on top and may import what it declares."""
@@ -28,8 +28,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ulid": ("streams/identity.py",),
     "websockets": ("sidecar/server.py", "sidecar/server_wire.py", "sidecar/client.py"),
     "nats": ("bridge/nats/client*.py",),
-    "backports": ("streams/stores/seekable.py",),
-    "compression": ("streams/stores/seekable.py",),
     "sqlite3": ("streams/stores/sqlite*.py",),
     "aiosqlite": (),
 }

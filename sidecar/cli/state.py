@@ -94,7 +94,6 @@ async def _look(home: Home, problems: list[str]) -> int:
     try:
         reader = LogReader(home.store_path)
         await reader.glance()
-        await reader.check_removed()
         return sum(gone.first_offset for gone in (await reader.removed()).values())
     except (StreamError, OSError) as error:
         problems.append(explain(error))
@@ -132,9 +131,6 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
             notes.append(cut_off)
         if fault is not None:
             problems.append(str(fault))
-        else:
-            # Nothing that is read needs them; without them no sidecar starts.
-            await reader.check_removed()
         migration = moving.at_rest(home.store_path)
         log |= {"backend": migration["backend"] if migration is not None else None}
     except (StreamError, OSError) as error:

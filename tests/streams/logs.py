@@ -11,7 +11,8 @@ from pathlib import Path
 from streams.identity import seeded_identity
 from streams.store import Record
 from streams.stores.jsonl import JsonlStore
-from streams.stores.segments import Head, read_head, segment_name
+from streams.stores.segment_files import segment_name
+from streams.stores.segments import Head, read_head
 from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk

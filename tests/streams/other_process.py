@@ -14,8 +14,8 @@ from typing import Any
 
 from streams.errors import StreamError
 from streams.identity import system_identity
+from streams.log_reader import LogReader
 from streams.stores.jsonl import JsonlStore
-from streams.stores.jsonl_reader import JsonlReader
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ async def start(*arguments: object) -> asyncio.subprocess.Process:
 
 
 async def read(store: Path) -> None:
-    reader = JsonlReader(store)
+    reader = LogReader(store)
     while await asyncio.to_thread(sys.stdin.readline):
         seen: dict[str, Any] = {"head": reader.head, "records": [], "error": None}
         try:

@@ -1,4 +1,4 @@
-"""What pruning and forgetting must do in every ``StreamStore``; ``StoreContract`` inherits this."""
+"""What every ``RetentionStore`` must do. Subclass ``RetentionContract`` and supply ``open_store``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict, St
 from streams.hashing import canonical, chain, encode, is_digest, stored_form_of
 from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned
-from streams.store import Record, Snapshot, StreamStore
+from streams.store import Record, RetentionStore, Snapshot
 from tests.streams.builders import event, events
 from tests.streams.opened import Opened, collect
 
 NOW = 1_800_000_000_000
 
 
-async def fill(store: StreamStore, count: int = 20, prefix: str = "k") -> list[Record]:
+async def fill(store: RetentionStore, count: int = 20, prefix: str = "k") -> list[Record]:
     """Batches of one to four, over three streams, so that batches are torn by what is removed."""
     records: list[Record] = []
     number = 0
@@ -36,7 +36,7 @@ async def fill(store: StreamStore, count: int = 20, prefix: str = "k") -> list[R
     return records
 
 
-async def check_chains(store: StreamStore, names: tuple[str, ...] = ("ses_0", "ses_1", "ses_2")) -> None:
+async def check_chains(store: RetentionStore, names: tuple[str, ...] = ("ses_0", "ses_1", "ses_2")) -> None:
     """Offsets are dense within what is kept, and each kept record but the first continues the one before it."""
     gone = await store.removed()
     for name in names:
@@ -51,12 +51,22 @@ async def check_chains(store: StreamStore, names: tuple[str, ...] = ("ses_0", "s
 class RetentionContract(Opened):
     # Pruning
 
-    async def test_a_pruned_prefix_is_gone_and_the_rest_is_as_it_was(self, store: StreamStore) -> None:
+    async def test_read_all_from_any_position_gives_the_rest_also_of_a_pruned_log(self, store: RetentionStore) -> None:
+        """However a backend finds where to begin: near the end it may look for places, else it may scan."""
+        for first in range(0, 40, 4):
+            await store.append([event(f"k{n}", stream=f"ses_{n % 3}") for n in range(first, first + 4)])
+        await store.prune({"ses_1": 12}, at_ms=1)
+        whole = await collect(store.read_all())
+        assert len(whole) == 28
+        for after in range(-1, 41):
+            assert await collect(store.read_all(after=after)) == [r for r in whole if r.position > after], after
+
+    async def test_a_pruned_prefix_is_gone_and_the_rest_is_as_it_was(self, store: RetentionStore) -> None:
         before = await fill(store)
         pruned = await store.prune({"ses_0": 3, "ses_1": 1}, at_ms=NOW)
         gone = [r for r in before if (r.event.stream_id, r.offset) in {("ses_0", 0), ("ses_0", 1), ("ses_0", 2)}]
         gone += [r for r in before if r.event.stream_id == "ses_1" and r.offset == 0]
-        assert pruned == Pruned(4, sum(len(encode(r.event).canonical) for r in gone), 2)
+        assert pruned._replace(moved_from=None) == Pruned(4, sum(len(encode(r.event).canonical) for r in gone), 2)
         kept = [r for r in before if r not in gone]
         store = await self.reopened(store)
         assert await collect(store.read_all()) == kept
@@ -76,7 +86,7 @@ class RetentionContract(Opened):
         await check_chains(store)
         await store.close()
 
-    async def test_a_resend_of_a_pruned_event_is_still_a_duplicate(self, store: StreamStore) -> None:
+    async def test_a_resend_of_a_pruned_event_is_still_a_duplicate(self, store: RetentionStore) -> None:
         before = await fill(store)
         await store.prune({"ses_0": 99, "ses_1": 2}, at_ms=NOW)
         for _ in range(2):
@@ -95,7 +105,7 @@ class RetentionContract(Opened):
         assert store.head == 19
         await store.close()
 
-    async def test_another_body_under_a_pruned_key_is_still_a_conflict(self, store: StreamStore) -> None:
+    async def test_another_body_under_a_pruned_key_is_still_a_conflict(self, store: RetentionStore) -> None:
         await fill(store)
         await store.prune({"ses_0": 2}, at_ms=NOW)
         for other in (
@@ -114,12 +124,12 @@ class RetentionContract(Opened):
         assert [(a.position, a.duplicate) for a in answers] == [(0, True), (20, False)]
         assert store.differences == differences + 1
 
-    async def test_appends_go_on_from_where_a_wholly_pruned_log_was(self, store: StreamStore) -> None:
+    async def test_appends_go_on_from_where_a_wholly_pruned_log_was(self, store: RetentionStore) -> None:
         before = await fill(store)
         sizes = await store.sizes()
         everything = {size.stream_id: size.next_offset for size in sizes}
         pruned = await store.prune(everything, at_ms=NOW)
-        assert pruned == Pruned(20, sum(size.bytes for size in sizes), 3)
+        assert pruned._replace(moved_from=None) == Pruned(20, sum(size.bytes for size in sizes), 3)
         assert await store.sizes() == [] and await collect(store.read_all()) == []
         store = await self.reopened(store)
         assert store.head == 19 and await collect(store.read_all()) == []
@@ -135,7 +145,7 @@ class RetentionContract(Opened):
         assert await collect(store.read_all()) == [record]
         await store.close()
 
-    async def test_pruning_again_goes_on_from_the_base(self, store: StreamStore) -> None:
+    async def test_pruning_again_goes_on_from_the_base(self, store: RetentionStore) -> None:
         before = await fill(store, 40)
         total = 0
         for step in range(1, 9):
@@ -151,7 +161,7 @@ class RetentionContract(Opened):
         await check_chains(store)
         await store.close()
 
-    async def test_cuts_that_remove_nothing_are_no_error(self, store: StreamStore) -> None:
+    async def test_cuts_that_remove_nothing_are_no_error(self, store: RetentionStore) -> None:
         before = await fill(store, 6)
         await store.put_snapshot("lineage", Snapshot(1, 3, b"x"))
         assert await store.prune({}, at_ms=NOW) == Pruned(0, 0, 0)
@@ -161,7 +171,7 @@ class RetentionContract(Opened):
         assert await collect(store.read_all()) == before and await store.removed() == {}
         assert await store.snapshot("lineage", 1) == Snapshot(1, 3, b"x")
 
-    async def test_sizes_say_what_each_stream_holds(self, store: StreamStore) -> None:
+    async def test_sizes_say_what_each_stream_holds(self, store: RetentionStore) -> None:
         assert await store.sizes() == []
         before = await fill(store)
         await store.prune({"ses_1": 2}, at_ms=NOW)
@@ -179,7 +189,7 @@ class RetentionContract(Opened):
             )
         assert [size.stream_id for size in await store.sizes()] == ["ses_0", "ses_1", "ses_2"]
 
-    async def test_removing_drops_snapshots_and_keeps_cursors(self, store: StreamStore) -> None:
+    async def test_removing_drops_snapshots_and_keeps_cursors(self, store: RetentionStore) -> None:
         await fill(store)
         for remove in (store.prune({"ses_0": 1}, at_ms=NOW), store.forget(["ses_1"], at_ms=NOW)):
             await store.put_snapshot("lineage", Snapshot(1, 5, b"x"))
@@ -188,7 +198,7 @@ class RetentionContract(Opened):
             assert await store.snapshot("lineage", 1) is None
             assert await store.cursor("mirror") == 2
 
-    async def test_a_subscriber_that_is_behind_skips_what_was_removed(self, store: StreamStore) -> None:
+    async def test_a_subscriber_that_is_behind_skips_what_was_removed(self, store: RetentionStore) -> None:
         await fill(store)
         live = store.subscribe(after=0)
         async with asyncio.timeout(20):
@@ -203,7 +213,7 @@ class RetentionContract(Opened):
         assert seen == sorted(set(seen)) and set(kept) <= set(seen)
         assert [r.position for r in await collect(store.read_all(after=1))] == kept
 
-    async def test_removing_while_others_append_and_read(self, store: StreamStore) -> None:
+    async def test_removing_while_others_append_and_read(self, store: RetentionStore) -> None:
         await fill(store, 60)
         stop = asyncio.Event()
         written: list[Record] = []
@@ -246,7 +256,7 @@ class RetentionContract(Opened):
             assert (await store.append([record.event]))[0].position == record.position
         await check_chains(store, ("ses_0", "ses_1", "ses_2", "ses_a", "ses_b"))
 
-    async def test_a_cancelled_removal_is_all_or_nothing(self, store: StreamStore) -> None:
+    async def test_a_cancelled_removal_is_all_or_nothing(self, store: RetentionStore) -> None:
         await fill(store, 40)
         for step in range(1, 8):
             task = asyncio.ensure_future(store.prune({"ses_0": step, "ses_1": step}, at_ms=NOW))
@@ -259,7 +269,7 @@ class RetentionContract(Opened):
         assert gone["ses_0"] == gone["ses_1"]
         await check_chains(store)
 
-    async def test_a_closed_store_removes_nothing(self, store: StreamStore) -> None:
+    async def test_a_closed_store_removes_nothing(self, store: RetentionStore) -> None:
         await fill(store, 4)
         await store.close()
         with pytest.raises(StoreClosed):
@@ -269,12 +279,13 @@ class RetentionContract(Opened):
 
     # Forgetting
 
-    async def test_a_forgotten_payload_is_its_digest_and_the_rest_stays(self, store: StreamStore) -> None:
+    async def test_a_forgotten_payload_is_its_digest_and_the_rest_stays(self, store: RetentionStore) -> None:
         before = await fill(store)
         digests = {r.position: encode(r.event).payload_sha256 for r in before}
         shorter = [r for r in before if r.event.stream_id in ("ses_0", "ses_2")]
         saved = sum(len(encode(r.event).canonical) - len(encode(r.event).digest_form) for r in shorter)
-        assert await store.forget(["ses_0", "ses_2", "ses_2"], at_ms=NOW) == Forgotten(len(shorter), saved, 2)
+        done = await store.forget(["ses_0", "ses_2", "ses_2"], at_ms=NOW)
+        assert done._replace(moved_from=None) == Forgotten(len(shorter), saved, 2)
         later = (await store.append([event("later", stream="ses_0", payload={"text": "kept"})]))[0]
         assert await store.forget(["ses_2"], at_ms=NOW + 1) == Forgotten(0, 0, 0), "it is forgotten already"
         store = await self.reopened(store)
@@ -299,7 +310,7 @@ class RetentionContract(Opened):
         )
         await store.close()
 
-    async def test_a_resend_of_a_forgotten_event_is_still_a_duplicate(self, store: StreamStore) -> None:
+    async def test_a_resend_of_a_forgotten_event_is_still_a_duplicate(self, store: RetentionStore) -> None:
         before = await fill(store)
         await store.forget(["ses_0"], at_ms=NOW)
         for _ in range(2):
@@ -313,7 +324,7 @@ class RetentionContract(Opened):
             store = await self.reopened(store)
         await store.close()
 
-    async def test_of_a_wholly_pruned_stream_nothing_is_forgotten(self, store: StreamStore) -> None:
+    async def test_of_a_wholly_pruned_stream_nothing_is_forgotten(self, store: RetentionStore) -> None:
         await fill(store)
         ends = {size.stream_id: size.next_offset for size in await store.sizes()}
         await store.prune({"ses_0": ends["ses_0"]}, at_ms=NOW)
@@ -324,7 +335,7 @@ class RetentionContract(Opened):
         assert await store.forget(["ses_0"], at_ms=NOW) == Forgotten()
         await store.close()
 
-    async def test_what_was_forgotten_can_be_pruned_and_is_still_known(self, store: StreamStore) -> None:
+    async def test_what_was_forgotten_can_be_pruned_and_is_still_known(self, store: RetentionStore) -> None:
         before = await fill(store)
         await store.forget(["ses_0", "ses_1"], at_ms=NOW)
         await store.prune({"ses_0": 3, "ses_1": 99}, at_ms=NOW)
@@ -351,7 +362,7 @@ class RetentionContract(Opened):
         ],
     )
     async def test_a_payload_that_is_only_a_digest_is_refused(
-        self, store: StreamStore, payload: dict[str, Any], is_refused: bool
+        self, store: RetentionStore, payload: dict[str, Any], is_refused: bool
     ) -> None:
         batch = [*events(1), event("digest", payload=payload)]
         if is_refused:

@@ -1,5 +1,5 @@
 """One long life of a log, the same in every run: appends, hints, rolled segments, a torn tail, moves there and back,
-compressing, pruning and forgetting.
+pruning and forgetting.
 
 It is played once to know every change of the disk, and then cut off at each of them. What is appended has keys and ids
 of its own number, so that playing it again after a cut adds only what is missing.
@@ -25,7 +25,7 @@ from streams.migrate import Migration, discard_kept
 from streams.store import Record, Snapshot
 from streams.stores import sqlite_keys
 from streams.stores.directory import Backend
-from streams.stores.segments import list_segments
+from streams.stores.segment_files import list_segments
 from tests.streams.builders import event
 
 SEGMENT_BYTES: Final = 6_000
@@ -151,7 +151,8 @@ async def _play(store: Path, start: Backend, told: Told, length: int, removed: C
                 await log.advance(CURSOR, log.head)
                 await log.put_snapshot(SNAPSHOT, Snapshot(VERSION, log.head, state_at(log.head)))
             elif isinstance(step, Move):
-                if log.backend != step.to:
+                # A log of which something was removed stays in sqlite.
+                if log.backend != step.to and not await log.removed():
                     await Migration(log, step.to).run()
             elif isinstance(step, Remove):
                 await _remove(log, step)
@@ -168,13 +169,10 @@ async def _play(store: Path, start: Backend, told: Told, length: int, removed: C
 
 
 async def _remove(log: Log, step: Remove) -> None:
-    """Of jsonl all closed segments are compressed before: then it is those that are rewritten."""
-    while await log.compress() is not None:
-        pass
+    """A jsonl log moves to sqlite for it."""
     if step.how == "prune":
         await log.prune(step.upto, at_ms=1)
     else:
-        await _discard(log)  # which would still hold them
         await log.forget(list(step.upto), at_ms=1)
 
 

@@ -32,18 +32,6 @@ def ask(store: Path, query: str) -> int:
         connection.close()
 
 
-def make_older(store: Path) -> None:
-    """The database as a version wrote it that had neither a head file nor a table of keys."""
-    for statement in (
-        "DROP TABLE head_beside",
-        "DROP TABLE keys",
-        "DROP TABLE keys_through",
-        "CREATE UNIQUE INDEX records_by_key ON records (key)",
-        "PRAGMA user_version = 2",
-    ):
-        change(store, statement)
-
-
 def change(store: Path, statement: str) -> None:
     connection = sqlite3.connect(store / "log.db")
     with connection:

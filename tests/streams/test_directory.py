@@ -12,7 +12,7 @@ import pytest
 
 from streams.errors import BadStore, CorruptLog, ForeignStore, MissingLog, StoreUnavailable
 from streams.stores.jsonl_reader import JsonlReader
-from streams.stores.segments import segment_name
+from streams.stores.segment_files import segment_name
 from tests.streams.builders import event
 from tests.streams.logs import Log, files, findings, make_log, open_store
 from tests.streams.opened import collect

@@ -1,21 +1,18 @@
-"""The jsonl backend: the contract, with small segments too, and with those compressed as soon as they are closed."""
+"""The jsonl backend: the contract, with small segments too."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
-from streams.store import Record, StreamStore
+from streams.store import StreamStore
 from streams.stores.disk import open_to_read
 from streams.stores.jsonl import JsonlStore
 from tests.streams.builders import events
@@ -35,30 +32,6 @@ class TestJsonlStore(StoreContract):
 class TestJsonlStoreInManySegments(TestJsonlStore):
     async def open_store(self) -> StreamStore:
         return await JsonlStore.open(self.directory, seeded_identity(1), segment_bytes=900)
-
-
-class CompressingStore(JsonlStore):
-    """Compresses what an append closes before the next one."""
-
-    async def append(self, events: Sequence[StreamEvent], **options: Any) -> list[Record]:
-        try:
-            return await super().append(events, **options)
-        finally:
-            while await self.compress() is not None:
-                pass
-
-
-class TestCompressedJsonlStore(TestJsonlStore):
-    async def open_store(self) -> StreamStore:
-        return await CompressingStore.open(self.directory, seeded_identity(1), segment_bytes=900)
-
-    async def test_it_does_compress(self) -> None:
-        store = await CompressingStore.open(self.directory, seeded_identity(1), segment_bytes=900)
-        for number in range(6):
-            await store.append(events(2, prefix=f"{number}-"))
-        found = store.file_sizes()
-        assert found.compressed == found.files - 1 > 1
-        await store.close()
 
 
 async def test_a_reading_that_is_cancelled_while_it_opens_a_file_leaves_none_open(

@@ -1,8 +1,7 @@
 """``kill -9`` at random moments (RELIABILITY 1): what was acknowledged is there, and nothing else but whole batches.
 
 ``TORTURE_KILLS`` sets the number of kills of each kind. Each store is killed several times over, so recovery meets
-recovery; one that moves from backend to backend is killed in the middle of its moves, and one
-that compresses in the middle of a segment.
+recovery; one that moves from backend to backend is killed in the middle of its moves.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Ack = tuple[int, int, tuple[int, ...], str]
 
 
 @pytest.mark.parametrize("seed", range(max(KILLS // (KILLS_A_STORE * STORES), 1)))
-@pytest.mark.parametrize("mode", ["jsonl", "compressing", "sqlite", "moving"])
+@pytest.mark.parametrize("mode", ["jsonl", "sqlite", "moving"])
 async def test_nothing_acknowledged_is_lost_and_nothing_is_invented(tmp_path: Path, mode: Mode, seed: int) -> None:
     async with asyncio.timeout(300):
         await asyncio.gather(*(_torment(tmp_path / str(n), mode, Random(seed * STORES + n)) for n in range(STORES)))

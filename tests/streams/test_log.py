@@ -19,10 +19,11 @@ from streams.stores.directory import Backend, read_manifest
 from streams.verify import Verification
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
+from tests.streams.retention_contract import RetentionContract
 from tests.streams.store_contract import StoreContract
 
 
-class TestLogOnJsonl(StoreContract):
+class TestLogOnJsonl(StoreContract, RetentionContract):
     backend: Backend = "jsonl"
 
     @pytest.fixture(autouse=True)

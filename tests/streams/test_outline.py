@@ -86,19 +86,6 @@ async def closed_store(store: Path) -> AsyncIterator[str]:
     await log.append([event("long", stream="ses_c", payload={"text": "x" * 100_000})])
     await log.close()
     yield "a line longer than what is read at once"
-    log = await opened()
-    while await log.compress() is not None:
-        pass
-    await log.close()
-    yield "compressed"
-    log = await opened()
-    await log.prune({"ses_a": 9, "ses_c": 13}, at_ms=1)
-    await log.close()
-    yield "pruned, the last record too"
-    log = await opened()
-    await log.prune({"ses_a": 99, "ses_b": 99}, at_ms=1)
-    await log.close()
-    yield "all pruned"
 
 
 async def test_a_whole_log_is_never_doubted(tmp_path: Path) -> None:
@@ -108,18 +95,7 @@ async def test_a_whole_log_is_never_doubted(tmp_path: Path) -> None:
         await reader.glance()
 
 
-async def test_a_compressed_file_cut_short_is_noticed(tmp_path: Path) -> None:
-    async for form in closed_store(tmp_path / "store"):
-        if form == "compressed":
-            break
-    path = next(path for path in segments(tmp_path / "store") if path.suffix == ".zst")
-    whole = path.read_bytes()
-    for size in range(0, len(whole), 7):
-        path.write_bytes(whole[:size])
-        assert await fault(JsonlReader(tmp_path / "store").glance()) is not None, size
-
-
-async def test_beside_a_writer_that_rolls_compresses_and_prunes(tmp_path: Path) -> None:
+async def test_beside_a_writer_that_rolls(tmp_path: Path) -> None:
     log = await Log.open(tmp_path / "store", seeded_identity(4), segment_bytes=2000)
     reader, done = LogReader(tmp_path / "store"), asyncio.Event()
     looked = 0
@@ -133,10 +109,6 @@ async def test_beside_a_writer_that_rolls_compresses_and_prunes(tmp_path: Path) 
     looking = asyncio.create_task(look())
     for n in range(60):
         await log.append(events(3, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}"))
-        if n % 5 == 4:
-            await log.compress()
-        if n % 20 == 19:
-            await log.prune({"ses_a": n, "ses_b": n - 5}, at_ms=1)
     done.set()
     await looking
     await log.close()

@@ -13,19 +13,16 @@ from typing import Any
 
 import pytest
 
-from streams.errors import StoreUnavailable
 from streams.hashing import is_digest
 from streams.log_reader import LogReader
 from streams.retention import Gone
 from streams.store import Record
 from streams.stores import sqlite_removal
 from streams.stores.directory import Backend
-from streams.stores.removed_files import MANIFEST
 from tests.streams import removing_process
 from tests.streams.builders import event
-from tests.streams.disks import FastDisk, FaultyDisk
 from tests.streams.opened import collect
-from tests.streams.removals import BACKENDS, Remove, faults, forget, open_log, prune, prune_most
+from tests.streams.removals import BACKENDS, Remove, faults, forget, open_log, prune
 from tests.streams.retention_contract import check_chains, fill
 from tests.streams.sizes import size
 
@@ -57,57 +54,7 @@ async def check_images(images: Path, backend: Backend, before: list[Record], aft
     return len(list(images.iterdir()))
 
 
-class ImagingDisk(FastDisk):
-    """Copies the store before each operation, and in the middle of each write."""
-
-    def __init__(self, store: Path, images: Path) -> None:
-        self.store, self.images, self.count, self.is_on = store, images, 0, False
-
-    def image(self) -> None:
-        if self.is_on:
-            shutil.copytree(self.store, self.images / f"{self.count:04}")
-            self.count += 1
-
-    def write(self, fd: int, data: bytes) -> None:
-        self.image()
-        super().write(fd, data[: len(data) // 2])
-        self.image()
-        super().write(fd, data[len(data) // 2 :])
-
-    def sync(self, fd: int) -> None:
-        self.image()
-
-    def rewrite(self, fd: int, data: bytes) -> None:
-        self.image()
-        super().rewrite(fd, data)
-
-    def create(self, path: Path) -> int:
-        self.image()
-        return super().create(path)
-
-    def replace(self, temporary: Path, path: Path) -> None:
-        self.image()
-        super().replace(temporary, path)
-
-    def unlink(self, path: Path) -> None:
-        self.image()
-        super().unlink(path)
-
-
 class TestCutOff:
-    @pytest.mark.parametrize("remove", [prune, forget])
-    async def test_jsonl_is_right_after_a_kill_before_any_disk_operation(self, tmp_path: Path, remove: Remove) -> None:
-        (images := tmp_path / "images").mkdir()
-        disk = ImagingDisk(tmp_path / "store", images)
-        log = await open_log(tmp_path / "store", disk=disk)
-        before = await fill(log)
-        disk.is_on = True
-        await remove(log)
-        disk.image()
-        after = await collect(log.read_all())
-        await log.close()
-        assert await check_images(images, "jsonl", before, after) > 20
-
     @pytest.mark.parametrize("remove", [prune, forget])
     async def test_sqlite_is_right_after_a_kill_between_any_two_transactions(
         self, tmp_path: Path, remove: Remove, monkeypatch: pytest.MonkeyPatch
@@ -134,41 +81,6 @@ class TestCutOff:
         await log.close()
         monkeypatch.setattr(sqlite_removal.SqliteRemover, "_transact", transact)
         assert await check_images(images, "sqlite", before, after) > 8
-
-    @pytest.mark.parametrize(
-        ("method", "remove"),
-        [*((m, r) for m in ("create", "write", "sync", "replace") for r in (prune, forget)), ("unlink", prune_most)],
-    )
-    async def test_after_a_disk_error_the_log_goes_on_and_the_next_try_ends_it(
-        self, tmp_path: Path, method: str, remove: Remove
-    ) -> None:
-        for nth in range(1, 40):
-            store = tmp_path / str(nth)
-            disk = FaultyDisk()
-            log = await open_log(store, disk=disk)
-            before = await fill(log, 12)
-            disk.calls.clear()
-            disk.faults[method, nth] = 28
-            try:
-                await remove(log)
-            except StoreUnavailable as error:
-                assert "No space left" in str(error) and "try again" in str(error)
-            if not disk.failed:
-                await log.close()
-                break
-            record = (await log.append([event("meanwhile", stream="ses_0")]))[0]
-            assert record.position == 12
-            await remove(log)
-            await check_chains(log)
-            for known in before:
-                assert (await log.append([known.event]))[0][1:4] == known[1:4]
-            found = await collect(log.read_all())
-            await log.close()
-            assert await faults(store) == []
-            log = await open_log(store)
-            assert await collect(log.read_all()) == found
-            await log.close()
-        assert nth > 1
 
 
 # Writers are forked from a clean process that has imported everything once.
@@ -230,34 +142,3 @@ def _run_and_kill(store: Path, backend: Backend, run: int, removals: int, more: 
     process.join(30)
     ours.close()
     return journal
-
-
-class RenamingDisk(FastDisk):
-    """Renames the manifest, and then says that it failed: its name may not be durable."""
-
-    fails = True
-
-    def replace(self, temporary: Path, path: Path) -> None:
-        super().replace(temporary, path)
-        if path.name == MANIFEST and self.fails:
-            self.fails = False
-            raise OSError(5, "Input/output error")
-
-
-@pytest.mark.parametrize("remove", [prune, forget])
-async def test_a_manifest_that_took_its_name_counts_though_the_disk_said_no(tmp_path: Path, remove: Remove) -> None:
-    """Every reader goes by it, so the writer must not go on with what it said before."""
-    log = await open_log(tmp_path, disk=RenamingDisk())
-    before = await fill(log)
-    with pytest.raises(StoreUnavailable, match="Input/output error"):
-        await remove(log)
-    reader = LogReader(tmp_path)
-    assert await log.removed() == await reader.removed() != {}
-    for name in ("ses_0", "ses_1", "ses_2"):
-        assert [r.offset for r in await collect(log.read(name))] == [r.offset for r in await collect(reader.read(name))]
-    for record in before:
-        assert (await log.append([record.event]))[0].duplicate
-    await remove(log)
-    await check_chains(log)
-    await log.close()
-    assert await faults(tmp_path) == []

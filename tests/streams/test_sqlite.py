@@ -22,11 +22,12 @@ from streams.stores.sqlite_rows import SELECT, conditions
 from streams.stores.sqlite_search import SearchIndex, remove_search
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
-from tests.streams.sqlite_logs import ask, change, findings, make_older, written
+from tests.streams.retention_contract import RetentionContract
+from tests.streams.sqlite_logs import ask, change, findings, written
 from tests.streams.store_contract import StoreContract
 
 
-class TestSqliteStore(StoreContract):
+class TestSqliteStore(StoreContract, RetentionContract):
     @pytest.fixture(autouse=True)
     def _directory(self, tmp_path: Path) -> None:
         self.directory = tmp_path / "store"
@@ -43,7 +44,7 @@ class TestSqliteStoreThatWritesItsKeysOften(TestSqliteStore):
 
 
 async def test_keys_are_known_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remembered, written, read again by the next writer, or in a file of the version before."""
+    """Remembered, written, or read again by the next writer."""
     monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 10)
     store = await SqliteStore.open(tmp_path)
     first = [(await store.append([event(f"k{n}")]))[0] for n in range(25)]
@@ -56,14 +57,6 @@ async def test_keys_are_known_wherever_they_are(tmp_path: Path, monkeypatch: pyt
         (again,) = await store.append([event(f"k{number}")])
         assert (again.position, again.duplicate) == (record.position, True)
     assert await store.find("k25") is None
-    await store.close()
-    make_older(tmp_path)
-    reader = SqliteReader(tmp_path)
-    assert [await reader.find(record.event.idempotency_key) for record in first] == first
-    await reader.close()
-    store = await SqliteStore.open(tmp_path)
-    assert ask(tmp_path, "SELECT count(*) FROM keys") == 25
-    assert [(await store.append([event(f"k{n}")]))[0].duplicate for n in range(25)] == [True] * 25
     await store.close()
     assert [finding for finding in await findings(tmp_path) if Path(finding.file).name == "log.db"] == []
 

@@ -20,9 +20,8 @@ from tests.streams.builders import event
 
 SEGMENT_BYTES = 12_000
 
-Mode = Literal["jsonl", "compressing", "sqlite", "moving"]
-"""Which backend is written; ``compressing`` is jsonl whose closed segments are compressed, ``moving`` goes from one
-backend to the other and back, without end."""
+Mode = Literal["jsonl", "sqlite", "moving"]
+"""Which backend is written; ``moving`` goes from one backend to the other and back, without end."""
 
 
 @cache
@@ -65,9 +64,4 @@ async def _run(store: Path, mode: Mode, number: int, lanes: int, journal: Connec
         while mode == "moving":
             await Migration(log, "sqlite" if log.backend == "jsonl" else "jsonl").run()
 
-    async def compress() -> None:
-        while mode == "compressing":
-            if await log.compress() is None:
-                await asyncio.sleep(0.005)
-
-    await asyncio.gather(move(), compress(), *(append(lane) for lane in range(lanes)))
+    await asyncio.gather(move(), *(append(lane) for lane in range(lanes)))
