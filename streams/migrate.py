@@ -18,7 +18,6 @@ Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,11 +28,11 @@ from typing import Final, Literal
 
 from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
-from streams.log import DiskStore, Log, open_backend, unavailable
+from streams.log import DiskStore, Log, open_backend
 from streams.retention import Removal
 from streams.store import NOTHING
 from streams.stores.copies import discard, discard_copy, missing_for_copy
-from streams.stores.directory import Backend, Kept, Manifest, read_manifest, take_lock, write_manifest
+from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
 from streams.stores.in_turn import in_thread
 from streams.stores.reserve import MIB, Reserve, mib_to_open
 from streams.stores.segments import parse_event_keys
@@ -319,23 +318,6 @@ def discard_kept(store: Path) -> int:
         raise _not_discarded(store, error) from error
     finally:
         reserve.take_back(given_up)
-
-
-def discard_unserved(store: Path) -> int:
-    """``discard_kept`` for who has no log open: takes the store's lock for it.
-
-    Raises:
-        StoreLocked: another process writes there; nothing was changed.
-        StoreUnavailable, BadStore: as ``discard_kept``.
-    """
-    try:
-        lock = take_lock(store)
-    except OSError as error:
-        raise unavailable(store, error) from error
-    try:
-        return discard_kept(store)
-    finally:
-        os.close(lock)
 
 
 def _discard_kept(store: Path) -> int:
