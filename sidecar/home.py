@@ -23,6 +23,8 @@ from typing import Final, Self
 
 import platformdirs
 
+from streams.stores.disk import write_durably
+
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
@@ -226,12 +228,9 @@ class Home:
         draft = self.info_path.with_name(f"sidecar.json.{os.getpid()}")
         try:
             draft.unlink(missing_ok=True)
-            write_new(draft, json.dumps(asdict(info)) + "\n")
-            draft.replace(self.info_path)
+            write_durably(self.info_path, json.dumps(asdict(info)).encode() + b"\n", draft=draft)
         except OSError as error:
             raise _cannot("write", self.info_path, error) from None
-        finally:
-            draft.unlink(missing_ok=True)
 
     def read_info(self) -> SidecarInfo | None:
         """What ``sidecar.json`` says; None when it is missing, broken, not ours or open to others. It may be stale."""

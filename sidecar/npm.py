@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from streams.stores.disk import write_durably
+
 LOCK: Final = "package-lock.json"
 MODULES: Final = "node_modules"
 RC: Final = ".npmrc"
@@ -253,17 +255,6 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
-    # An .npmrc may hold a token: the draft is as closed as the file itself.
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if mode else 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            if mode is not None:
-                os.fchmod(descriptor, mode)
-            file.flush()
-            os.fsync(descriptor)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+    # Somebody else's directory: a name that nobody has.
+    write_durably(path, content, mode=mode, draft=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))

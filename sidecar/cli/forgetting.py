@@ -13,6 +13,7 @@ from sidecar.cli.removing import (
     SHOWN_STREAMS,
     YesFlag,
     kept_store,
+    note_move,
     other_copies,
     records_text,
     streams_text,
@@ -75,6 +76,7 @@ async def forget(
         out.object({"streams": streams, "done": done})
     else:
         out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(streams)}")
+        note_move(done)
     return 0
 
 

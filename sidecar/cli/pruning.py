@@ -12,6 +12,7 @@ from sidecar.cli.removing import (
     NOTHING_CHANGED,
     SHOWN_STREAMS,
     YesFlag,
+    note_move,
     other_copies,
     records_text,
     streams_text,
@@ -201,3 +202,4 @@ def _show(
         out.text(
             f"removed {records_text(done['records'])} in {streams_text(done['streams'])}, {bytes_text(done['bytes'])}"
         )
+        note_move(done)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sidecar.cli.command import note
 
 if TYPE_CHECKING:
     from sidecar.home import Home
@@ -41,6 +44,12 @@ def other_copies(home: Home) -> list[str]:
             "`durable-stream mirror rebuild` removes it there."
         )
     return found
+
+
+def note_move(done: Mapping[str, Any]) -> None:
+    """Say so where the log moved to sqlite before something was removed from it."""
+    if (backend := done.get("moved_from")) is not None:
+        note(f"The log moved from {backend} to sqlite first.")
 
 
 def records_text(count: int) -> str:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sidecar.home import is_alive, write_new
+from sidecar.home import is_alive
+from streams.stores.disk import write_durably
 
 PID_FILE: Final = "server.json"
 CONFIG_FILE: Final = "server.conf"
@@ -50,7 +51,7 @@ class ServerProcess:
             ports.mkdir(mode=0o700, exist_ok=True)
             for stale in ports.iterdir():
                 stale.unlink()
-            _replace(directory / CONFIG_FILE, config)
+            write_durably(directory / CONFIG_FILE, config.encode())
             offset = log_file.stat().st_size if log_file.exists() else 0
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -74,7 +75,7 @@ class ServerProcess:
             raise StartFailed(f"{name}: {error.strerror}") from None
         made = cls(process, directory, offset)
         try:
-            _replace(directory / PID_FILE, json.dumps({"pid": process.pid}) + "\n")
+            write_durably(directory / PID_FILE, json.dumps({"pid": process.pid}).encode() + b"\n")
         except OSError as error:
             await made.end(0)
             raise StartFailed(f"{error.filename}: {error.strerror}") from None
@@ -196,13 +197,6 @@ def _is_ours(pid: int, directory: Path) -> bool:
         return False
     uid, _, line = done.stdout.strip().partition(" ")
     return uid == str(os.geteuid()) and line.rstrip().endswith(f"-c {config}")
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.new")
-    draft.unlink(missing_ok=True)
-    write_new(draft, text)
-    draft.replace(path)
 
 
 def _tail(path: Path, offset: int) -> str:

@@ -128,22 +128,29 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Create or replace a small file so that it is whole after a power loss. Mode 0600."""
-    temporary = path.with_name(path.name + ".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def write_durably(path: Path, data: bytes, *, mode: int = 0o600, draft: Path | None = None) -> None:
+    """Create or replace a small file: a reader sees the old or the new one, also after a power loss.
+
+    ``draft`` is written first and renamed; by default ``PATH.new``, which is ours to overwrite in a store.
+
+    Raises:
+        OSError: the old file is as it was; ``FileExistsError`` if the ``draft`` that was named is there.
+    """
+    temporary = path.with_name(path.name + ".new") if draft is None else draft
+    new = os.O_TRUNC if draft is None else os.O_EXCL
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | new | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            os.fchmod(fd, 0o600)
+            os.fchmod(fd, mode)
             Disk().write(fd, data)
             os.fsync(fd)
         finally:
             os.close(fd)
+        temporary.replace(path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    temporary.replace(path)
     sync_directory(path.parent)
 
 

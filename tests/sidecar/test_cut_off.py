@@ -22,6 +22,7 @@ from sidecar.upkeep import Upkeep
 from streams.errors import StoreUnavailable
 from streams.identity import system_identity
 from streams.log import Log
+from streams.stores.directory import read_manifest
 from streams.verify import Verification
 from tests.sidecar import life
 from tests.sidecar.bad_stores import snapshot
@@ -201,6 +202,23 @@ def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home) -> N
     assert run(home.path, "stop").code == 0
     sidecar.communicate(timeout=HANG_SECONDS)
     assert sidecar.returncode == 0
+
+
+def test_a_sidecar_does_not_leave_while_it_moves_the_log(home: Home) -> None:
+    with home.config_path.open("a") as config:
+        config.write("[link]\nidle_exit_seconds = 2\n")
+    sidecar = begin(stopping_half_way(home, "serve", "--idle-exit"))
+    running(home)
+    moving = begin(cli(home, "migrate", "--to", "sqlite"))
+    wait_until_held(home)
+    moving.kill()
+    moving.communicate(timeout=HANG_SECONDS)
+    with pytest.raises(subprocess.TimeoutExpired):
+        sidecar.wait(3.0)
+    (home.path / "go-on").touch()
+    sidecar.communicate(timeout=HANG_SECONDS)
+    manifest = read_manifest(home.store_path)
+    assert manifest is not None and manifest.backend == "sqlite" and verified(home)
 
 
 def test_what_is_already_so_is_a_success_and_what_cannot_be_is_a_failure(home: Home) -> None:

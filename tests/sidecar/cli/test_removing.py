@@ -19,6 +19,7 @@ from streams.projection import fold
 from streams.store import Snapshot
 from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_process
 from tests.sidecar.life import end_sidecars
+from tests.sidecar.test_spools import dead_pid, spool
 from tests.streams.builders import event
 
 NAMES = ("chat", "task_child", "http_400")
@@ -354,6 +355,22 @@ class TestForget:
         run(served, "stop")
         assert not files_with(served, word)
         assert run_process(served, "play", str(RECORDINGS / "chat.jsonl")).code == 0
+
+    def test_what_a_dead_opencode_left_in_the_spool_is_forgotten_too(self, home: Path, tmp_path: Path) -> None:
+        whole = make_home(tmp_path / "whole", "chat")
+        stream = next(iter(streams(whole)))
+        payloads = [record["event"]["payload"] for record in run(whole, "query", "--json").objects()]
+        told = next(payload["text"] for payload in payloads if payload.get("text"))
+        mine = tmp_path / "mine"
+        mine.mkdir(mode=0o700)
+        asyncio.run(append(mine / "store", [[event("first", stream=stream)]]))
+        (mine / "spool").mkdir(mode=0o700)
+        spool(mine / "spool", dead_pid())
+        assert files_with(mine, told)
+        assert run(mine, "forget", stream, "--yes").code == 0
+        end_sidecars(Home(mine))
+        assert streams(mine)[stream] > 1 and files_with(mine, told) == []
+        assert run(mine, "verify").code == 0
 
     def test_an_unknown_session(self, home: Path) -> None:
         done = run(home, "forget", "ses_nobody", "--yes")

@@ -23,7 +23,7 @@ from streams.log import Log
 from streams.stores.directory import Backend
 from streams.stores.presence import located
 from tests.nats_servers import TOKEN, RealServer, until
-from tests.sidecar.cli.helpers import Done, events_of, run
+from tests.sidecar.cli.helpers import Done, events_of, run, run_and_stop
 
 T = TypeVar("T")
 _SEEDS = count(100)
@@ -140,7 +140,7 @@ class Copy:
         return done.code, [each["difference"] for each in found], last["summary"]
 
     def rebuild(self) -> Done:
-        return run(self.home.path, "mirror", "rebuild", "--yes", "--json")
+        return run_and_stop(self.home.path, "mirror", "rebuild", "--yes", "--json")
 
 
 def store_files(server: RealServer, name: str) -> list[Path]:

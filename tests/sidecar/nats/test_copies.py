@@ -18,6 +18,7 @@ from streams.identity import system_identity
 from streams.log import Log
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server
 from tests.sidecar.cli.helpers import command, environment, run
+from tests.sidecar.life import end_sidecars
 from tests.sidecar.nats.copies import Copy, shown
 from tests.sidecar.support import wait_for
 
@@ -29,8 +30,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 
 @pytest.fixture
-def copy(tmp_path: Path, server: RealServer) -> Copy:
-    return Copy(tmp_path / "home", server)
+def copy(tmp_path: Path, server: RealServer) -> Iterator[Copy]:
+    copy = Copy(tmp_path / "home", server)
+    yield copy
+    end_sidecars(copy.home)
 
 
 def clean(copy: Copy) -> dict[str, Any]:
