@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from bridge.opencode.spool import parse_line
 from bridge.opencode.translate import Origin, Translator
 from sidecar.ingest import Ingest
 from sidecar.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, backlog, take_left
+from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.store import NOTHING
 from streams.stores.memory import MemoryStore
@@ -177,39 +178,40 @@ async def test_a_line_that_stands_there_twice_is_taken_once(tmp_path: Path, stor
     assert await gaps(store) == [] and len(await types(store)) == 3
 
 
-async def test_few_items_of_a_large_spool_wait_for_the_disk(
-    tmp_path: Path, store: MemoryStore, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
+class WaitedFor(Ingest):
+    """An ingest whose log is written only while somebody waits for it; notes how much was held at most."""
+
+    most_held = 0
+    gate: asyncio.Event
+
+    async def _append(self, events: list[StreamEvent]) -> None:
+        await self.gate.wait()
+        await super()._append(events)
+
+    async def at_most(self, count: int, origin: Origin) -> bool:
+        self.most_held = max(self.most_held, self.held)
+        self.gate.set()
+        try:
+            return await super().at_most(count, origin)
+        finally:
+            self.gate.clear()
+
+
+@pytest.mark.parametrize(
+    ("number", "pad", "most"), [(5000, 0, MAX_UNSETTLED_ITEMS + 128), (30, 2**20, MAX_UNSETTLED_BYTES // 2**20 + 2)]
+)
+async def test_little_of_a_large_spool_waits_for_the_disk(
+    tmp_path: Path, store: MemoryStore, number: int, pad: int, most: int
 ) -> None:
-    held = 0
-    take = Ingest.take
-
-    def counted(self: Ingest, *arguments: Any) -> None:
-        nonlocal held
-        take(self, *arguments)
-        held = max(held, self.held)
-
-    monkeypatch.setattr(Ingest, "take", counted)
-    spool(tmp_path, dead_pid(), hooks=bus_events(5000))
-    assert await take_left(tmp_path, ingest) == 5000 == len(await types(store))
-    assert held < 2 * MAX_UNSETTLED_ITEMS
-
-
-async def test_large_items_of_a_spool_are_waited_for(
-    tmp_path: Path, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = 0
-    take = Ingest.take
-
-    def counted(self: Ingest, origin: Origin, first: int, items: list[HookItem], link: None) -> None:
-        nonlocal held
-        take(self, origin, first, items, link)
-        held = max(held, self.held)
-
-    monkeypatch.setattr(Ingest, "take", counted)
-    large = [HookItem("event", n, {"event": {"type": "x.y", "id": f"e{n}", "pad": "x" * 2**20}}, None) for n in range(30)]
-    spool(tmp_path, dead_pid(), hooks=large)
-    assert await take_left(tmp_path, ingest) == 30
-    assert held * 2**20 <= MAX_UNSETTLED_BYTES + 2**21
+    ingest = WaitedFor(store, Translator(seeded_identity(1), hold_s=0.2))
+    ingest.gate = asyncio.Event()
+    hooks = bus_events(number)
+    for hook in hooks:
+        hook.input["event"]["pad"] = "x" * pad
+    spool(tmp_path, dead_pid(), hooks=hooks)
+    assert await take_left(tmp_path, ingest) == number == len(await types(store))
+    assert ingest.most_held <= most
+    await ingest.close()
 
 
 async def test_foreign_files_are_left_alone(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:
