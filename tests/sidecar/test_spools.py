@@ -190,7 +190,8 @@ class WaitedFor(Ingest):
 
     async def at_most(self, count: int, origin: Origin) -> bool:
         self.most_held = max(self.most_held, self.held)
-        self.gate.set()
+        if self.held > count:
+            self.gate.set()
         try:
             return await super().at_most(count, origin)
         finally:
