@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -62,6 +63,7 @@ class Ingest:
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
         self._unfinished: dict[Token, list[Link]] = {}
+        self._held: Counter[Origin] = Counter()  # how many of these each instance has
         self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
         self._appends = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -106,7 +108,7 @@ class Ingest:
     def take(self, origin: Origin, first_seq: int, items: Iterable[HookItem], link: Link | None) -> None:
         """Feed consecutive items; each is finished on ``link`` once what it makes is durable.
 
-        ``link`` is ``None`` for a spool; ``finished`` tells when those are done.
+        ``link`` is ``None`` for a spool; ``at_most`` tells when those are done.
         """
         now = self._loop.time()
         if link is not None and self.excludes(link.directory):
@@ -123,10 +125,11 @@ class Ingest:
                     waiting.append(link)
                 continue
             self._unfinished[token] = [link] if link is not None else []
+            self._held[origin] += 1
             try:
                 self._translator.feed(token, item, now)
             except BaseException:
-                del self._unfinished[token]  # else it would count as on its way when it is sent again
+                self._drop(token)  # else it would count as on its way when it is sent again
                 raise
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
@@ -137,9 +140,9 @@ class Ingest:
         """Whether what comes from this directory is not recorded."""
         return self._exclusion.covers(directory)
 
-    async def finished(self, origin: Origin) -> bool:
-        """Wait until everything taken from ``origin`` is durable; false when the log failed before that."""
-        while any(token.origin == origin for token in self._unfinished):
+    async def at_most(self, count: int, origin: Origin) -> bool:
+        """Wait until at most ``count`` items of ``origin`` are not durable; false when the log failed before that."""
+        while self._held[origin] > count:
             if self.failed.done():
                 return False
             self._progress.clear()
@@ -190,10 +193,20 @@ class Ingest:
                 self._fail(error)
                 return
             for token in drained.done:
-                for link in self._unfinished.pop(token, []):
+                for link in self._drop(token):
                     link.finish([token.seq])
             self._appends -= 1
             self._progress.set()
+
+    def _drop(self, token: Token) -> list[Link]:
+        """Forget an item that is done; returns the links that wait for it."""
+        links = self._unfinished.pop(token, None)
+        if links is None:
+            return []
+        self._held[token.origin] -= 1
+        if not self._held[token.origin]:
+            del self._held[token.origin]
+        return links
 
     def _fail(self, error: StreamError) -> None:
         if not self.failed.done():

@@ -28,11 +28,14 @@ from streams.identity import system_identity
 from streams.log_reader import LogReader
 
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
-MAX_FAILURES: Final = 10
-"""Links lost or refused one after the other, with nothing acknowledged between, before playing is given up."""
+GIVE_UP_SECONDS: Final = 60.0
+"""After so long with nothing acknowledged, playing is given up. Until then a sidecar that ended is started again."""
+
+_MAX_PAUSE_SECONDS: Final = 1.0
 
 MAX_EXPLAINED: Final = 2
-"""Of these, those of sidecars that said why they ended: the second one met what the first had met, as a full disk."""
+"""Sidecars that said why they ended, with nothing acknowledged between, before playing is given up: the second one
+met what the first had met, as a full disk."""
 
 _END_SECONDS: Final = 5.0
 """How long a sidecar that closed its link may take to say why and to end."""
@@ -73,7 +76,7 @@ class PlayResult:
     skipped: int
     relinked: int
     added: int
-    """By how many records the log grew meanwhile; 0 when all of it was known."""
+    """By how many records the log grew meanwhile; 0 when all of it was known. Never negative."""
 
 
 def read_recording(path: Path) -> Recording:
@@ -120,17 +123,20 @@ async def play(
     speed: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     start_seconds: float = START_SECONDS,
+    give_up_seconds: float = GIVE_UP_SECONDS,
 ) -> PlayResult:
     """Send a recording to the home's sidecar (started if none runs); returns when all of it is durable.
 
     ``speed`` is a factor on the recorded pace, ``None`` as fast as acks allow.
     A sidecar that dies meanwhile is started again and gets again what it had
-    not acknowledged. Calls of the sidecar are answered ``unavailable``.
+    not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
+    Calls of the sidecar are answered ``unavailable``.
     Cancelling leaves a first part recorded; playing again completes it.
 
     Raises:
         RecordingError, OSError: the file; nothing was sent.
-        LinkUnavailable, HomeError: no sidecar could be reached, or another process plays the same recording.
+        LinkUnavailable, HomeError: no sidecar could be reached or none took anything, or another process plays
+            the same recording.
     """
     recording = await asyncio.to_thread(read_recording, path)
     progress = Progress(total=len(recording.items))
@@ -138,23 +144,35 @@ async def play(
     player = _Player(recording, progress, speed, on_progress)
     words = await asyncio.to_thread(LastWords)
     try:
-        added = await _played(home, path, identity, player, start_seconds, words)
+        added = await _played(home, path, identity, player, start_seconds, give_up_seconds, words)
     finally:
         words.close()
     return PlayResult(progress.total, recording.skipped, progress.relinked, added)
 
 
 async def _played(
-    home: Home, path: Path, identity: ShimIdentity, player: _Player, start_seconds: float, words: LastWords
+    home: Home,
+    path: Path,
+    identity: ShimIdentity,
+    player: _Player,
+    start_seconds: float,
+    give_up_seconds: float,
+    words: LastWords,
 ) -> int:
     """Send all of it, over as many links as that takes; by how many records the log grew."""
     progress = player.progress
+    loop = asyncio.get_running_loop()
     failures = explained = 0
-    before = _head(home)
+    lowest = _head(home)
+    give_up_at = loop.time() + give_up_seconds
     while True:
-        info = await ensure_running(home, start_seconds, words)
         acked, heard = progress.acked, words.size
+        starting = True
         try:
+            info = await ensure_running(home, start_seconds, words)
+            starting = False
+            # A killed sidecar may have left records that nobody acknowledged; recovery cuts them off.
+            lowest = min(lowest, _head(home))
             async with await ShimClient.connect(home, identity=identity, nonce=system_identity().nonce) as client:
                 await player.run(client)
                 break
@@ -168,15 +186,22 @@ async def _played(
             when = "again and again without taking anything"
             failure = LinkUnavailable(*ended(home, when, words))
         except LinkUnavailable as error:
-            # It may have died between the look and the connection.
+            # It may have died between the look and the connection, or while it started.
             failure = error
+            if starting and words.size > heard:
+                raise  # it said why it cannot start
+        if progress.acked > acked:
+            failures = explained = 0
+            give_up_at = loop.time() + give_up_seconds
+        else:
+            failures += 1
+            explained += 1 if words.size > heard else 0
         # A killed sidecar is no reason to give up, one that cannot write its log is.
-        failures = failures + 1 if progress.acked == acked else 0
-        explained = explained + 1 if progress.acked == acked and words.size > heard else 0
-        if failures > MAX_FAILURES or explained >= MAX_EXPLAINED:
+        if explained >= MAX_EXPLAINED or loop.time() >= give_up_at:
             raise failure
-        await asyncio.sleep(0.05 * failures)
-    return _head(home) - before
+        await asyncio.sleep(min(0.05 * failures, _MAX_PAUSE_SECONDS))
+    head = _head(home)
+    return head - min(lowest, head)
 
 
 async def _until_gone(home: Home, info: SidecarInfo) -> None:

@@ -7,12 +7,15 @@ tasks, limits and time.
 Nothing a peer does may stop the server or another link. Each connection is
 bounded: before its proof in number, time and frame size; after it in frame
 size, in bytes waiting for the handler, and in frames waiting for the peer.
+Proved and unproved connections have limits of their own, so that those
+without a proof never take the place of those with one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -64,6 +67,9 @@ FAILED_PROOF_SECONDS: Final = 60.0
 Right proofs are never slowed down, so a failing peer cannot lock anybody out.
 """
 
+FLOOD_LOG_SECONDS: Final = 60.0
+"""How often the log says that connections without a proof were closed to make room."""
+
 MAX_REQUESTS: Final = 32
 """Requests of one control connection that run at a time."""
 
@@ -102,7 +108,8 @@ class LinkServer:
         self._window, self._max_frame_bytes = window, max_frame_bytes
         self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
         self._server: Server | None = None
-        self._sockets: set[ServerConnection] = set()
+        self._unproved: dict[ServerConnection, None] = {}  # in the order they came
+        self._flood_told = -math.inf
         self._wires: set[SocketWire] = set()  # proved
         self._links: list[ShimConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,8 +171,8 @@ class LinkServer:
         await self._settle(min(SETTLE_SECONDS, grace_seconds))
         for wire in self._wires:
             wire.leave(reason)
-        for socket in self._sockets - {wire.socket for wire in self._wires}:
-            socket.transport.abort()  # has proved nothing yet, so nothing is owed to it
+        for socket in list(self._unproved):
+            socket.transport.abort()  # nothing is owed to it
         tasks = set(self._tasks)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace_seconds)
@@ -208,6 +215,24 @@ class LinkServer:
             return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.\n")
         return None
 
+    def _arrived(self, socket: ServerConnection) -> None:
+        """Count a new connection; when too many wait without a proof, the oldest of them makes room."""
+        self._unproved[socket] = None
+        if len(self._unproved) <= self._max_connections:
+            return
+        oldest = next(iter(self._unproved))
+        del self._unproved[oldest]
+        oldest.transport.abort()
+        self.counters.unproved_closed += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._flood_told >= FLOOD_LOG_SECONDS:
+            self._flood_told = now
+            log.warning(
+                "more than %d connections wait without a proof; the oldest are closed (%d since the start)",
+                self._max_connections,
+                self.counters.unproved_closed,
+            )
+
     async def _connection(self, socket: ServerConnection) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -225,6 +250,7 @@ class LinkServer:
             identified = await self._handshake(wire)
             if identified is None:
                 return
+            self._unproved.pop(socket, None)
             if len(self._wires) >= self._max_connections or self._draining:
                 self.counters.refused_busy += 1
                 await socket.close(_TRY_LATER)
@@ -362,7 +388,7 @@ _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 def _bounded(owner: LinkServer) -> type[ServerConnection]:
-    """A connection that is dropped at once when too many sockets wait without a proof.
+    """A connection that counts from its first byte on.
 
     ``process_request`` comes too late for this: it sees only peers that send a whole request.
     """
@@ -370,13 +396,10 @@ def _bounded(owner: LinkServer) -> type[ServerConnection]:
     class Bounded(ServerConnection):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            owner._sockets.add(self)
-            if len(owner._sockets) - len(owner._wires) > owner._max_connections:
-                owner.counters.refused_busy += 1
-                self.transport.abort()
+            owner._arrived(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            owner._sockets.discard(self)
+            owner._unproved.pop(self, None)
             super().connection_lost(exc)
 
     return Bounded

@@ -14,20 +14,30 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from bridge.opencode.frames import HookItem
 from bridge.opencode.lenient import FrameError
-from bridge.opencode.spool import SpoolHeader, parse_header, parse_line
+from bridge.opencode.spool import SpoolHeader, parse_header, read_items
 from bridge.opencode.translate import Origin
 from sidecar.ingest import Ingest
 
 log = logging.getLogger("sidecar.spools")
 
 _NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
-_BATCH: Final = 128
+
+MAX_UNSETTLED_ITEMS: Final = 512
+"""Items of a spool that may wait for the disk before it is read on: as many as a link's window."""
+
+MAX_UNSETTLED_BYTES: Final = 8 * 1024 * 1024
+"""After so many bytes of a spool everything read is waited for."""
+
+_BATCH_ITEMS: Final = 128
+_BATCH_BYTES: Final = 1024 * 1024
+_MAX_LINE: Final = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +68,14 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
         if ingest.is_linked(origin):
             continue
         try:
-            content = await asyncio.to_thread(_read_if_left, path, match[3] is not None)
+            left = await asyncio.to_thread(_open_if_left, path, match[3] is not None)
+            if left is None:
+                continue
+            with left.file:
+                items = await _take(left, origin, ingest)
         except OSError as error:
             log.warning("the spool %s cannot be read: %s", path.name, error.strerror)
             continue
-        if content is None:
-            continue
-        items = await _take(content, origin, ingest)
         if ingest.failed.done():
             return taken
         try:
@@ -76,56 +87,72 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
     return taken
 
 
-async def _take(content: bytes, origin: Origin, ingest: Ingest) -> int:
-    if ingest.excludes(_directory(content)):
-        dropped = sum(1 for _ in _items(content))
-        ingest.excluded += dropped
-        return 0
-    count = 0
-    last = 0
-    batch: list[HookItem] = []
-    first = 0
-    bad = 0
-    for seq, item in _items(content):
-        if item is None:
-            bad += 1
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A spool that nobody else will bring; its file stands behind the header."""
+
+    file: BinaryIO
+    directory: str
+
+
+async def _take(left: _Left, origin: Origin, ingest: Ingest) -> int:
+    """Feed a spool's items batch by batch, and read on only while few of them wait for the disk."""
+    excluded = ingest.excludes(left.directory)
+    count = unsettled_bytes = 0
+    batches = _batches(_Lines(left.file))
+    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+        if excluded:
+            ingest.excluded += len(batch.items)
             continue
-        if batch and (seq != last + 1 or len(batch) >= _BATCH):
-            ingest.take(origin, first, batch, None)
-            batch = []
-        if not batch:
-            first = seq
-        batch.append(item)
-        last = seq
-        count += 1
-    if bad:
-        # The process died in the middle of a line, or somebody changed the file: say so in the log.
-        if not batch:
-            first = last + 1
-        gap = {"lost": bad, "reason": "spool_damaged", "first_seq": None, "last_seq": None}
-        batch.append(HookItem("capture.gap", batch[-1].t if batch else 0, gap, None))
-    if batch:
-        ingest.take(origin, first, batch, None)
-    await ingest.finished(origin)
+        ingest.take(origin, batch.first_seq, batch.items, None)
+        count += sum(1 for item in batch.items if item.hook != "capture.gap")
+        unsettled_bytes += batch.bytes
+        if unsettled_bytes > MAX_UNSETTLED_BYTES:
+            unsettled_bytes = 0
+        if not await ingest.at_most(MAX_UNSETTLED_ITEMS if unsettled_bytes else 0, origin):
+            return count
+    await ingest.at_most(0, origin)
     return count
 
 
-def _directory(content: bytes) -> str:
-    """The directory whose hooks a spool holds; nothing where its header cannot be read."""
-    try:
-        return parse_header(content.split(b"\n", 1)[0]).directory
-    except FrameError:
-        return ""
+@dataclass(slots=True)
+class _Batch:
+    """Items with consecutive seqs from ``first_seq``; ``bytes`` is the length of their lines."""
+
+    first_seq: int
+    items: list[HookItem]
+    bytes: int
 
 
-def _items(content: bytes) -> Iterator[tuple[int, HookItem | None]]:
-    """(seq, item) of each line after the header; the item is ``None`` for a line that is damaged."""
-    for line in content.split(b"\n")[1:]:
-        if line:
-            try:
-                yield parse_line(line)
-            except FrameError:
-                yield 0, None
+def _batches(lines: _Lines) -> Iterator[_Batch]:
+    batch: _Batch | None = None
+    for seq, item in read_items(lines):
+        if batch is not None and (
+            seq != batch.first_seq + len(batch.items) or len(batch.items) >= _BATCH_ITEMS or lines.bytes >= _BATCH_BYTES
+        ):
+            batch.bytes, lines.bytes = lines.bytes, 0
+            yield batch
+            batch = None
+        if batch is None:
+            batch = _Batch(seq, [], 0)
+        batch.items.append(item)
+    if batch is not None:
+        yield batch
+
+
+class _Lines:
+    """A file's further lines without their newlines; ``bytes`` counts what was read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.bytes = 0
+        self._file = file
+
+    def __iter__(self) -> Iterator[bytes]:
+        # A longer line than the shim writes is damage: it comes in pieces, and none of them is readable.
+        while line := self._file.readline(_MAX_LINE):
+            self.bytes += len(line)
+            if line != b"\n":
+                yield line.removesuffix(b"\n")
 
 
 def _spools(directory: Path) -> list[Path]:
@@ -135,20 +162,23 @@ def _spools(directory: Path) -> list[Path]:
         return []
 
 
-def _read_if_left(path: Path, is_left: bool) -> bytes | None:
-    """What a spool holds that its shim left or died over; ``None`` for others and for what is no plain file of ours."""
+def _open_if_left(path: Path, is_left: bool) -> _Left | None:
+    """A spool that its shim left or died over; ``None`` for others and for what is no plain file of ours."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(os.fdopen(descriptor, "rb"))
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return None
-        content: bytes = file.read()
-    header: SpoolHeader | None = None
-    try:
-        header = parse_header(content.split(b"\n", 1)[0])
-    except FrameError:
-        log.warning("the spool %s has no readable header; its lines are taken all the same", path.name)
-    return None if not is_left and header is not None and _lives(header) else content
+        header: SpoolHeader | None = None
+        try:
+            header = parse_header(file.readline(_MAX_LINE))
+        except FrameError:
+            log.warning("the spool %s has no readable header; its lines are taken all the same", path.name)
+        if not is_left and header is not None and _lives(header):
+            return None
+        stack.pop_all()
+        return _Left(file, header.directory if header is not None else "")
 
 
 def _lives(header: SpoolHeader) -> bool:

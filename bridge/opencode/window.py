@@ -15,8 +15,8 @@ class AckWindow:
     """Which received items are finished, and how far that is complete.
 
     ``acked`` is the highest received seq such that everything received up to
-    it is finished. A hole in the seqs is what the shim lost; it is passed over
-    when what follows is finished, never before.
+    it is finished. A hole in the seqs is what the shim lost, and the item after
+    it says so; it is passed over when that one is finished, never before.
     """
 
     def __init__(self, acked: int = 0, window: int = DEFAULT_WINDOW) -> None:

@@ -214,12 +214,14 @@ export class Capture {
       while (life === this.#life && this.#link.live && this.#window.room > 0) {
         if (this.#chunk.length === 0) {
           if (this.#spool.lastSeq <= this.#sent) break;
+          // Looked at in this very tick: what a hook appends while `read` is awaited is not missing.
+          if (this.#spool.atEnd) {
+            this.#chunk = this.#withGaps([], true);
+            continue;
+          }
           const lines = await this.#spool.read();
           if (life !== this.#life) break;
-          // At the end without its last seq, somebody damaged the file: what follows it must not wait for ever.
-          if (lines === null) this.#sent = this.#spool.lastSeq;
-          // Lines in flight were spilled as well; they come by here and are passed over.
-          else this.#chunk = lines.filter((line) => line.seq > this.#sent);
+          this.#chunk = this.#withGaps(lines, false);
           continue;
         }
         const run = nextRun(this.#chunk, 0, Math.min(this.#window.room, FRAME_ITEMS), FRAME_BYTES);
@@ -236,6 +238,37 @@ export class Capture {
     }
     // A new link found this drain still running, or the spool is sent and memory is next.
     if (life !== this.#life || this.#spool.lastSeq <= this.#sent) this.#pump();
+  }
+
+  /**
+   * The lines to send, in order. The spool's seqs have no holes, so what is
+   * missing was damaged in the file: a gap item under its last seq stands for it.
+   *
+   * @param {Line[]} lines
+   * @param {boolean} atEnd whether no more lines follow
+   * @returns {Line[]}
+   */
+  #withGaps(lines, atEnd) {
+    const { lastSeq, end } = this.#spool;
+    /** @type {Line[]} */
+    const whole = [];
+    let last = this.#sent;
+    const tellUpTo = (/** @type {number} */ seq, /** @type {number} */ place) => {
+      if (seq <= last) return;
+      const text = encodeGap({ lost: seq - last, reason: "spool_damaged", first_seq: last + 1, last_seq: seq }, Date.now());
+      this.#counters.lost_spool_damaged += seq - last;
+      whole.push({ seq, text, bytes: Buffer.byteLength(text), start: place, end: place });
+      last = seq;
+    };
+    for (const line of lines) {
+      // Lines in flight were spilled as well; they come by here and are passed over.
+      if (line.seq <= last || line.seq > lastSeq) continue;
+      tellUpTo(line.seq - 1, line.start);
+      whole.push(line);
+      last = line.seq;
+    }
+    if (atEnd) tellUpTo(lastSeq, end);
+    return whole;
   }
 
   /**

@@ -17,10 +17,12 @@ export function newCounters() {
     spooled: 0,
     /** writes the spool refused: unwritable, full disk, or over its limit */
     spool_failures: 0,
-    /** reads of the spool that failed or met a line that is not ours */
+    /** reads of the spool that failed or met a damaged line */
     spool_read_failures: 0,
     /** items lost because the spool had failed and memory was full */
     lost_memory_full: 0,
+    /** items lost because their lines in the spool were damaged */
+    lost_spool_damaged: 0,
     /** hooks whose arguments JSON cannot express, or that stayed too big after cutting */
     lost_unserialisable: 0,
     /** items in which long strings were cut */

@@ -59,10 +59,10 @@ function cutLongString(_key, value) {
 /**
  * @typedef {object} Gap
  * @property {number} lost items
- * @property {number} bytes of their text; 0 when no text could be made
- * @property {"memory_full" | "unserialisable"} reason
- * @property {number} first_seq of the lost items
- * @property {number} last_seq of the lost items
+ * @property {"memory_full" | "unserialisable" | "spool_damaged"} reason
+ * @property {number} [bytes] of their text; 0 when no text could be made. Not known of damaged lines
+ * @property {number} [first_seq] of the lost items. Only those that the spool lost had seqs
+ * @property {number} [last_seq] of the lost items
  */
 
 /**

@@ -1,9 +1,9 @@
 /**
  * The items that are only in memory, and the numbering of all items.
  *
- * Pure: no clock, no I/O. Seqs are 1, 2, 3, ... over the life of an instance.
- * A lost item uses up its seq, so a hole in the numbers is a loss and never
- * anything else; a gap item with the next free seq tells of it.
+ * Pure: no clock, no I/O. Seqs are 1, 2, 3, ... over the life of an instance,
+ * without holes. An item that is lost here never had a seq; the gap item that
+ * tells of it has one.
  */
 
 /** @typedef {import("./item.js").Gap} Gap */
@@ -33,7 +33,7 @@ export class Queue {
   #head = 0;
   #limit;
   #full = false;
-  /** @type {Map<Gap["reason"], Gap>} gaps not yet told, in the order they opened */
+  /** @type {Map<string, Gap & {bytes: number}>} by reason: gaps not yet told, in the order they opened */
   #gaps = new Map();
 
   /** Highest seq given out. */
@@ -79,21 +79,16 @@ export class Queue {
   }
 
   /**
-   * An item is lost: it takes the next seq and is counted in the gap of its reason.
+   * An item is lost: it is counted in the gap of its reason.
    *
-   * @param {Gap["reason"]} reason
+   * @param {"memory_full" | "unserialisable"} reason
    * @param {number} bytes
    */
   lose(reason, bytes) {
-    const seq = ++this.last;
-    const gap = this.#gaps.get(reason);
-    if (gap) {
-      gap.lost += 1;
-      gap.bytes += bytes;
-      gap.last_seq = seq;
-    } else {
-      this.#gaps.set(reason, { lost: 1, bytes, reason, first_seq: seq, last_seq: seq });
-    }
+    const gap = this.#gaps.get(reason) ?? { lost: 0, bytes: 0, reason };
+    gap.lost += 1;
+    gap.bytes += bytes;
+    this.#gaps.set(reason, gap);
   }
 
   /** @returns {Gap[]} the gaps to be told now; they are forgotten here */

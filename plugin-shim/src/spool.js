@@ -1,17 +1,21 @@
 /**
  * The spool: one instance's unacknowledged items in a file.
  *
- * The first line is a header, then one line an item: {"seq":n,"item":{...}},
- * seqs ascending. Written synchronously and without fsync: the page cache
+ * The first line is a header, then one line an item:
+ * {"seq":n,"sum":"...","item":{...}}, seqs without holes. A line whose sum is
+ * wrong is damaged and never sent; so a seq that is missing is an item lost to
+ * damage, and nothing else. Written synchronously and without fsync: the page cache
  * outlives a killed OpenCode, and that is what the spool is for. If this
  * process dies, the sidecar takes the file in; if it lives, the lines are read
  * back and sent, and the file goes once all of them are acknowledged.
  */
+import { createHash } from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
+import { MAX_ITEM_BYTES } from "./item.js";
 
 /** @typedef {import("./queue.js").Item} Item */
-/** @typedef {Item & {end: number}} Line an item with the place after its line */
+/** @typedef {Item & {start: number, end: number}} Line an item with the places of its line */
 
 /** How much is read at once; a longer line is read alone. */
 const CHUNK_BYTES = 256 * 1024;
@@ -20,8 +24,12 @@ const KEEP_MS = 1000;
 /** After a failed open or write, for how long the disk is left alone. */
 const RETRY_MS = 1000;
 
-const BEFORE_SEQ = '{"seq":';
-const BEFORE_ITEM = ',"item":';
+/** No line is longer: an item and what stands around it. */
+const MAX_LINE_BYTES = MAX_ITEM_BYTES + 1024;
+
+const BEFORE_TEXT = /^\{"seq":([1-9]\d{0,15}),"sum":"([0-9a-f]{16})","item":/;
+/** So many bytes of a line hold all that stands before its item. */
+const MAX_BEFORE_TEXT = 64;
 
 /**
  * @typedef {object} SpoolOptions
@@ -67,6 +75,16 @@ export class Spool {
     return path.join(this.#options.dir, this.#options.name);
   }
 
+  /** Whether all lines were read. */
+  get atEnd() {
+    return this.#readAt >= this.#size;
+  }
+
+  /** Place after the last line. */
+  get end() {
+    return this.#size;
+  }
+
   /** Whether `append` may succeed now; cheap, for a hook's hot path. */
   get usable() {
     return !this.#full && performance.now() >= this.#retryAtMs;
@@ -93,10 +111,10 @@ export class Spool {
   }
 
   /**
-   * The next lines, at most one chunk of them; an empty list when `rewind` or
-   * `remove` came in between or all of the chunk was unreadable.
+   * The next undamaged lines, at most one chunk of them; an empty list when
+   * `rewind` or `remove` came in between, when all of the chunk was damaged, and at the end.
    *
-   * @returns {Promise<Line[] | null>} null at the end of the file; rejects when the disk fails
+   * @returns {Promise<Line[]>} rejects when the disk fails
    */
   async read() {
     const fd = this.#fd;
@@ -106,8 +124,8 @@ export class Spool {
     try {
       for (let length = CHUNK_BYTES; ; length *= 4) {
         const left = this.#size - this.#readAt;
-        if (left <= 0) return null;
-        const buffer = Buffer.allocUnsafe(Math.min(length, left));
+        if (left <= 0) return [];
+        const buffer = Buffer.allocUnsafe(Math.min(length, left, MAX_LINE_BYTES));
         const got = await pread(fd, buffer, this.#readAt);
         if (life !== this.#life) return [];
         const lastNewline = buffer.subarray(0, got).lastIndexOf(0x0a);
@@ -116,7 +134,12 @@ export class Spool {
           this.#readAt += lastNewline + 1;
           return lines;
         }
-        if (length >= left) throw new Error("the spool ends inside a line");
+        if (length >= left || length >= MAX_LINE_BYTES) {
+          // Lines are written whole and end: this is damage, or somebody cut the file.
+          this.#options.counters.spool_read_failures += 1;
+          this.#readAt = got < buffer.length ? this.#size : this.#readAt + got;
+          return [];
+        }
       }
     } finally {
       this.#reading = false;
@@ -211,6 +234,8 @@ export class Spool {
     const { O_RDWR, O_APPEND, O_CREAT, O_EXCL, O_NOFOLLOW = 0 } = fs.constants;
     const fd = fs.openSync(this.path, O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600);
     try {
+      // The umask took its share of the mode.
+      fs.fchmodSync(fd, 0o600);
       const line = Buffer.from(`${JSON.stringify(header())}\n`);
       writeAll(fd, line);
       this.#fd = fd;
@@ -230,7 +255,7 @@ export class Spool {
     let count = 0;
     let room = this.#options.limit - this.#size;
     for (const item of items) {
-      const line = `${BEFORE_SEQ}${item.seq}${BEFORE_ITEM}${item.text}}\n`;
+      const line = `{"seq":${item.seq},"sum":"${sumOf(item.seq, item.text)}","item":${item.text}}\n`;
       room -= item.bytes + (line.length - item.text.length);
       if (room < 0) {
         // Order leaves no choice: until the file is emptied, what follows waits behind this one in memory.
@@ -271,8 +296,8 @@ export class Spool {
     const lines = [];
     for (let start = 0; start < chunk.length; ) {
       const newline = chunk.indexOf(0x0a, start);
-      const item = parseLine(chunk.toString("utf8", start, newline));
-      if (item) lines.push({ ...item, bytes: newline - start, end: this.#readAt + newline + 1 });
+      const item = parseLine(chunk.subarray(start, newline));
+      if (item) lines.push({ ...item, bytes: newline - start, start: this.#readAt + start, end: this.#readAt + newline + 1 });
       else this.#options.counters.spool_read_failures += 1;
       start = newline + 1;
     }
@@ -281,15 +306,25 @@ export class Spool {
 }
 
 /**
- * @param {string} line
- * @returns {{seq: number, text: string} | null}
+ * @param {Buffer} line
+ * @returns {{seq: number, text: string} | null} null when it is damaged
  */
 function parseLine(line) {
-  const comma = line.indexOf(",", BEFORE_SEQ.length);
-  const seq = Number(line.slice(BEFORE_SEQ.length, comma));
-  const ours =
-    line.startsWith(BEFORE_SEQ) && line.startsWith(BEFORE_ITEM, comma) && Number.isSafeInteger(seq);
-  return ours ? { seq, text: line.slice(comma + BEFORE_ITEM.length, -1) } : null;
+  const before = BEFORE_TEXT.exec(line.toString("latin1", 0, MAX_BEFORE_TEXT));
+  if (!before || line[line.length - 1] !== 0x7d) return null;
+  const seq = Number(before[1]);
+  const text = line.subarray(before[0].length, -1);
+  return Number.isSafeInteger(seq) && sumOf(seq, text) === before[2] ? { seq, text: text.toString() } : null;
+}
+
+/**
+ * The seq is in the sum too: a changed one must not pass for another item's.
+ *
+ * @param {number} seq
+ * @param {string | Buffer} text
+ */
+export function sumOf(seq, text) {
+  return createHash("sha256").update(`${seq},`).update(text).digest("hex").slice(0, 16);
 }
 
 /** @param {number} fd @param {Buffer} bytes */

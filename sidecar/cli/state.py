@@ -53,6 +53,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
             problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
     if found is not None and (refused := refused_plugin(found)) is not None:
         problems.append("; ".join(refused))
+    if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
+        notes.append(
+            f"{counted(closed, 'connection')} closed to make room: too many came that did not prove themselves"
+        )
     if found is not None and found.get("nats") and found["nats"]["problem"]:
         notes.append(f"NATS: {found['nats']['problem']}")
     mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]

@@ -130,14 +130,27 @@ async def test_too_many_links_are_refused_and_room_is_given_back() -> None:
 
 
 async def test_sockets_that_say_nothing_are_bounded_before_any_request() -> None:
-    async with serving(max_connections=3) as server:
-        idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    async with serving(max_connections=3, handshake_seconds=300) as server:
+        idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(4)]
         with suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        assert server.counters.refused_busy == 1
-        for _, other in [*idle, (reader, writer)]:
-            other.close()
+            assert await idle[0][0].read() == b"", "the oldest makes room"
+        assert server.counters.unproved_closed == 1
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_silent_connections_shut_out_neither_a_plugin_nor_the_command_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(handshake_seconds=300) as server:
+        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(300)]
+        await works(server)
+        async with peer(server) as cli:
+            assert (await cli.shake("control"))["type"] == "welcome"
+        assert server.counters.unproved_closed >= 300 - 256
+        assert len([record for record in caplog.records if record.name == "sidecar.link"]) == 1, "said once a minute"
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_a_slow_request_is_cut() -> None:

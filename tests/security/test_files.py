@@ -23,6 +23,7 @@ from streams.errors import StreamError
 from streams.identity import seeded_identity
 from streams.stores.jsonl import JsonlStore
 from streams.stores.memory import MemoryStore
+from tests.sidecar.support import spool_line
 from tests.streams.builders import event
 
 TOKEN = "7e" * 32
@@ -276,7 +277,7 @@ async def test_drafts_are_not_written_through_planted_links(home: Home, tmp_path
 async def test_a_planted_spool_is_not_read_and_not_deleted(home: Home, tmp_path: Path, planted: str) -> None:
     path = home.spool_path / f"{'ab' * 16}-{'cd' * 8}.jsonl"
     outside = tmp_path / "outside"
-    outside.write_text('{"seq":1,"item":{"hook":"event","t":1,"input":{},"output":null}}\n' * 2)
+    outside.write_text(f"{spool_line(1, {'hook': 'event', 't': 1, 'input': {}, 'output': None})}\n" * 2)
     {"link": lambda: path.symlink_to(outside), "pipe": lambda: os.mkfifo(path), "directory": path.mkdir}[planted]()
     store = MemoryStore()
     ingest = Ingest(store, Translator(seeded_identity(2)))

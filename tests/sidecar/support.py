@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,6 +52,12 @@ def running(home: Home) -> SidecarInfo:
     """Wait until a sidecar serves ``home``."""
     info: SidecarInfo = wait_for(home.running, "a sidecar runs")
     return info
+
+
+def spool_line(seq: int, item: dict[str, Any]) -> str:
+    """A line of a spool as the shim writes it, without its newline."""
+    text = json.dumps(item)
+    return f'{{"seq":{seq},"sum":"{sha256(f"{seq},{text}".encode()).hexdigest()[:16]}","item":{text}}}'
 
 
 class FakeLink:

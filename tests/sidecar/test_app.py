@@ -12,13 +12,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sidecar.client import ControlClient, LinkClosed, LinkUnavailable
 from sidecar.home import Home, SidecarInfo
 from sidecar.launch import ensure_running
-from sidecar.play import MAX_EXPLAINED, MAX_FAILURES, Progress, RecordingError, play, read_recording
+from sidecar.play import MAX_EXPLAINED, Progress, RecordingError, play, read_recording
 from streams.identity import system_identity
 from streams.stores.jsonl_reader import JsonlReader
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start, wait_for
@@ -211,22 +212,48 @@ class TestPlay:
     async def test_sidecars_that_take_nothing_are_not_started_for_ever(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tries = 0
-
         async def up(*_: object) -> SidecarInfo:
             """A sidecar runs, until somebody kills it."""
             return SidecarInfo(1, 1, "boot", "", 1, 0)
 
         async def lost(*_: object, **__: object) -> None:
-            nonlocal tries
-            tries += 1
             raise LinkClosed("lost")
 
         monkeypatch.setattr("sidecar.play.ensure_running", up)
         monkeypatch.setattr("sidecar.play.ShimClient.connect", lost)
-        with pytest.raises(LinkUnavailable, match="without taking anything; run `durable-stream serve` to see why"):
-            await play(home, RECORDINGS / "chat.jsonl")
-        assert tries == MAX_FAILURES + 1
+        with pytest.raises(LinkUnavailable):
+            await play(home, RECORDINGS / "chat.jsonl", give_up_seconds=0)
+
+    async def test_sidecars_killed_while_they_start_are_started_again(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        killed = 0
+
+        async def killed_at_first(*arguments: Any) -> SidecarInfo:
+            nonlocal killed
+            if killed < 25:
+                killed += 1
+                raise LinkUnavailable("the sidecar ended right after its start (exit code -9)", "read its log")
+            return await ensure_running(*arguments)
+
+        monkeypatch.setattr("sidecar.play.ensure_running", killed_at_first)
+        monkeypatch.setattr("sidecar.play._MAX_PAUSE_SECONDS", 0)
+        result = await play(home, RECORDINGS / "chat.jsonl")
+        assert killed == 25 and result.added == len(await keys(home)) > 0
+
+    async def test_a_log_that_lost_what_nobody_acknowledged_is_counted_from_there(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heads = iter([20, 3, 8])
+        monkeypatch.setattr("sidecar.play._head", lambda _: next(heads))
+        assert (await play(home, RECORDINGS / "chat.jsonl")).added == 5
+
+    async def test_a_log_that_shrank_meanwhile_is_no_negative_number(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heads = iter([20, 20, 8])
+        monkeypatch.setattr("sidecar.play._head", lambda _: next(heads))
+        assert (await play(home, RECORDINGS / "chat.jsonl")).added == 0
 
     async def test_a_log_that_cannot_be_written_is_tried_twice_and_told(self, home: Home) -> None:
         assert run(home, "play", str(RECORDINGS / "chat.jsonl")).returncode == 0

@@ -21,7 +21,7 @@ from sidecar.home import Home
 from sidecar.logs import log_to, note_failure
 from streams.identity import system_identity
 from tests.sidecar.life import COMMAND, end_sidecars, logged, run_as, shims, start_as
-from tests.sidecar.support import HANG_SECONDS, running, wait_for
+from tests.sidecar.support import HANG_SECONDS, running, spool_line, wait_for
 
 MARK = "sk-live-the-users-own-words"
 
@@ -104,7 +104,7 @@ class TestNoPayloads:
         await _break_the_window(home)
         # A spool with damaged lines, whose process is gone.
         spool = home.spool_path / f"{'d' * 32}-{'e' * 16}.jsonl"
-        line = json.dumps({"seq": 1, "item": {"hook": "event", "t": 1, "input": {"event": {"type": MARK}}}})
+        line = spool_line(1, {"hook": "event", "t": 1, "input": {"event": {"type": MARK}}})
         spool.write_text(f"{MARK}\n{line}\n{{{MARK}\n")
         with shims(1, home.path) as (shim,):
             shim.until("welcomes", 1)

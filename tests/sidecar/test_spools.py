@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import pytest
 
+from bridge.opencode.frames import HookItem
+from bridge.opencode.lenient import FrameError
+from bridge.opencode.spool import parse_line
 from bridge.opencode.translate import Origin, Translator
 from sidecar.ingest import Ingest
-from sidecar.spools import backlog, take_left
+from sidecar.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, backlog, take_left
+from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.store import NOTHING
 from streams.stores.memory import MemoryStore
 from tests.bridge.playing import recording
-from tests.sidecar.support import FakeLink
+from tests.sidecar.support import FakeLink, spool_line
 
 BOOT, INSTANCE = "a" * 32, "1" * 16
 
@@ -41,13 +46,20 @@ def dead_pid() -> int:
     return process.pid
 
 
-def spool(directory: Path, pid: int, *, name: str = f"{BOOT}-{INSTANCE}.jsonl", tail: str = "") -> Path:
+def spool(
+    directory: Path,
+    pid: int,
+    *,
+    name: str = f"{BOOT}-{INSTANCE}.jsonl",
+    tail: str = "",
+    hooks: Iterable[HookItem] | None = None,
+) -> Path:
     """A spool as the shim writes it, of a whole recorded chat."""
     header = {"spool": 1, "pid": pid, "started_ms": system_identity().now_ms(), "directory": "/home/ada"}
     lines = [json.dumps(header)]
-    for seq, (_, item) in enumerate(recording("chat"), 1):
+    for seq, item in enumerate(hooks or [item for _, item in recording("chat")], 1):
         fields = {"hook": item.hook, "t": item.t, "input": item.input, "output": item.output}
-        lines.append(json.dumps({"seq": seq, "item": fields}))
+        lines.append(spool_line(seq, fields))
     path = directory / name
     path.write_text("\n".join(lines) + "\n" + tail)
     path.chmod(0o600)
@@ -99,11 +111,108 @@ async def test_a_pid_that_another_program_has_now_is_a_dead_process(
     assert not path.exists() and len(await types(store)) == 6
 
 
+async def gaps(store: MemoryStore) -> list[tuple[str, int, int]]:
+    """Reason, first and last lost seq of each gap in the log."""
+    events = [record.event async for record in store.read_all() if record.event.type == "capture.gap"]
+    assert all(e.payload["lost"] == e.payload["last_seq"] - e.payload["first_seq"] + 1 for e in events)
+    return [(e.payload["reason"], e.payload["first_seq"], e.payload["last_seq"]) for e in events]
+
+
+def bus_events(number: int) -> list[HookItem]:
+    """Hooks that make one event each, with its number as its time."""
+    return [HookItem("event", n, {"event": {"type": "x.y", "id": f"evt_{n}"}}, None) for n in range(1, number + 1)]
+
+
 async def test_a_torn_last_line_is_told_as_a_gap(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:
-    spool(tmp_path, dead_pid(), tail='{"seq": 99, "item": {"hook": "ev')
+    spool(tmp_path, dead_pid(), tail='{"seq": 99, "item": {"hook": "ev', hooks=bus_events(3))
     await take_left(tmp_path, ingest)
-    gaps = [r.event async for r in store.read_all() if r.event.type == "capture.gap"]
-    assert len(gaps) == 1 and gaps[0].payload["lost"] == 1 and gaps[0].payload["reason"] == "spool_damaged"
+    assert await gaps(store) == [("spool_damaged", 4, 4)]
+
+
+# Line 0 is the header, line n holds seq n, of 9.
+DAMAGE: dict[str, tuple[Callable[[list[bytes]], None], tuple[int, int]]] = {
+    "a digit of the seq": (lambda lines: change(lines, 5, b'"seq":5', b'"seq":9'), (5, 5)),
+    "a prefix": (lambda lines: change(lines, 5, b'"seq"', b'"sEq"'), (5, 5)),
+    "the item": (lambda lines: change(lines, 5, b'"evt_5"', b'"evt_6"'), (5, 5)),
+    "t": (lambda lines: change(lines, 5, b'"t": 5', b'"t": x'), (5, 5)),
+    "the sum": (lambda lines: change(lines, 5, b'"sum":"', b'"sum":"g'), (5, 5)),
+    "the last brace": (lambda lines: change(lines, 5, b"null}}", b"null}]"), (5, 5)),
+    "the newline": (lambda lines: lines.insert(5, lines.pop(5) + b"x" + lines.pop(5)), (5, 6)),
+    "a hole": (lambda lines: lines.__delitem__(slice(3, 6)), (3, 5)),
+    "the first line": (lambda lines: change(lines, 1, b"seq", b"SEQ"), (1, 1)),
+    "the last line": (lambda lines: change(lines, 9, b"seq", b"SEQ"), (9, 9)),
+}
+
+
+def change(lines: list[bytes], number: int, old: bytes, new: bytes) -> None:
+    assert old in lines[number]
+    lines[number] = lines[number].replace(old, new, 1)
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+async def test_damage_costs_its_own_items_and_a_gap_names_them(
+    tmp_path: Path, store: MemoryStore, ingest: Ingest, what: str
+) -> None:
+    path = spool(tmp_path, dead_pid(), hooks=bus_events(9))
+    lines = path.read_bytes().splitlines()
+    damage, (first, last) = DAMAGE[what]
+    damage(lines)
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    await take_left(tmp_path, ingest)
+    assert await gaps(store) == [("spool_damaged", first, last)]
+    kept = [record.event.ts async for record in store.read_all() if record.event.type == "opencode.x.y"]
+    assert kept == [n for n in range(1, 10) if not first <= n <= last]
+
+
+def test_the_sum_is_the_vector_that_the_shims_tests_use_too() -> None:
+    line = '{"seq":7,"sum":"b30b69b0e023118b","item":{"ä":1}}'
+    with pytest.raises(FrameError, match="not a hook"):  # but its sum is right
+        parse_line(line.encode())
+
+
+async def test_a_line_that_stands_there_twice_is_taken_once(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:
+    path = spool(tmp_path, dead_pid(), hooks=bus_events(3))
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header + b"".join(lines + lines))
+    assert await take_left(tmp_path, ingest) == 3
+    assert await gaps(store) == [] and len(await types(store)) == 3
+
+
+class WaitedFor(Ingest):
+    """An ingest whose log is written only while somebody waits for it; notes how much was held at most."""
+
+    most_held = 0
+    gate: asyncio.Event
+
+    async def _append(self, events: list[StreamEvent]) -> None:
+        await self.gate.wait()
+        await super()._append(events)
+
+    async def at_most(self, count: int, origin: Origin) -> bool:
+        self.most_held = max(self.most_held, self.held)
+        if self.held > count:
+            self.gate.set()
+        try:
+            return await super().at_most(count, origin)
+        finally:
+            self.gate.clear()
+
+
+@pytest.mark.parametrize(
+    ("number", "pad", "most"), [(5000, 0, MAX_UNSETTLED_ITEMS + 128), (30, 2**20, MAX_UNSETTLED_BYTES // 2**20 + 2)]
+)
+async def test_little_of_a_large_spool_waits_for_the_disk(
+    tmp_path: Path, store: MemoryStore, number: int, pad: int, most: int
+) -> None:
+    ingest = WaitedFor(store, Translator(seeded_identity(1), hold_s=0.2))
+    ingest.gate = asyncio.Event()
+    hooks = bus_events(number)
+    for hook in hooks:
+        hook.input["event"]["pad"] = "x" * pad
+    spool(tmp_path, dead_pid(), hooks=hooks)
+    assert await take_left(tmp_path, ingest) == number == len(await types(store))
+    assert ingest.most_held <= most
+    await ingest.close()
 
 
 async def test_foreign_files_are_left_alone(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from hashlib import sha256
 from random import Random
 from time import thread_time
 from typing import Any
@@ -123,9 +124,10 @@ def read_everywhere(message: bytes) -> None:
     with suppress(FrameError):
         text = encode(decode(message))
         assert encode(decode(text)) == text
-    for parse in (parse_line, parse_header):
+    summed = b'{"seq":1,"sum":"%s","item":%s}' % (sha256(b"1," + message).hexdigest()[:16].encode(), message)
+    for parse, line in ((parse_line, message), (parse_line, summed), (parse_header, message)):
         with suppress(FrameError):
-            parse(message)
+            parse(line)
 
 
 def test_mutated_messages_cost_a_link_at_most() -> None:

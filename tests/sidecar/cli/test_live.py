@@ -6,9 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -128,6 +129,20 @@ class TestSidecar:
         home = tmp_path / "home"
         yield home
         run(home, "stop")
+
+    def test_status_answers_beside_silent_connections_and_notes_them(self, home: Path) -> None:
+        home.mkdir(mode=0o700)
+        (home / "config.toml").write_text("[link]\nmax_connections = 4\nhandshake_seconds = 60\n")
+        run_process(home, "play", str(RECORDINGS / "chat.jsonl"))
+        info = Home(home).running()
+        assert info is not None
+        with ExitStack() as stack:
+            for _ in range(10):
+                stack.enter_context(socket.create_connection(("127.0.0.1", info.port)))
+            told = run(home, "status", "--json")
+        (status,) = told.objects()
+        assert told.code == 0 and status["problems"] == []
+        assert any("connections" in note for note in status["notes"])
 
     def test_play_starts_one_status_shows_it_and_stop_ends_it(self, home: Path) -> None:
         file = str(RECORDINGS / "task_child.jsonl")
