@@ -74,11 +74,12 @@ class Parts(Turns):
     # Parts: steps, outputs, child sessions
 
     def part_updated(self, entry: Entry, session: SessionState | None) -> bool:
-        part = mapping(shapes.properties_of(entry.item).get("part"))
-        kind, part_id = part.get("type"), text(part.get("id"))
-        if session is None or part_id is None or kind not in FINAL_PARTS:
-            self.counts[f"not_final:part.{str(kind)[:40]}"] += 1
+        part = shapes.properties_of(entry.item)["part"]
+        kind = part["type"]
+        if session is None or kind not in FINAL_PARTS:
+            self.counts[f"not_final:part.{kind}"] += 1
             return False
+        part_id = part["id"]
         if kind == "tool":
             return self._tool_part(entry, session, part, part_id)
         place = self.place_of(session, part)
@@ -97,35 +98,35 @@ class Parts(Turns):
 
     def _is_copied(self, session: SessionState, message: str | None) -> bool:
         """Whether an answer is history that a fork brought along: it is older than the first turn here."""
+        if session.misread:
+            return False
         if message in self._copied:
             return True
         return session.born and (session.first_turn is None or (message is not None and message < session.first_turn))
 
     def _tool_part(self, entry: Entry, session: SessionState, part: dict[str, Any], part_id: str) -> bool:
-        state = mapping(part.get("state"))
-        call = text(part.get("callID")) or ""
+        state, call = part["state"], part["callID"]
         place = self.place_of(session, part)
         child = text(mapping(state.get("metadata")).get("sessionId"))
         if child is not None and part_id not in session.spawning:
             self._write_spawn(entry, session, part, part_id, child, place)
-        if state.get("status") not in ("completed", "error"):
+        if state["status"] not in ("completed", "error"):
             self._open.setdefault(part_id, _Open(session.id, part_id, call))
             self.counts["not_final:part.tool"] += 1
             return False
         self._open.pop(part_id, None)
         payload = {**place.payload, **shapes.tool_step(part)}
-        after = self._take_after(session.id, call)
-        if after is not None:
-            given = mapping(after.entry.item.input).get("args")
-            if given is not None and given != payload.get("input"):
-                payload["executed_input"] = given
+        afters = self._take_afters(session, call, state)
+        given = afters[0].entry.item.input.get("args") if afters else None
+        if given is not None and given != payload.get("input"):
+            payload["executed_input"] = given
         cause = None
         if child is not None:
             known = self.state.sessions.get(child)
             cause = known.last_end if known is not None and known.last_end else session.spawning.get(part_id)
             payload["child"] = child
         self.put(entry, session, "execution.step", part_id, payload, cause=cause, turn=place)
-        if after is not None:
+        for after in afters:
             self.finish(after.entry.token)
         if session.id in self._endings and not self.is_unsettled(session):
             self.finish_ending(session.id)
@@ -153,8 +154,7 @@ class Parts(Turns):
         self.put(entry, session, "agent.spawned", part_id, payload, turn=place)
 
     def tool_after(self, entry: Entry, session: SessionState | None) -> bool:
-        given = mapping(entry.item.input)
-        call = text(given.get("callID")) or ""
+        call = entry.item.input["callID"]
         if session is None:
             return self.unknown_event(entry, session)
         is_open = any(t.session == session.id and t.call == call for t in self._open.values())
@@ -171,12 +171,20 @@ class Parts(Turns):
         given = self.clean(mapping(entry.item.input).get("args"))
         return input_digest(given) in session.calls.get(call, "").split()
 
-    def _take_after(self, session_id: str, call: str) -> _After | None:
-        for after in self._afters:
-            if after.session == session_id and after.call == call:
-                self._afters.remove(after)
-                return after
-        return None
+    def _take_afters(self, session: SessionState, call: str, state: dict[str, Any]) -> list[_After]:
+        """The held hooks that say the same as a tool part that ended: one from each plugin copy.
+
+        Two calls may share an id, so the input decides. A plugin may have
+        changed a call's input before it ran: then no held hook has the part's
+        input, and the one input that is left is the changed one.
+        """
+        held = [after for after in self._afters if after.session == session.id and after.call == call]
+        taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]
+        if not taken and state["status"] == "completed":
+            rest = [after for after in held if not self._is_echo(session, after.entry, call)]
+            taken = rest if len({_given(after.entry) for after in rest}) == 1 else []
+        self._afters = [after for after in self._afters if after not in taken]
+        return taken
 
     def _write_after(self, after: _After) -> None:
         """The part's end never came: the hook alone becomes the step."""
@@ -196,3 +204,8 @@ class Parts(Turns):
             if part is not None:
                 self._open.pop(part, None)
         self.finish(after.entry.token)
+
+
+def _given(entry: Entry) -> str:
+    """The digest of the input that a ``tool.execute.after`` names."""
+    return input_digest(entry.item.input.get("args"))

@@ -60,10 +60,22 @@ def properties_of(item: HookItem) -> dict[str, Any]:
     return mapping(item.input)
 
 
+def whole(item: HookItem) -> dict[str, Any]:
+    """Everything that an item holds: a bus event's properties where there is nothing else, else input and output."""
+    event = bus_event(item)
+    usual = item.hook == "event" and item.output is None and mapping(item.input).keys() == {"event"}
+    if usual and event.keys() <= {"id", "type", "properties"} and text(event.get("type")):
+        if event.get("id") is None or text(event.get("id")):
+            return {"properties": event.get("properties")}
+    return present(input=item.input, output=item.output)
+
+
 def session_of(item: HookItem) -> str | None:
     """The session an item belongs to, or ``None``."""
     properties = properties_of(item)
-    return text(properties.get("sessionID")) or text(mapping(properties.get("info")).get("sessionID"))
+    holders = (properties, *(mapping(properties.get(name)) for name in ("info", "part")))
+    named = next((found for holder in holders if (found := text(holder.get("sessionID")))), None)
+    return named or text(mapping(session_info(item)).get("id"))
 
 
 def session_info(item: HookItem) -> dict[str, Any] | None:

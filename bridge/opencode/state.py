@@ -20,7 +20,7 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Form of the dumped state, and of what the fold does: a greater one makes older snapshots worthless."""
 
 REMEMBERED = 256
@@ -78,6 +78,8 @@ class SessionState:
     """Its creation is in the log, so no turn of it can be missing before."""
     first_turn: str | None = None
     """The user message of its first turn: OpenCode's ids ascend, so what is before it came from elsewhere."""
+    misread: bool = False
+    """An update of one of its messages was not understood: what looks like history may be new."""
     ended: bool = False
     title: str | None = None
     turn: Turn | None = None
@@ -202,6 +204,8 @@ class CaptureState:
             remember(session.asks, f"{payload['request']}:{payload['state']}", event.id)
         elif event.type == "lifecycle.session.compacted":
             session.compacted = event.id
+        elif event.type == "opencode.message.updated":
+            session.misread = True
 
     def _appeared(self, event: StreamEvent, session_id: str) -> None:
         payload = event.payload
@@ -257,8 +261,9 @@ class CaptureState:
     def _step(self, session: SessionState, event: StreamEvent) -> None:
         payload = event.payload
         if payload.get("call"):
-            inputs = " ".join(input_digest(payload.get(name)) for name in ("input", "executed_input"))
-            remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {inputs}"[-400:])
+            # What its `tool.execute.after` names. The part's input may be that of another call with this id.
+            ran = input_digest(payload.get("executed_input", payload.get("input")))
+            remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {ran}"[-400:])
         turn = session.turn
         if turn is None or payload.get("turn") != turn.user_message or event.idempotency_key in turn.counted:
             return
