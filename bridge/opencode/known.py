@@ -72,10 +72,9 @@ _MESSAGES: Final[dict[str, Shape]] = {
 
 _SPAN: Final[Shape] = {"start": _time, "end?": _time}
 
-_TOOL_STATES: Final[dict[str, Shape]] = {
-    **dict.fromkeys(("pending", "running"), {"metadata?": {"sessionId?": _id}}),
-    **dict.fromkeys(("completed", "error"), {"metadata?": {"sessionId?": _id}, "title?": str, "time?": _SPAN}),
-}
+_BEGUN: Final[Shape] = {"metadata?": {"sessionId?": _id}}
+_ENDED: Final[Shape] = {"metadata?": {"sessionId?": _id}, "title?": str, "time?": _SPAN}
+_TOOL_STATES: Final[dict[str, Shape]] = {"pending": _BEGUN, "running": _BEGUN, "completed": _ENDED, "error": _ENDED}
 """A tool part's ``state`` by status."""
 
 _TEXT: Final[Shape] = {
@@ -100,7 +99,7 @@ _PARTS: Final[dict[str, Shape]] = {
         "snapshot?": str,
     },
     # These are noise, or stand in the input.
-    **dict.fromkeys(("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask"), {}),
+    **{kind: {} for kind in ("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask")},
 }
 """Message parts by type."""
 

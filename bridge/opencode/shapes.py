@@ -60,13 +60,12 @@ def properties_of(item: HookItem) -> dict[str, Any]:
     return mapping(item.input)
 
 
-def whole(item: HookItem) -> dict[str, Any]:
-    """Everything that an item holds: a bus event's properties where there is nothing else, else input and output."""
+def whole(item: HookItem, type_: str) -> dict[str, Any]:
+    """Everything that an item of this type holds: a bus event's properties if that is all, else input and output."""
     event = bus_event(item)
-    usual = item.hook == "event" and item.output is None and mapping(item.input).keys() == {"event"}
-    if usual and event.keys() <= {"id", "type", "properties"} and text(event.get("type")):
-        if event.get("id") is None or text(event.get("id")):
-            return {"properties": event.get("properties")}
+    usual = {"event": {"id": bus_id(item), "type": type_, "properties": event.get("properties")}}
+    if item.output is None and item.input in (usual, {"event": present(**usual["event"])}):
+        return {"properties": event.get("properties")}
     return present(input=item.input, output=item.output)
 
 

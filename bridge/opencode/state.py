@@ -76,10 +76,10 @@ class SessionState:
     boots: Names = field(default_factory=set)
     born: bool = False
     """Its creation is in the log, so no turn of it can be missing before."""
-    first_turn: str | None = None
-    """The user message of its first turn: OpenCode's ids ascend, so what is before it came from elsewhere."""
+    first_message: str | None = None
+    """The user message of its first input or turn: OpenCode's ids ascend, so what is before it came from elsewhere."""
     misread: bool = False
-    """An update of one of its messages was not understood: what looks like history may be new."""
+    """Something in it was not understood and kept whole: what looks like history may be new."""
     ended: bool = False
     title: str | None = None
     turn: Turn | None = None
@@ -183,6 +183,7 @@ class CaptureState:
         elif event.type == ENDED:
             session.ended, session.turn = True, None
         elif event.type in ("human.input", "agent.input"):
+            session.first_message = session.first_message or payload["message"]
             remember(session.inputs, payload["message"], event.id)
         elif event.type == "turn.started":
             self._turn_started(session, event)
@@ -204,7 +205,7 @@ class CaptureState:
             remember(session.asks, f"{payload['request']}:{payload['state']}", event.id)
         elif event.type == "lifecycle.session.compacted":
             session.compacted = event.id
-        elif event.type == "opencode.message.updated":
+        elif event.type.startswith("opencode."):
             session.misread = True
 
     def _appeared(self, event: StreamEvent, session_id: str) -> None:
@@ -253,7 +254,7 @@ class CaptureState:
             model=payload.get("model"),
         )
         session.compacted = None
-        session.first_turn = session.first_turn or payload["message"]
+        session.first_message = session.first_message or payload["message"]
         if payload["message"] not in session.turns:
             self._is_busy(session)
         remember(session.turns, payload["message"], event.id)

@@ -57,7 +57,7 @@ class Turns(Emitter):
         name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in shapes.source_of(entry.item))
         type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
         key = shapes.bus_id(entry.item) or self.own_key(entry)
-        self.put(entry, session, type_, key, shapes.whole(entry.item))
+        self.put(entry, session, type_, key, shapes.whole(entry.item, type_.removeprefix("opencode.")))
         return False
 
     def capture_gap(self, entry: Entry, session: SessionState | None) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from bridge.opencode.frames import HookItem
-from bridge.opencode.known import PROPERTIES
 from bridge.opencode.shapes import source_of
 from bridge.opencode.table import BY_SOURCE, rule_for
 from bridge.opencode.translate import Origin, Token
 from streams.event import StreamEvent
-from tests.bridge.playing import Item, Player, names, play, recording
+from tests.bridge.playing import Player, names, play, recording
 
 Path = tuple[str | int, ...]
 
@@ -124,7 +123,9 @@ def is_not_final(item: HookItem) -> bool:
     if source == "message.updated":
         whose = of(event, "info", "role")
         error = of(event, "info", "error")
-        told = error is None or (isinstance(of(error, "name"), str) and isinstance(of(error, "data"), (dict, type(None))))
+        told = error is None or (
+            isinstance(of(error, "name"), str) and isinstance(of(error, "data"), (dict, type(None)))
+        )
         answers = whose == "assistant" and text("info", "parentID") and told
         return text("info", "id") and (whose == "user" or answers)
     if source == "tool.execute.after":
@@ -159,7 +160,7 @@ def lost(before: list[StreamEvent], after: list[StreamEvent], item: HookItem, se
     """What the change cost, or ``None``."""
     own, was = made_by(after, seq), made_by(before, seq)
     if not is_kept_whole(item, own) and not is_not_final(item):
-        if not was:
+        if not was and not own:
             return "made no event and is not known as noise"
         if Counter(CONTENT.get(e.type, e.type) for e in was) - Counter(CONTENT.get(e.type, e.type) for e in own):
             return f"made {[e.type for e in own]} and not {[e.type for e in was]}"
@@ -192,3 +193,115 @@ def test_each_changed_field_makes_its_events_or_keeps_the_item_whole(name: str) 
             if cost is not None:
                 wrong.append((source_of(item), path, "removed" if value is REMOVED else value, cost))
     assert wrong == []
+
+
+SESSION = "ses_1"
+
+
+def bus(type_: str, properties: Any) -> HookItem:
+    return HookItem("event", 5, {"event": {"id": "evt_1", "type": type_, "properties": properties}}, None)
+
+
+def part(**fields: Any) -> HookItem:
+    common = {"id": "prt_1", "messageID": "msg_1", "sessionID": SESSION}
+    return bus("message.part.updated", {"sessionID": SESSION, "part": common | fields})
+
+
+def tool(state: Any, **fields: Any) -> HookItem:
+    return part(**({"type": "tool", "tool": "bash", "callID": "call_1", "state": state} | fields))
+
+
+DONE = {"status": "completed", "input": {"command": "true"}, "output": "kept"}
+AFTER = {"tool": "bash", "callID": "call_1", "args": {"command": "true"}}
+
+UNKNOWN: dict[str, HookItem] = {
+    "a part of an unknown type": part(type="hologram", text="kept"),
+    "a part without a type": part(text="kept"),
+    "a tool of an unknown status": tool(DONE | {"status": "paused"}),
+    "a tool with a numeric id": tool(DONE, id=7),
+    "a tool without a call id": tool(DONE, callID=None),
+    "a tool whose state is a string": tool("completed: kept"),
+    "a text whose time is a string": part(type="text", text="kept", time="now"),
+    "a text whose message id is a number": part(type="text", text="kept", messageID=1, time={"start": 1, "end": 2}),
+    "a part that is a list": bus("message.part.updated", {"sessionID": SESSION, "part": ["kept"]}),
+    "a part without a session": bus("message.part.updated", {"part": {"type": "tool", "id": "prt_1", "state": DONE}}),
+    "a session error that is a string": bus("session.error", {"sessionID": SESSION, "error": "kept"}),
+    "a session error without an error": bus("session.error", {"sessionID": SESSION, "why": "kept"}),
+    "a message error that is a string": bus(
+        "message.updated",
+        {
+            "sessionID": SESSION,
+            "info": {"id": "msg_2", "role": "assistant", "parentID": "msg_1", "time": {"created": 1}, "error": "kept"},
+        },
+    ),
+    "a message of an unknown role": bus(
+        "message.updated", {"sessionID": SESSION, "info": {"id": "msg_2", "role": "oracle", "text": "kept"}}
+    ),
+    "an unknown status of a session": bus("session.status", {"sessionID": SESSION, "status": {"type": "kept"}}),
+    "properties under another name": HookItem(
+        "event", 5, {"event": {"id": "evt_1", "type": "session.idle", "data": {"sessionID": SESSION}}}, None
+    ),
+    "a message whose parts are an object": HookItem(
+        "chat.message",
+        5,
+        {"sessionID": SESSION},
+        {"message": {"id": "msg_1", "role": "user"}, "parts": {"0": {"type": "text", "text": "kept"}}},
+    ),
+    "a message without parts": HookItem(
+        "chat.message", 5, {"sessionID": SESSION}, {"message": {"id": "msg_1", "role": "user", "text": "kept"}}
+    ),
+    "a tool call without a session": HookItem("tool.execute.after", 5, AFTER, {"output": "kept"}),
+    "a tool call whose result is a string": HookItem(
+        "tool.execute.after", 5, AFTER | {"sessionID": SESSION}, "the result that is kept"
+    ),
+    "a hook of another name with an output": HookItem("tool.dreamed", 5, {"a": 1}, {"output": "kept"}),
+}
+
+
+def fed(item: HookItem, **how: Any) -> Player:
+    player = Player()
+    player.translator.clean = how.get("clean", player.translator.clean)
+    player.feed([(Token(Origin("b" * 32, "c" * 16), 1), item)])
+    player.wait()
+    player.wait()
+    assert len(player.finished) == 1
+    return player
+
+
+@pytest.mark.parametrize("item", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_an_unknown_shape_is_kept_whole_in_its_session_and_counted(item: HookItem) -> None:
+    player = fed(item)
+    kept = [event for event in player.log.events.values() if event.type == f"opencode.{source_of(item)}"]
+    assert len(kept) == 1 and is_kept_whole(item, kept)
+    assert "not_final" not in " ".join(player.translator.counts)
+    if item.hook != "tool.dreamed":
+        assert player.translator.counts[f"kept_whole:{source_of(item)}"] == 1
+    named = SESSION in json.dumps([of(item.input, "sessionID"), of(item.input, "event", "properties")])
+    assert kept[0].stream_id == (SESSION if named else "system")
+
+
+@pytest.mark.parametrize("item", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_what_is_kept_whole_is_redacted(item: HookItem) -> None:
+    player = fed(item, clean=lambda payload: {"session": payload.get("session"), "clean": True})
+    assert all(event.payload.get("clean") for event in player.log.events.values())
+
+
+def test_every_rule_has_a_shape() -> None:
+    from bridge.opencode.known import PROPERTIES
+
+    assert PROPERTIES.keys() == {source for source, rule in BY_SOURCE.items() if rule.kind != "drop"}
+
+
+def test_a_session_without_its_first_message_update_keeps_its_outputs() -> None:
+    """They look like the history that a fork copies: older than the first turn."""
+    items = recording("chat")
+    broken = [
+        (token, bus("message.refreshed", item.input["event"]["properties"]))
+        if source_of(item) == "message.updated"
+        else (token, item)
+        for token, item in items
+    ]
+    player = Player()
+    player.feed(broken)
+    player.wait()
+    assert len(player.of("execution.output")) == len(play("chat").of("execution.output")) == 1
