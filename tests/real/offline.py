@@ -3,7 +3,7 @@
 Reads ``{binary, root, home, starts, plan}`` from stdin and prints one JSON object; ``plan`` is a list of
 steps: ``{"case": name}`` starts OpenCode ``starts`` times, ``{"do": [argument, …], "in": directory}`` runs
 ``durable-stream``, ``{"sessions": count}`` waits until so many are recorded, ``{"make": path}`` makes a
-directory, ``{"write": path, "text": …}`` a file, ``{"remove": path}`` removes one. ``{"registry": status}``
+directory, ``{"write": path, "text": …}`` a file, ``{"remove": path}`` removes a directory. ``{"registry": status}``
 lets npm reach a fake registry on loopback that answers with this status, ``{"registry": null}`` no registry.
 Paths are below ``root``.
 """
@@ -101,7 +101,7 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
             elif "write" in step:
                 (root / step["write"]).write_text(step["text"])
             elif "remove" in step:
-                (root / step["remove"]).unlink()
+                shutil.rmtree(root / step["remove"])
             elif "registry" in step:
                 registry.status = step["registry"] or 0
                 client.registry = registry.url if step["registry"] else None
