@@ -1,8 +1,8 @@
 """What the plugin costs the user: prompts and starts of the real OpenCode, beside the same without the plugin.
 
 Two projects of one OpenCode are prompted in turn, so that both meet the same machine: one with the
-plugin, one without. A prompt is one tool call and one answer of a scripted model that takes no time. Starts are measured in a
-namespace without a network, with the plugin and without it in turn.
+plugin, one without. A prompt is one tool call and one answer of a scripted model that takes no time.
+Starts are measured in a namespace without a network, with the plugin and without it in turn.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
                     found["seconds"].setdefault(step["case"], []).append(_start(client))
                     found["registry"].setdefault(step["case"], []).append(registry.asked.copy())
                     registry.asked.clear()
-                earlier = sum(found["npm_failures"].values(), [])
+                earlier = {line for lines in found["npm_failures"].values() for line in lines}
                 found["npm_failures"][step["case"]] = [line for line in _npm_failures(root) if line not in earlier]
         _durable(["stop"], root, client.environment())
         found["model_errors"] = [repr(error) for error in model.errors]
