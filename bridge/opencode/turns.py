@@ -117,8 +117,8 @@ class Turns(Emitter):
             return False
         answered = info["parentID"]
         completed = info["time"].get("completed") is not None
-        unseen = message_id not in self._messages and answered not in session.turns
-        if completed and unseen and not session.misread:
+        expected = message_id in self._messages or answered in session.turns or answered in session.inputs
+        if completed and not expected and not session.misread:
             # A fork copies finished messages into a new session: history, not something that happens.
             self._copied[message_id] = None
             return False
