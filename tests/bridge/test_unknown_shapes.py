@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.frames import HookItem
+from bridge.opencode.known import PROPERTIES
 from bridge.opencode.shapes import source_of
 from bridge.opencode.table import BY_SOURCE, rule_for
 from bridge.opencode.translate import Origin, Token
@@ -287,8 +288,6 @@ def test_what_is_kept_whole_is_redacted(item: HookItem) -> None:
 
 
 def test_every_rule_has_a_shape() -> None:
-    from bridge.opencode.known import PROPERTIES
-
     assert PROPERTIES.keys() == {source for source, rule in BY_SOURCE.items() if rule.kind != "drop"}
 
 
