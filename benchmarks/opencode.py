@@ -1,7 +1,8 @@
-"""What a prompt costs the user: the real OpenCode under each fault, beside the same OpenCode without the plugin.
+"""What the plugin costs the user: prompts and starts of the real OpenCode, beside the same without the plugin.
 
 Two projects of one OpenCode are prompted in turn, so that both meet the same machine: one with the
 plugin, one without. A prompt is one tool call and one answer of a scripted model that takes no time.
+Starts are measured in a namespace without a network, with the plugin and without it in turn.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +21,20 @@ from benchmarks.report import Row
 from tests.real.api import OpenCodeApi
 from tests.real.faults import FAULTS, Scene
 from tests.real.model_server import ModelServer
+from tests.real.offline import namespace_command
 from tests.real.opencode import RealOpenCode
 from tools.install_opencode import binary_path
 
 PROMPTS = 9
+STARTS = 3
+START_FLOOR, START_AIM = 0.5, 0.8
+"""Starts with the plugin take at most twice as long as those without."""
 PROMPT = f"CALL:bash {json.dumps({'command': 'true', 'description': 'd'})} THEN: SAY:done"
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
     """Prompts a second with a healthy sidecar and under each fault, against those without the plugin."""
-    return await asyncio.to_thread(_measure)
+    return [*await asyncio.to_thread(_measure), await asyncio.to_thread(_measure_starts, directory / "starts")]
 
 
 def _measure() -> list[Row]:
@@ -48,6 +55,29 @@ def _measure() -> list[Row]:
             with_it, without = 1 / statistics.median(ours), 1 / statistics.median(theirs)
             rows.append(Row(f"prompts in OpenCode, {state}", with_it, without, "without plugin"))
     return rows
+
+
+def _measure_starts(root: Path) -> Row:
+    """The median of three starts with the plugin against three without, in turn."""
+    namespace = namespace_command()
+    if namespace is None:
+        raise RuntimeError("no network namespace: neither `unshare -n` nor `unshare -rn` is allowed here")
+    turn = [{"case": "without"}, {"do": ["install"]}, {"case": "with"}, {"do": ["uninstall"]}]
+    plan = [{"make": "extra"}, {"case": "first"}, *(turn * STARTS)]
+    wanted = {"binary": str(binary_path()), "root": str(_directory(root)), "home": str(root / "durable"), "starts": 1}
+    done = subprocess.run(
+        [*namespace, sys.executable, "-m", "tests.real.offline"],
+        input=json.dumps(wanted | {"plan": plan}),
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        check=True,
+    )
+    seconds = json.loads(done.stdout)["seconds"]
+    with_it, without = (1 / statistics.median(seconds[case]) for case in ("with", "without"))
+    return Row(
+        "starts of OpenCode without a network", with_it, without, "without plugin", floor=START_FLOOR, aim=START_AIM
+    )
 
 
 @contextmanager

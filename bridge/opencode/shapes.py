@@ -60,10 +60,21 @@ def properties_of(item: HookItem) -> dict[str, Any]:
     return mapping(item.input)
 
 
+def whole(item: HookItem, type_: str) -> dict[str, Any]:
+    """Everything that an item of this type holds: a bus event's properties if that is all, else input and output."""
+    event = bus_event(item)
+    usual = {"event": {"id": bus_id(item), "type": type_, "properties": event.get("properties")}}
+    if item.output is None and item.input in (usual, {"event": present(**usual["event"])}):
+        return {"properties": event.get("properties")}
+    return present(input=item.input, output=item.output)
+
+
 def session_of(item: HookItem) -> str | None:
     """The session an item belongs to, or ``None``."""
     properties = properties_of(item)
-    return text(properties.get("sessionID")) or text(mapping(properties.get("info")).get("sessionID"))
+    holders = (properties, *(mapping(properties.get(name)) for name in ("info", "part")))
+    named = next((found for holder in holders if (found := text(holder.get("sessionID")))), None)
+    return named or text(mapping(session_info(item)).get("id"))
 
 
 def session_info(item: HookItem) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Form of the dumped state, and of what the fold does: a greater one makes older snapshots worthless."""
 
 REMEMBERED = 256
@@ -77,8 +77,10 @@ class SessionState:
     boots: Names = field(default_factory=set)
     born: bool = False
     """Its creation is in the log, so no turn of it can be missing before."""
-    first_turn: str | None = None
-    """The user message of its first turn: OpenCode's ids ascend, so what is before it came from elsewhere."""
+    first_message: str | None = None
+    """The user message of its first input or turn: OpenCode's ids ascend, so what is before it came from elsewhere."""
+    misread: bool = False
+    """Something in it was not understood and kept whole: what looks like history may be new."""
     ended: bool = False
     title: str | None = None
     turn: Turn | None = None
@@ -182,6 +184,7 @@ class CaptureState:
         elif event.type == ENDED:
             session.ended, session.turn = True, None
         elif event.type in ("human.input", "agent.input"):
+            session.first_message = session.first_message or payload["message"]
             remember(session.inputs, payload["message"], event.id)
         elif event.type == "turn.started":
             self._turn_started(session, event)
@@ -203,6 +206,8 @@ class CaptureState:
             remember(session.asks, f"{payload['request']}:{payload['state']}", event.id)
         elif event.type == "lifecycle.session.compacted":
             session.compacted = event.id
+        elif event.type.startswith("opencode."):
+            session.misread = True
 
     def _appeared(self, event: StreamEvent, session_id: str) -> None:
         payload = event.payload
@@ -250,7 +255,7 @@ class CaptureState:
             model=payload.get("model"),
         )
         session.compacted = None
-        session.first_turn = session.first_turn or payload["message"]
+        session.first_message = session.first_message or payload["message"]
         if payload["message"] not in session.turns:
             self._is_busy(session)
         remember(session.turns, payload["message"], event.id)
@@ -258,8 +263,9 @@ class CaptureState:
     def _step(self, session: SessionState, event: StreamEvent) -> None:
         payload = event.payload
         if payload.get("call"):
-            inputs = " ".join(input_digest(payload.get(name)) for name in ("input", "executed_input"))
-            remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {inputs}"[-400:])
+            # What its `tool.execute.after` names. The part's input may be that of another call with this id.
+            ran = input_digest(payload.get("executed_input", payload.get("input")))
+            remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {ran}"[-400:])
         turn = session.turn
         if turn is None or payload.get("turn") != turn.user_message or event.idempotency_key in turn.counted:
             return

@@ -194,17 +194,20 @@ FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-fini
 
 BY_SOURCE: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
 UNKNOWN = Rule(
-    "a bus event of another type",
+    "any other hook or bus event, or one above whose shape is unknown",
     "event",
     "unknown_event",
     ("opencode.{type}",),
-    "bus event",
-    "Kept whole: a newer OpenCode loses nothing.",
+    "bus event; for a hook boot, instance and sequence number",
+    "Kept whole and counted: a newer OpenCode loses nothing.",
 )
 
 
 def rule_for(source: str) -> Rule | None:
-    """The row of a hook name or bus event type; ``None`` for what is dropped, ``UNKNOWN`` for a new type."""
+    """The row of a hook name or bus event type; ``None`` for what is dropped, ``UNKNOWN`` for a new type.
+
+    What does not have the shape in ``known.py`` is treated as ``UNKNOWN``.
+    """
     rule = BY_SOURCE.get(source)
     if rule is not None:
         return rule if rule.kind != "drop" else None

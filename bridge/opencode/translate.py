@@ -23,6 +23,7 @@ from typing import Any
 from bridge.opencode import shapes
 from bridge.opencode.emitter import HOLD_S, Drained, Entry, Origin, Token, safe_stream
 from bridge.opencode.frames import HookItem
+from bridge.opencode.known import is_known
 from bridge.opencode.parts import Parts
 from bridge.opencode.shapes import mapping, present, text
 from bridge.opencode.state import CaptureState, SessionState
@@ -161,7 +162,8 @@ class Translator(Parts):
         del self._waiting[session_id]
         if not waiting.entries and info is None:
             return True  # only its children were seen, and nobody knows it
-        lineage = "child" if parent is not None else "root" if info is not None and not parent_id else "unknown"
+        is_root = info is not None and info.get("parentID") is None
+        lineage = "child" if parent is not None else "root" if is_root else "unknown"
         if lineage == "unknown":
             self.counts["lineage_unknown"] += 1
         self._appear(waiting.first, {**(info or {}), "id": session_id}, lineage, created=created)
@@ -241,7 +243,7 @@ class Translator(Parts):
     # Running the rules
 
     def _run(self, entry: Entry, session: SessionState | None) -> None:
-        """Apply the item's rule; whatever goes wrong, the item is kept."""
+        """Apply the item's rule if it has the shape that the rule understands; else, and on any fault, keep it."""
         source = shapes.source_of(entry.item)
         rule = rule_for(source)
         held = False
@@ -249,20 +251,24 @@ class Translator(Parts):
             try:
                 if session is not None:
                     self._meet(session, entry)
-                held = getattr(self, rule.handle)(entry, session)
+                if is_known(entry.item):
+                    held = getattr(self, rule.handle)(entry, session)
+                    if rule.kind == "state":
+                        self.counts[f"not_final:{source}"] += 1
+                else:
+                    self.counts[f"kept_whole:{source}"] += 1
+                    self.unknown_event(entry, session)
             except (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError) as fault:
-                self._keep_unreadable(entry, fault)
-            if rule.kind != "event":
-                self.counts[f"{'not_final' if rule.kind == 'state' else 'dropped'}:{source}"] += 1
+                self._keep_unreadable(entry, session, fault)
         if not held:
             self.finish(entry.token)
 
-    def _keep_unreadable(self, entry: Entry, fault: Exception) -> None:
-        """An item of a shape nobody knows is stored as it came, and counted."""
+    def _keep_unreadable(self, entry: Entry, session: SessionState | None, fault: Exception) -> None:
+        """An item that a rule fails on is stored as it came, and counted."""
         self.counts["unreadable"] += 1
         raw = {"hook": entry.item.hook, "input": entry.item.input, "output": entry.item.output}
         payload = {"fault": type(fault).__name__, "item": raw}
-        self.put(entry, None, "opencode.unreadable", self.own_key(entry), payload)
+        self.put(entry, session, "opencode.unreadable", self.own_key(entry), payload)
 
     # Rules for whole sessions (the others: turns.py, parts.py)
 

@@ -53,12 +53,11 @@ class Turns(Emitter):
         return False
 
     def unknown_event(self, entry: Entry, session: SessionState | None) -> bool:
-        """Keep a bus event of an unknown type whole."""
-        event = shapes.bus_event(entry.item)
+        """Keep an item whole: of an unknown type, or not of the shape that its rule understands."""
         name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in shapes.source_of(entry.item))
         type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
-        payload = {"properties": event.get("properties")} if event else {"input": entry.item.input}
-        self.put(entry, session, type_, text(event.get("id")) or self.own_key(entry), payload)
+        key = shapes.bus_id(entry.item) or self.own_key(entry)
+        self.put(entry, session, type_, key, shapes.whole(entry.item, type_.removeprefix("opencode.")))
         return False
 
     def capture_gap(self, entry: Entry, session: SessionState | None) -> bool:
@@ -89,10 +88,8 @@ class Turns(Emitter):
     def chat_message(self, entry: Entry, session: SessionState | None) -> bool:
         output = mapping(entry.item.output)
         message = mapping(output.get("message"))
-        message_id = text(message.get("id")) or text(mapping(entry.item.input).get("messageID")) or self.own_key(entry)
-        parts = output.get("parts")
-        parts = parts if isinstance(parts, list) else []
-        if message.get("role", "user") != "user" or session is None:
+        message_id, parts = message["id"], output["parts"]
+        if session is None:
             return self.unknown_event(entry, session)
         if message_id in session.inputs:
             # A second plugin copy, or a prompt repeated under its id: the first one stands.
@@ -105,9 +102,7 @@ class Turns(Emitter):
             session,
             "human.input" if human else "agent.input",
             message_id,
-            present(
-                message=message_id or self.own_key(entry), agent=agent, model=shapes.model_of(message), parts=parts
-            ),
+            present(message=message_id, agent=agent, model=shapes.model_of(message), parts=parts),
             cause=None if human else self.state.spawns.get(session.id),
             actor="user" if human else "opencode",
             correlation=message_id,
@@ -116,14 +111,14 @@ class Turns(Emitter):
 
     def message_updated(self, entry: Entry, session: SessionState | None) -> bool:
         info = mapping(shapes.properties_of(entry.item).get("info"))
-        message_id = text(info.get("id"))
-        if session is None or message_id is None or info.get("role") != "assistant":
-            if message_id is not None:
-                self._users[message_id] = None
+        message_id = info["id"]
+        if session is None or info["role"] == "user":
+            self._users[message_id] = None
             return False
-        answered = text(info.get("parentID"))
-        completed = mapping(info.get("time")).get("completed") is not None
-        if completed and message_id not in self._messages and answered not in session.turns:
+        answered = info["parentID"]
+        completed = info["time"].get("completed") is not None
+        expected = message_id in self._messages or answered in session.turns or answered in session.inputs
+        if completed and not expected and not session.misread:
             # A fork copies finished messages into a new session: history, not something that happens.
             self._copied[message_id] = None
             return False
@@ -134,12 +129,11 @@ class Turns(Emitter):
                 remembered.popitem(last=False)
         if not completed:
             self._current[session.id] = message_id
-        if answered is not None and answered not in session.turns:
+        if answered not in session.turns:
             self._start_turn(entry, session, answered, message_id, info)
         error = mapping(info.get("error"))
         if shapes.is_abort(error):
-            if answered is not None:
-                self._aborted.add(answered)
+            self._aborted.add(answered)
         elif error:
             self.write_late_error(session.id, message_id)
             self._write_error(entry, session, message_id, error)
@@ -353,7 +347,7 @@ class Turns(Emitter):
 
     def _ask_checkpoint(self, entry: Entry, session: SessionState | None, kind: str, state: str) -> bool:
         properties = shapes.properties_of(entry.item)
-        request = text(properties.get("requestID")) or text(properties.get("id")) or self.own_key(entry)
+        request = properties.get("requestID") or properties["id"]
         if session is not None and f"{request}:{state}" in session.asks:
             self.counts["duplicate:workflow.checkpoint"] += 1
             return False

@@ -3,7 +3,9 @@
 Reads ``{binary, root, home, starts, plan}`` from stdin and prints one JSON object; ``plan`` is a list of
 steps: ``{"case": name}`` starts OpenCode ``starts`` times, ``{"do": [argument, …], "in": directory}`` runs
 ``durable-stream``, ``{"sessions": count}`` waits until so many are recorded, ``{"make": path}`` makes a
-directory, ``{"write": path, "text": …}`` a file. Paths are below ``root``.
+directory, ``{"write": path, "text": …}`` a file, ``{"remove": path}`` removes a directory. ``{"registry": status}``
+lets npm reach a fake registry on loopback that answers with this status, ``{"registry": null}`` no registry.
+Paths are below ``root``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 from tests.real.durable import EXECUTABLE
 from tests.real.model_server import HANG_LIMIT_S, ModelServer
 from tests.real.opencode import RealOpenCode
+from tests.real.registry import FakeRegistry
 
 START_LIMIT_S = 300.0
 """An OpenCode that waits for npm takes 75 s; only a hung one reaches this."""
@@ -44,9 +47,13 @@ def namespace_command() -> list[str] | None:
 class PlainOpenCode(RealOpenCode):
     """An OpenCode as a user has it: npm may try the network, and no test has made its directories ready."""
 
+    registry: str | None = None
+
     def environment(self) -> dict[str, str]:
         environment = super().environment()
         del environment["npm_config_offline"]
+        if self.registry is not None:
+            environment["npm_config_registry"] = self.registry
         return environment
 
     def _prepare(self) -> None:
@@ -57,7 +64,10 @@ class PlainOpenCode(RealOpenCode):
 
 
 def main(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Run the plan; the seconds of each case's starts, what npm and OpenCode's log told, and the files at the end."""
+    """Run the plan; of each case the seconds of its starts and what the registry was asked in each of them.
+
+    Also what npm and OpenCode's log told, and the files at the end.
+    """
     _loopback_up()
     assert {name for _, name in socket.if_nameindex()} == {"lo"}, "this namespace has a network"
     root = Path(wanted["root"])
@@ -72,9 +82,10 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
         "OPENCODE_CONFIG_DIR": str(root / "extra"),
         "DURABLE_STREAM_HOME": wanted["home"],
     }
-    found: dict[str, Any] = {"seconds": {}, "said": [], "trees": []}
+    found: dict[str, Any] = {"seconds": {}, "registry": {}, "npm_failures": {}, "said": [], "trees": []}
     with (
         ModelServer() as model,
+        FakeRegistry() as registry,
         PlainOpenCode(
             Path(wanted["binary"]),
             model.port,
@@ -89,6 +100,11 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
                 (root / step["make"]).mkdir(parents=True)
             elif "write" in step:
                 (root / step["write"]).write_text(step["text"])
+            elif "remove" in step:
+                shutil.rmtree(root / step["remove"])
+            elif "registry" in step:
+                registry.status = step["registry"] or 0
+                client.registry = registry.url if step["registry"] else None
             elif "do" in step:
                 found["said"].append(_durable(step["do"], root / step.get("in", "project"), client.environment()))
             elif "sessions" in step:
@@ -96,15 +112,22 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
             elif "tree" in step:
                 found["trees"].append(_tree(root, step["tree"]))
             else:
-                found["seconds"][step["case"]] = [_start(client) for _ in range(wanted["starts"])]
+                for _ in range(wanted["starts"]):
+                    found["seconds"].setdefault(step["case"], []).append(_start(client))
+                    found["registry"].setdefault(step["case"], []).append(registry.asked.copy())
+                    registry.asked.clear()
+                earlier = {line for lines in found["npm_failures"].values() for line in lines}
+                found["npm_failures"][step["case"]] = [line for line in _npm_failures(root) if line not in earlier]
         _durable(["stop"], root, client.environment())
         found["model_errors"] = [repr(error) for error in model.errors]
     found["npm_calls"] = asked.read_text().splitlines() if asked.exists() else []
-    logs = (root / "data" / "opencode" / "log").glob("*")
-    found["npm_failures"] = [
-        line for log in logs for line in log.read_text().splitlines() if "dependency install failed" in line
-    ]
     return found
+
+
+def _npm_failures(root: Path) -> list[str]:
+    """Where OpenCode's log tells that an npm install failed."""
+    logs = (root / "data" / "opencode" / "log").glob("*")
+    return [line for log in logs for line in log.read_text().splitlines() if "dependency install failed" in line]
 
 
 def _start(client: RealOpenCode) -> float:

@@ -1,0 +1,110 @@
+"""Two parallel calls with one id, told by two copies of the plugin in every order: two steps, once each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import combinations, permutations
+
+import pytest
+
+from bridge.opencode.frames import HookItem
+from bridge.opencode.translate import Origin, Token
+from tests.bridge.playing import Item, Player, recording
+
+BOOT = "b" * 64
+RECORDED = recording("repeated_ids_parallel")
+
+
+def _is_tool(item: HookItem) -> bool:
+    return item.hook == "tool.execute.after" or '"status": "completed"' in json.dumps(item.input)
+
+
+BEGINNING = [item for _, item in RECORDED[: next(n for n, (_, one) in enumerate(RECORDED) if _is_tool(one))]]
+AFTER_ONE, PART_ONE, AFTER_TWO = (item for _, item in RECORDED if _is_tool(item))
+PART_TWO = HookItem(
+    "event",
+    PART_ONE.t,
+    json.loads(json.dumps(PART_ONE.input).replace("echo one", "echo two").replace("one\\n", "two\\n")),
+)
+
+
+def orders() -> Iterator[tuple[HookItem, ...]]:
+    """How one copy tells of two calls: the part ends with the call whose result came first, after its hook."""
+    for part, after in ((PART_ONE, AFTER_ONE), (PART_TWO, AFTER_TWO)):
+        for order in permutations((AFTER_ONE, AFTER_TWO, part)):
+            if order.index(after) < order.index(part):
+                yield order
+
+
+def interleaved(length: int) -> Iterator[list[int]]:
+    """Which of two copies tells next, in every way."""
+    for first in combinations(range(2 * length), length):
+        yield [0 if place in first else 1 for place in range(2 * length)]
+
+
+def told(order: tuple[HookItem, ...], turns: list[int]) -> list[Item]:
+    """The beginning, then the order as both copies tell it."""
+    origins = [Origin(BOOT, str(copy) * 16) for copy in (0, 1)]
+    items: list[Item] = []
+    seqs = [0, 0]
+    for copy, item in [(copy, item) for item in BEGINNING for copy in (0, 1)]:
+        seqs[copy] += 1
+        items.append((Token(origins[copy], seqs[copy]), item))
+    waiting = [list(order), list(order)]
+    for copy in turns:
+        seqs[copy] += 1
+        items.append((Token(origins[copy], seqs[copy]), waiting[copy].pop(0)))
+    return items
+
+
+def commands(player: Player) -> list[str]:
+    steps = [event.payload for event in player.of("execution.step") if event.payload["kind"] == "tool"]
+    assert not [step for step in steps if "executed_input" in step]
+    return sorted(step["input"]["command"] for step in steps)
+
+
+@pytest.mark.parametrize("order", list(orders()))
+def test_twins_are_two_steps_in_every_order(order: tuple[HookItem, ...]) -> None:
+    for turns in interleaved(len(order)):
+        items = told(order, turns)
+        player = Player()
+        player.feed(items)
+        player.wait()
+        assert commands(player) == ["echo one", "echo two"], turns
+        assert player.finished == {token for token, _ in items}, turns
+
+
+@pytest.mark.parametrize("order", list(orders()))
+def test_twins_are_two_steps_when_the_sidecar_dies_between(order: tuple[HookItem, ...]) -> None:
+    for turns in interleaved(len(order)):
+        items = told(order, turns)
+        for cut in range(len(items) - len(turns), len(items)):
+            player = Player()
+            player.feed(items[:cut])
+            player.crash()
+            player.feed([item for item in items if item[0] not in player.finished])
+            player.wait()
+            assert commands(player) == ["echo one", "echo two"], (turns, cut)
+
+
+@pytest.mark.parametrize("order", list(orders()))
+def test_neither_twin_is_lost_when_each_hook_waits_too_long(order: tuple[HookItem, ...]) -> None:
+    """The part's end then comes after its hook was written alone: once too often is not lost."""
+    player = Player()
+    for item in told(order, [0, 0, 0]):
+        player.feed([item])
+        player.wait(3.0)
+    assert set(commands(player)) == {"echo one", "echo two"}
+
+
+def test_an_input_that_a_plugin_changed_is_the_step_s_executed_input() -> None:
+    changed = HookItem(
+        AFTER_ONE.hook, AFTER_ONE.t, json.loads(json.dumps(AFTER_ONE.input).replace("echo one", "echo 1")), {}
+    )
+    for turns in interleaved(2):
+        player = Player()
+        player.feed(told((changed, PART_ONE), turns))
+        player.wait()
+        [step] = [event.payload for event in player.of("execution.step") if event.payload["kind"] == "tool"]
+        assert (step["input"]["command"], step["executed_input"]["command"]) == ("echo one", "echo 1")

@@ -1,0 +1,306 @@
+"""A hook of a shape that nobody knows is kept whole: nothing is acknowledged and then dropped as "not final".
+
+Every field of every kind of item in the recordings is changed, one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+
+from bridge.opencode.frames import HookItem
+from bridge.opencode.known import PROPERTIES
+from bridge.opencode.shapes import source_of
+from bridge.opencode.table import BY_SOURCE, rule_for
+from bridge.opencode.translate import Origin, Token
+from streams.event import StreamEvent
+from tests.bridge.playing import Player, names, play, recording
+
+Path = tuple[str | int, ...]
+
+MARK = "MUTANT"
+REMOVED = object()
+VALUES: tuple[Any, ...] = (MARK, 987654321, True, [MARK], {MARK: 1}, None, REMOVED)
+OCCURRENCES = 2
+"""How often, in different recordings, each field of each kind of item is changed."""
+
+CONTENT = {
+    "human.input": "input",
+    "agent.input": "input",
+    "agent.error": "error",
+    "execution.output": "output",
+    "execution.step": "step",
+    "workflow.checkpoint": "checkpoint",
+}
+"""What the other items of a run make, whatever becomes of the changed one."""
+
+
+def of(value: Any, *path: str) -> Any:
+    """What lies at ``path``, or ``None``."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def kind_of(item: HookItem) -> tuple[Any, ...]:
+    """Items of one kind have the same fields."""
+    event = of(item.input, "event", "properties")
+    part = of(event, "part")
+    return (source_of(item), of(part, "type"), of(part, "state", "status"), of(event, "info", "role"))
+
+
+def paths(value: Any, path: Path) -> Iterator[Path]:
+    """The value itself and each field below it; the first element stands for a list."""
+    yield path
+    if len(path) < 8:
+        if isinstance(value, dict):
+            for name, one in value.items():
+                yield from paths(one, (*path, name))
+        elif isinstance(value, list) and value:
+            yield from paths(value[0], (*path, 0))
+
+
+def changed(item: HookItem, path: Path, value: Any) -> HookItem:
+    holder: Any = {"input": deepcopy(item.input), "output": deepcopy(item.output)}
+    fields, *rest = [holder], *path
+    for name in rest[:-1]:
+        fields.append(fields[-1][name])
+    if value is not REMOVED:
+        fields[-1][rest[-1]] = value
+    elif isinstance(fields[-1], list) or len(rest) > 1:
+        del fields[-1][rest[-1]]
+    else:
+        holder[rest[-1]] = None
+    return HookItem(item.hook, item.t, holder["input"], holder["output"])
+
+
+@cache
+def chosen() -> dict[str, list[tuple[int, Path]]]:
+    """For each recording, the items by place and the fields that are changed in it."""
+    found: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for name in names():
+        here = set()
+        for place, (_, item) in enumerate(recording(name)):
+            if rule_for(source_of(item)) is None:
+                continue
+            for path in (*paths(item.input, ("input",)), *paths(item.output, ("output",))):
+                about = (kind_of(item), path)
+                if about not in here and seen[about] < OCCURRENCES:
+                    here.add(about)
+                    seen[about] += 1
+                    found[name].append((place, path))
+    return found
+
+
+@cache
+def user_messages() -> set[str]:
+    """The prompts of all recordings: their parts stand in the input, or in nothing that OpenCode says."""
+    updated = [of(item.input, "event", "properties", "info") for name in names() for _, item in recording(name)]
+    return {info["id"] for info in updated if of(info, "role") == "user"}
+
+
+def is_not_final(item: HookItem) -> bool:
+    """Written apart from the rules: what is known to make no event, or another one of the run says it."""
+    source, event = source_of(item), of(item.input, "event", "properties")
+
+    def text(*path: str) -> bool:
+        return isinstance(of(event, *path), str)
+
+    if rule_for(source) is None or source in ("session.diff", "todo.updated", "file.edited"):
+        return True
+    if source == "session.status":
+        return text("sessionID") and of(event, "status", "type") in ("idle", "busy", "retry")
+    if source in ("session.idle", "session.updated"):
+        return text("sessionID") or text("info", "id")
+    if source == "session.error":
+        return bool(of(event, "error", "name") == "MessageAbortedError")
+    if source == "message.updated":
+        whose = of(event, "info", "role")
+        error = of(event, "info", "error")
+        told = error is None or (
+            isinstance(of(error, "name"), str) and isinstance(of(error, "data"), (dict, type(None)))
+        )
+        answers = whose == "assistant" and text("info", "parentID") and told
+        return text("info", "id") and (whose == "user" or answers)
+    if source == "tool.execute.after":
+        return all(isinstance(of(item.input, name), str) for name in ("sessionID", "callID"))
+    if source == "message.part.updated":
+        kind, time = of(event, "part", "type"), of(event, "part", "time")
+        if kind == "tool":
+            return text("part", "id") and of(event, "part", "state", "status") in ("pending", "running")
+        if kind in ("text", "reasoning"):
+            users = of(event, "part", "synthetic") is True or of(event, "part", "messageID") in user_messages()
+            return users or (text("part", "id") and (time is None or of(time, "end") is None))
+        return kind in ("step-start", "compaction", "patch")
+    return False
+
+
+def made_by(events: list[StreamEvent], seq: int) -> list[StreamEvent]:
+    return [event for event in events if event.metadata.get("seq") == seq]
+
+
+def is_kept_whole(item: HookItem, events: list[StreamEvent]) -> bool:
+    kept = [event.payload for event in events if event.type.startswith("opencode.")]
+    properties = {"properties": of(item.input, "event", "properties")}
+    both = {name: value for name, value in (("input", item.input), ("output", item.output)) if value is not None}
+    return any({k: v for k, v in payload.items() if k != "session"} in (properties, both) for payload in kept)
+
+
+def payloads(events: list[StreamEvent]) -> list[Any]:
+    return [(event.type, event.payload) for event in events]
+
+
+def lost(before: list[StreamEvent], after: list[StreamEvent], item: HookItem, seq: int, value: Any) -> str | None:
+    """What the change cost, or ``None``."""
+    own, was = made_by(after, seq), made_by(before, seq)
+    if not is_kept_whole(item, own) and not is_not_final(item):
+        if not was and not own:
+            return "made no event and is not known as noise"
+        if Counter(CONTENT.get(e.type, e.type) for e in was) - Counter(CONTENT.get(e.type, e.type) for e in own):
+            return f"made {[e.type for e in own]} and not {[e.type for e in was]}"
+        visible = value in (None, REMOVED) or MARK in json.dumps(payloads(own)) or payloads(own) == payloads(was)
+        if not visible and json.dumps(value) not in json.dumps(payloads(own)):
+            return "made its event without the changed value"
+    others = [Counter(CONTENT[e.type] for e in made if e.type in CONTENT) for made in (before, after)]
+    own_content = Counter(CONTENT[e.type] for e in was if e.type in CONTENT)
+    if gone := others[0] - own_content - others[1]:
+        return f"cost events of other items: {gone}"
+    return None
+
+
+@pytest.mark.parametrize("name", sorted(chosen()))
+def test_each_changed_field_makes_its_events_or_keeps_the_item_whole(name: str) -> None:
+    items, before = recording(name), list(play(name).log.events.values())
+    wrong = []
+    for place, path in chosen()[name]:
+        token, item = items[place]
+        for value in VALUES:
+            mutant = changed(item, path, value)
+            if (mutant.input, mutant.output) == (item.input, item.output):
+                continue
+            player = Player()
+            player.feed([*items[:place], (token, mutant), *items[place + 1 :]])
+            player.wait()
+            player.wait()  # what waited for its session waits for its pair then
+            assert player.finished == {one for one, _ in items}, (path, value)
+            cost = lost(before, list(player.log.events.values()), mutant, token.seq, value)
+            if cost is not None:
+                wrong.append((source_of(item), path, "removed" if value is REMOVED else value, cost))
+    assert wrong == []
+
+
+SESSION = "ses_1"
+
+
+def bus(type_: str, properties: Any) -> HookItem:
+    return HookItem("event", 5, {"event": {"id": "evt_1", "type": type_, "properties": properties}}, None)
+
+
+def part(**fields: Any) -> HookItem:
+    common = {"id": "prt_1", "messageID": "msg_1", "sessionID": SESSION}
+    return bus("message.part.updated", {"sessionID": SESSION, "part": common | fields})
+
+
+def tool(state: Any, **fields: Any) -> HookItem:
+    return part(**({"type": "tool", "tool": "bash", "callID": "call_1", "state": state} | fields))
+
+
+DONE = {"status": "completed", "input": {"command": "true"}, "output": "kept"}
+AFTER = {"tool": "bash", "callID": "call_1", "args": {"command": "true"}}
+
+UNKNOWN: dict[str, HookItem] = {
+    "a part of an unknown type": part(type="hologram", text="kept"),
+    "a part without a type": part(text="kept"),
+    "a tool of an unknown status": tool(DONE | {"status": "paused"}),
+    "a tool with a numeric id": tool(DONE, id=7),
+    "a tool without a call id": tool(DONE, callID=None),
+    "a tool whose state is a string": tool("completed: kept"),
+    "a text whose time is a string": part(type="text", text="kept", time="now"),
+    "a text whose message id is a number": part(type="text", text="kept", messageID=1, time={"start": 1, "end": 2}),
+    "a part that is a list": bus("message.part.updated", {"sessionID": SESSION, "part": ["kept"]}),
+    "a part without a session": bus("message.part.updated", {"part": {"type": "tool", "id": "prt_1", "state": DONE}}),
+    "a session error that is a string": bus("session.error", {"sessionID": SESSION, "error": "kept"}),
+    "a session error without an error": bus("session.error", {"sessionID": SESSION, "why": "kept"}),
+    "a message error that is a string": bus(
+        "message.updated",
+        {
+            "sessionID": SESSION,
+            "info": {"id": "msg_2", "role": "assistant", "parentID": "msg_1", "time": {"created": 1}, "error": "kept"},
+        },
+    ),
+    "a message of an unknown role": bus(
+        "message.updated", {"sessionID": SESSION, "info": {"id": "msg_2", "role": "oracle", "text": "kept"}}
+    ),
+    "an unknown status of a session": bus("session.status", {"sessionID": SESSION, "status": {"type": "kept"}}),
+    "properties under another name": HookItem(
+        "event", 5, {"event": {"id": "evt_1", "type": "session.idle", "data": {"sessionID": SESSION}}}, None
+    ),
+    "a message whose parts are an object": HookItem(
+        "chat.message",
+        5,
+        {"sessionID": SESSION},
+        {"message": {"id": "msg_1", "role": "user"}, "parts": {"0": {"type": "text", "text": "kept"}}},
+    ),
+    "a message without parts": HookItem(
+        "chat.message", 5, {"sessionID": SESSION}, {"message": {"id": "msg_1", "role": "user", "text": "kept"}}
+    ),
+    "a tool call without a session": HookItem("tool.execute.after", 5, AFTER, {"output": "kept"}),
+    "a tool call whose result is a string": HookItem(
+        "tool.execute.after", 5, AFTER | {"sessionID": SESSION}, "the result that is kept"
+    ),
+    "a hook of another name with an output": HookItem("tool.dreamed", 5, {"a": 1}, {"output": "kept"}),
+}
+
+
+def fed(item: HookItem, **how: Any) -> Player:
+    player = Player()
+    player.translator.clean = how.get("clean", player.translator.clean)
+    player.feed([(Token(Origin("b" * 32, "c" * 16), 1), item)])
+    player.wait()
+    player.wait()
+    assert len(player.finished) == 1
+    return player
+
+
+@pytest.mark.parametrize("item", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_an_unknown_shape_is_kept_whole_in_its_session_and_counted(item: HookItem) -> None:
+    player = fed(item)
+    kept = [event for event in player.log.events.values() if event.type == f"opencode.{source_of(item)}"]
+    assert len(kept) == 1 and is_kept_whole(item, kept)
+    assert "not_final" not in " ".join(player.translator.counts)
+    if item.hook != "tool.dreamed":
+        assert player.translator.counts[f"kept_whole:{source_of(item)}"] == 1
+    named = SESSION in json.dumps([of(item.input, "sessionID"), of(item.input, "event", "properties")])
+    assert kept[0].stream_id == (SESSION if named else "system")
+
+
+@pytest.mark.parametrize("item", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_what_is_kept_whole_is_redacted(item: HookItem) -> None:
+    player = fed(item, clean=lambda payload: {"session": payload.get("session"), "clean": True})
+    assert all(event.payload.get("clean") for event in player.log.events.values())
+
+
+def test_every_rule_has_a_shape() -> None:
+    assert PROPERTIES.keys() == {source for source, rule in BY_SOURCE.items() if rule.kind != "drop"}
+
+
+def test_a_session_without_its_first_message_update_keeps_its_outputs() -> None:
+    """They look like the history that a fork copies: older than the first turn."""
+    items = recording("chat")
+    broken = [
+        (token, bus("message.refreshed", item.input["event"]["properties"]))
+        if source_of(item) == "message.updated"
+        else (token, item)
+        for token, item in items
+    ]
+    player = Player()
+    player.feed(broken)
+    player.wait()
+    assert len(player.of("execution.output")) == len(play("chat").of("execution.output")) == 1
