@@ -54,7 +54,7 @@ _KEY_ENDS: Final = (
     *("authorization", "passwd", "passphrase", "passcode", "password", "secret", "token", "key", "cookie"),
     *("credential", "credentials", "string", "pass", "pwd", "auth", "pat", "dsn", "uri"),
     *("base", "value", "val", "prod", "production", "dev", "test", "staging", "live", "old", "new", "primary"),
-    *("secondary", "admin", "root", "access", *"0123456789"),
+    *("secondary", "admin", "access", *"0123456789"),
 )
 """How every secret key name ends in lower case; many others do too, and only cost a closer look."""
 
@@ -162,10 +162,10 @@ class Redactor:
     def _item(self, items: list[Any], at: int, depth: int) -> Any:
         """An item of a list, which may be a list of arguments: ``["--password", "..."]``."""
         item, before = items[at], items[at - 1] if at else None
-        if self._enabled and isinstance(item, str) and isinstance(before, str) and _FLAG.match(before):
-            if self._is_secret(before.lstrip("-")) and not item.startswith(_NO_FLAG_VALUE):
-                return self._whole(item)
-        return self._clean(item, depth)
+        is_flag = self._enabled and isinstance(before, str) and _FLAG.match(before) is not None
+        if not is_flag or not isinstance(item, str) or item.startswith(_NO_FLAG_VALUE):
+            return self._clean(item, depth)
+        return self._whole(item) if self._is_secret(before.lstrip("-")) else self._clean(item, depth)
 
     def _object(self, value: dict[str, Any], depth: int) -> dict[str, Any]:
         cleaned: dict[str, Any] = {}
