@@ -162,10 +162,10 @@ class Redactor:
     def _item(self, items: list[Any], at: int, depth: int) -> Any:
         """An item of a list, which may be a list of arguments: ``["--password", "..."]``."""
         item, before = items[at], items[at - 1] if at else None
-        is_flag = self._enabled and isinstance(before, str) and _FLAG.match(before) is not None
-        if not is_flag or not isinstance(item, str) or item.startswith(_NO_FLAG_VALUE):
+        flag = before if self._enabled and isinstance(before, str) and _FLAG.match(before) else ""
+        if not flag or not isinstance(item, str) or item.startswith(_NO_FLAG_VALUE):
             return self._clean(item, depth)
-        return self._whole(item) if self._is_secret(before.lstrip("-")) else self._clean(item, depth)
+        return self._whole(item) if self._is_secret(flag.lstrip("-")) else self._clean(item, depth)
 
     def _object(self, value: dict[str, Any], depth: int) -> dict[str, Any]:
         cleaned: dict[str, Any] = {}

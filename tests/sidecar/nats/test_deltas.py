@@ -36,7 +36,12 @@ def delta(text: Any, session: Any = "ses_a", part: Any = "prt_1", field: Any = "
 
 def deltas(sessions: Sessions) -> DeltaStream:
     return DeltaStream(
-        sessions, "LOG", TURNS.get, lambda session: "prj", lambda value: value.replace("hunter2", "[redacted]")
+        sessions,
+        "LOG",
+        TURNS.get,
+        lambda session: "prj",
+        lambda value: value.replace("hunter2", "[redacted]"),
+        hold_s=0.05,
     )
 
 
