@@ -81,6 +81,19 @@ async def test_deltas_are_joined_and_arrive_in_their_order(server: RealServer) -
     await sessions.close()
 
 
+async def test_a_secret_in_two_deltas_does_not_reach_the_server(server: RealServer) -> None:
+    sessions = Sessions(server.ask_options)
+    await sessions.get()
+    stream = deltas(sessions)
+    async with listening(server) as heard:
+        stream.take([delta("my hun")])
+        stream.take([delta("ter2 is safe\n")])
+        await until(lambda: "safe" in "".join(each["content"] for each in heard), "the end of the text")
+        assert "".join(each["content"] for each in heard) == "my [redacted] is safe\n"
+    await stream.close()
+    await sessions.close()
+
+
 async def test_nothing_that_a_shim_sends_does_harm(server: RealServer) -> None:
     sessions = Sessions(server.ask_options)
     await sessions.get()
