@@ -34,14 +34,14 @@ def delta(text: Any, session: Any = "ses_a", part: Any = "prt_1", field: Any = "
     return HookItem(hook="event", t=1, input={"event": {"type": "message.part.delta", "properties": found}})
 
 
-def deltas(sessions: Sessions) -> DeltaStream:
+def deltas(sessions: Sessions, hold_s: float = 0.05) -> DeltaStream:
     return DeltaStream(
         sessions,
         "LOG",
         TURNS.get,
         lambda session: "prj",
         lambda value: value.replace("hunter2", "[redacted]"),
-        hold_s=0.05,
+        hold_s,
     )
 
 
@@ -84,9 +84,10 @@ async def test_deltas_are_joined_and_arrive_in_their_order(server: RealServer) -
 async def test_a_secret_in_two_deltas_does_not_reach_the_server(server: RealServer) -> None:
     sessions = Sessions(server.ask_options)
     await sessions.get()
-    stream = deltas(sessions)
+    stream = deltas(sessions, hold_s=60)
     async with listening(server) as heard:
         stream.take([delta("my hun")])
+        await until(lambda: heard, "the first word")
         stream.take([delta("ter2 is safe\n")])
         await until(lambda: "safe" in "".join(each["content"] for each in heard), "the end of the text")
         assert "".join(each["content"] for each in heard) == "my [redacted] is safe\n"
