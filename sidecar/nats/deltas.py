@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from bridge.nats.chunks import Coalescer, Delta, Ready
 from bridge.nats.errors import NatsError
+from bridge.nats.held import HeldText
 from bridge.nats.messages import Mirror, chunk_message
 from bridge.nats.sessions import Sessions
 from bridge.opencode.frames import HookItem
@@ -24,14 +26,30 @@ log = logging.getLogger("sidecar.nats")
 MAX_WAITING: Final = 256
 """Most chunks that wait to be sent: a few seconds of several agents."""
 
+HOLD_S: Final = 3.0
+"""How long the last word of a text waits for more of it: its end is not announced."""
+
+MAX_HELD: Final = 1024
+"""Most sessions whose last text is held; of the one that was quiet longest, the rest leaves first."""
+
 _TYPE: Final = "message.part.delta"
+
+
+@dataclass(slots=True)
+class _Held:
+    """The text that a session is saying; ``last`` is its newest delta."""
+
+    text: HeldText
+    last: Delta
 
 
 class DeltaStream:
     """Belongs to its event loop.
 
     ``turn_of`` gives the user message that a session answers now, ``project_of`` a session's project, ``clean``
-    redacts a text. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped`` (chunks: no connection, or too many), and
+    redacts a text. A word leaves when it is complete, so that no secret passes in two deltas; ``hold_s`` after the
+    last delta it leaves as it is. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped`` (chunks: no connection, or
+    too many), and
     what the coalescer counts.
     """
 
@@ -42,10 +60,14 @@ class DeltaStream:
         turn_of: Callable[[str], str | None],
         project_of: Callable[[str], str],
         clean: Callable[[Any], Any],
+        hold_s: float = HOLD_S,
     ) -> None:
         self._sessions, self._mirror = sessions, Mirror(log_id)
         self._turn_of, self._project_of, self._clean = turn_of, project_of, clean
         self._coalescer = Coalescer()
+        self._hold_s = hold_s
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._quiet_at: OrderedDict[str, float] = OrderedDict()
         self._own: Counter[str] = Counter()
         self._waiting: deque[Ready] = deque()
         self._loop = asyncio.get_running_loop()
@@ -63,7 +85,7 @@ class DeltaStream:
             delta = self._delta(item)
             if delta is not None:
                 self._own["deltas"] += 1
-                self._send(self._coalescer.add(delta, now))
+                self._hold(delta, now)
         self._wake_when_due()
 
     async def close(self) -> None:
@@ -88,14 +110,47 @@ class DeltaStream:
         session, part, field, text = names
         return Delta(session, self._turn_of(session), part, field, text)
 
+    def _hold(self, delta: Delta, now: float) -> None:
+        """Take a delta; of its session's text, what is complete goes on."""
+        if delta.turn is None:
+            self._coalescer.add(delta, now)  # counted there
+            return
+        held = self._held.pop(delta.session, None)
+        if held is not None and (held.last.step, held.last.kind) != (delta.step, delta.kind):
+            self._end(held, now)  # another text of the session: this one is over
+            held = None
+        if held is None:
+            if len(self._held) >= MAX_HELD:
+                session, oldest = self._held.popitem(last=False)
+                self._quiet_at.pop(session, None)
+                self._end(oldest, now)
+            held = _Held(HeldText(self._clean), delta)
+        held.last = delta
+        self._held[delta.session] = held  # the newest goes to the end, here and below
+        self._quiet_at.pop(delta.session, None)
+        self._quiet_at[delta.session] = now + self._hold_s
+        self._send(self._coalescer.add(delta._replace(text=held.text.add(delta.text)), now))
+
+    def _end(self, held: _Held, now: float) -> None:
+        self._send(self._coalescer.add(held.last._replace(text=held.text.end()), now))
+
     def _wake_when_due(self) -> None:
-        deadline = self._coalescer.deadline
+        waiting = [self._coalescer.deadline]
+        waiting.append(next(iter(self._quiet_at.values()), None))
+        deadline = min((each for each in waiting if each is not None), default=None)
+        if self._timer is not None and deadline is not None and deadline < self._timer.when():
+            self._timer.cancel()
+            self._timer = None
         if deadline is not None and self._timer is None:
             self._timer = self._loop.call_at(deadline, self._due)
 
     def _due(self) -> None:
         self._timer = None
-        self._send(self._coalescer.due(self._loop.time()))
+        now = self._loop.time()
+        while self._quiet_at and next(iter(self._quiet_at.values())) <= now:
+            # Only its last word leaves: what was said gives a meaning to what may still come.
+            self._end(self._held[self._quiet_at.popitem(last=False)[0]], now)
+        self._send(self._coalescer.due(now))
         self._wake_when_due()
 
     def _send(self, ready: list[Ready]) -> None:
@@ -115,7 +170,6 @@ class DeltaStream:
             if connection is None:
                 self._own["dropped"] += 1
                 continue
-            chunk = chunk.model_copy(update={"content": self._clean(chunk.content)})
             message = chunk_message(session, chunk, self._project_of(session), self._mirror)
             try:
                 await connection.send(message.subject, message.body)

@@ -104,6 +104,8 @@ def test_a_session_is_read_back_from_jetstream_alone(durable: DurableStream, ope
     assert told.count("step") == types.count("execution.step") > 0
     assert told.count("task") == types.count("turn.ended") == 2 and told.count("state") == 4
     # Deltas may be lost; what came is in order, and part of what was said.
+    # The last word of the first answer may still come.
+    chunks = [chunk for chunk in chunks if chunk["step_id"] == chunks[-1]["step_id"]]
     assert all(chunk["subject"].split(".")[6] == session for chunk in chunks)
     assert [chunk["index"] for chunk in chunks] == sorted(chunk["index"] for chunk in chunks)
     said = "".join(chunk["content"] for chunk in chunks)

@@ -144,6 +144,19 @@ def test_no_pattern_can_go_wild(rule: Rule) -> None:
 
 
 HOSTILE = ["A1", "://", '"', "\\", "token=", "eyJ-", "-----BEGIN A PRIVATE KEY-----\n"]
+HOSTILE += [
+    "pass",
+    "PASS=",
+    "password: (",
+    "secret='",
+    "mysql ",
+    "docker login ",
+    "?key=",
+    "--pass ",
+    "--a-a-a-",
+    "login a ",
+]
+HOSTILE += ['"token":"\\', "machine a login a ", "key\n", "a:*:b:", "://a:", "curl -u "]
 
 
 @pytest.mark.parametrize("unit", HOSTILE)

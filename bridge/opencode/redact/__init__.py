@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridge.opencode.redact.rules import Rule, built_in
+from bridge.opencode.redact.rules import SECRET_NAME, Rule, built_in
 from bridge.opencode.redact.scanner import Scanner
 from streams.hashing import MAX_DEPTH
 
@@ -33,19 +33,9 @@ MAX_STRING = 8 * 1024 * 1024
 KEPT_OF_LONG = 64 * 1024
 
 _SECRET_KEYS: Final = frozenset(
-    [
-        "authorization",
-        "proxyauthorization",
-        "passwd",
-        "passphrase",
-        "secret",
-        "idtoken",
-        "privatekey",
-        "setcookie",
-        "cookie",
-    ]
+    ["authorization", "proxyauthorization", "idtoken", "setcookie", "cookie", "pat", "dsn", "connectionuri"]
 )
-"""Without case, ``-`` and ``_``, so that ``accessToken``, ``access_token`` and ``ACCESS-TOKEN`` are one."""
+"""Key names beside those of ``SECRET_NAME``: without case, ``-`` and ``_``."""
 
 _SECRET_ENDINGS: Final = (
     "apikey",
@@ -58,15 +48,30 @@ _SECRET_ENDINGS: Final = (
     "clientsecret",
     "password",
 )
-"""Ends of secret key names, so that ``OPENAI_API_KEY`` and ``x-api-key`` are found."""
+"""Ends of secret key names, so that ``openaiApiKey`` and ``x-api-key`` are found."""
 
-_KEY_ENDS: Final = ("authorization", "passwd", "passphrase", "password", "secret", "token", "key", "cookie")
-"""How every secret key name ends in lower case; a few others do too, and only cost a closer look."""
+_KEY_ENDS: Final = (
+    *("authorization", "passwd", "passphrase", "passcode", "password", "secret", "token", "key", "cookie"),
+    *("credential", "credentials", "string", "pass", "pwd", "auth", "pat", "dsn", "uri"),
+    *("base", "value", "val", "prod", "production", "dev", "test", "staging", "live", "old", "new", "primary"),
+    *("secondary", "admin", "access", *"0123456789"),
+)
+"""How every secret key name ends in lower case; many others do too, and only cost a closer look."""
+
+_PAIR_NAMES: Final = ("name", "key", "Name", "Key")
+_PAIR_VALUES: Final = ("value", "Value", "val")
+"""Keys of objects that hold a name and its value, such as ``{"name": "DB_PASSWORD", "value": "..."}``."""
+
+_KINDS: Final = frozenset(["basic", "bearer", "digest", "none", "oauth", "oauth2", "api", "key", "true", "false"])
+"""Values that say which kind of secret is asked for."""
+
+_FLAG: Final = re.compile(r"--?[A-Za-z0-9-]{1,64}\Z")
+_NO_FLAG_VALUE: Final = ("-", "$", "<", "{", "%", "[", "...")
 
 _VALUE_BEGINS: Final = ('":"', '":[')
 """Between the end of a key name and a string or a list, in compact JSON."""
 
-_TELLING: Final = re.compile(r"(?i)(?:token|key|secret|pass|pwd)$")
+_TELLING: Final = re.compile(r"(?i)(?:token|key)$")
 """Key names that say enough for the rules that need a name before a value."""
 
 _PASSES: Final = 8
@@ -137,7 +142,8 @@ class Redactor:
     def _is_secret_key(self, text: bytes, at: int, end: int) -> bool:
         """Whether what ends with ``":"`` at ``end`` of compact JSON text is a secret key name."""
         key = text[text.rfind(b'"', 0, at) + 1 : end - len(_VALUE_BEGINS[0])]
-        return self._is_secret(key.decode("utf-8", "replace"))
+        name = key.decode("utf-8", "replace")
+        return name in _PAIR_VALUES or self._is_secret(name)
 
     def _clean(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
@@ -150,14 +156,27 @@ class Redactor:
             return {"$too_deep": type(value).__name__}
         if isinstance(value, dict):
             return self._object(value, depth)
-        items = [self._clean(item, depth + 1) for item in value]
+        items = [self._item(value, at, depth + 1) for at in range(len(value))]
         return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+
+    def _item(self, items: list[Any], at: int, depth: int) -> Any:
+        """An item of a list, which may be a list of arguments: ``["--password", "..."]``."""
+        item, before = items[at], items[at - 1] if at else None
+        flag = before if self._enabled and isinstance(before, str) and _FLAG.match(before) else ""
+        if not flag or not isinstance(item, str) or item.startswith(_NO_FLAG_VALUE):
+            return self._clean(item, depth)
+        return self._whole(item) if self._is_secret(flag.lstrip("-")) else self._clean(item, depth)
 
     def _object(self, value: dict[str, Any], depth: int) -> dict[str, Any]:
         cleaned: dict[str, Any] = {}
         changed = False
+        named = next((name for key in _PAIR_NAMES if isinstance(name := value.get(key), str)), "")
+        is_pair = bool(named) and self._enabled and self._is_secret(named)
         for key, old in value.items():
-            new = self._under_key(key, old, depth + 1)
+            if is_pair and key in _PAIR_VALUES and isinstance(old, str):
+                new: Any = self._whole(old)
+            else:
+                new = self._under_key(key, old, depth + 1)
             name = self._name(key)
             while name != key and (name in cleaned or name in value):
                 name += "'"  # two secrets as names of one object: both values stay
@@ -188,10 +207,10 @@ class Redactor:
 
     def _is_secret(self, key: str) -> bool:
         plain = _plain(key)
-        return plain in self._keys or plain.endswith(_SECRET_ENDINGS)
+        return plain in self._keys or plain.endswith(_SECRET_ENDINGS) or SECRET_NAME.search(key) is not None
 
     def _whole(self, text: str) -> str:
-        if not text or self._placeholders.fullmatch(text):
+        if not text or text.lower() in _KINDS or self._placeholders.fullmatch(text):
             return text
         self.redactions += 1
         return "[redacted:value]"

@@ -25,6 +25,34 @@ _MACROS = {
     r"""(?:[ \t]|\\{1,15}t){0,8}(?:\\{0,15}["'])?""",
 }
 
+# What a name says that holds a secret, from a word of it on, and how such a name may go on.
+_BEGIN = r"(?:(?<![A-Za-z])|(?<=\\[nrt]))"
+_NAMES = (
+    r"(?:(?i:passw(?:or)?d|passphrase|passcode|secret|credentials?|api[_-]?(?:key|token)"
+    r"|(?:access|private|auth|signing|encryption|master|account)[_-]?key|(?:auth|access|refresh)[_-]?token"
+    r"|connection[_-]?string|{BEGIN}(?:pass|pwd|auth|token))|(?<=[a-z])(?:Pass|Pwd|Token)|{BEGIN}PAT"
+    r"|(?<=_)KEY)"
+).replace("{BEGIN}", _BEGIN)
+_TAIL = (
+    r"(?:[_-]?(?i:access|key|base|value|string|prod(?:uction)?|dev|test|staging|live|old|new|primary|secondary"
+    r"|admin|[0-9]{1,3})(?![a-z])){0,3}"
+)
+# What a value without quotes is made of: punctuation and quotes belong to it only in front of more of it.
+_PLAIN = (
+    r"""(?:[^\s"'\\,;&)\]}|`]|[,&](?![\s"'\\]|\Z|[\w.-]{1,40}=)|[;)\]}|`](?![\s"'\\,;)\]}]|\Z)"""
+    r"""|\\{0,15}["'](?=[A-Za-z0-9!@#$%^&*(])|\\(?![nrtu"'\\]))"""
+)
+SECRET_NAME = re.compile(rf"(?<!next)(?<!next_)(?<!page)(?<!page_)(?:{_NAMES}){_TAIL}\Z")
+"""Finds a name of a value that is a secret, when searched for in a name."""
+
+_MACROS |= {
+    "{BEGIN}": _BEGIN,
+    "{NAMES}": _NAMES,
+    "{TAIL}": _TAIL,
+    "{PLAIN}": _PLAIN,
+    "{ASSIGN}": r"""(?:\\{0,15}["'])?\]?(?:[ \t]|\\{1,15}t){0,8}(?:=>|:=|::|[=:](?![=:]))(?:[ \t]|\\{1,15}t){0,8}""",
+}
+
 _BEGINNING = (
     r"(?<![A-Za-z0-9])",
     # What ends in a letter or digit and still ends a word, in JSON within text, URLs and coloured output:

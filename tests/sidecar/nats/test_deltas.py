@@ -34,9 +34,14 @@ def delta(text: Any, session: Any = "ses_a", part: Any = "prt_1", field: Any = "
     return HookItem(hook="event", t=1, input={"event": {"type": "message.part.delta", "properties": found}})
 
 
-def deltas(sessions: Sessions) -> DeltaStream:
+def deltas(sessions: Sessions, hold_s: float = 0.05) -> DeltaStream:
     return DeltaStream(
-        sessions, "LOG", TURNS.get, lambda session: "prj", lambda value: value.replace("hunter2", "[redacted]")
+        sessions,
+        "LOG",
+        TURNS.get,
+        lambda session: "prj",
+        lambda value: value.replace("hunter2", "[redacted]"),
+        hold_s,
     )
 
 
@@ -72,6 +77,20 @@ async def test_deltas_are_joined_and_arrive_in_their_order(server: RealServer) -
         assert (of_a[0]["agent_turn_id"], of_a[0]["step_id"], of_a[0]["index"]) == ("msg_1", "prt_1", 0)
         assert [each["index"] for each in of_a[:-1]] == list(range(len(of_a) - 1))
         assert stream.counts == {"deltas": 102, "sent": len(heard)}
+    await stream.close()
+    await sessions.close()
+
+
+async def test_a_secret_in_two_deltas_does_not_reach_the_server(server: RealServer) -> None:
+    sessions = Sessions(server.ask_options)
+    await sessions.get()
+    stream = deltas(sessions, hold_s=60)
+    async with listening(server) as heard:
+        stream.take([delta("my hun")])
+        await until(lambda: heard, "the first word")
+        stream.take([delta("ter2 is safe\n")])
+        await until(lambda: "safe" in "".join(each["content"] for each in heard), "the end of the text")
+        assert "".join(each["content"] for each in heard) == "my [redacted] is safe\n"
     await stream.close()
     await sessions.close()
 

@@ -1,0 +1,80 @@
+"""Redaction of text that arrives in pieces: nothing leaves before the word it is part of is complete. Pure.
+
+A secret is one word or a quoted text, and the name before it stands close by.
+So a word waits until something follows it, and is redacted together with the
+lines before it. Once a secret has begun, what follows is compared with the
+redaction of the whole, so that a secret of several words or lines, such as a
+private key, does not leave either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+MAX_WORD: Final = 8 * 1024
+"""Characters of a word that may wait; a longer one is replaced, as nobody could say where a secret in it ends."""
+
+MAX_CONTEXT: Final = 16 * 1024
+KEPT_CONTEXT: Final = 1024
+
+_LAST_SPACE: Final = re.compile(r"\s(?=\S*\Z)")
+_END_OF_WORD: Final = re.compile(r"\A\S+")
+_TOO_LONG: Final = "[redacted:long-word]"
+_ENDS_HIDDEN: Final = re.compile(r"\[redacted:[^\]\n]{1,64}\]\s*\Z")
+
+
+class HeldText:
+    """One text that arrives in pieces. ``clean`` redacts a text."""
+
+    __slots__ = ("_clean", "_said", "_told", "_too_long", "_word")
+
+    def __init__(self, clean: Callable[[Any], Any]) -> None:
+        self._clean = clean
+        self._said = self._told = self._word = ""
+        self._too_long = False
+
+    def add(self, piece: str) -> str:
+        """Take a piece; what can leave now, redacted."""
+        self._word += piece
+        space = _LAST_SPACE.search(self._word)
+        if space is not None:
+            whole, self._word = self._word[: space.end()], self._word[space.end() :]
+            if self._too_long:
+                whole, self._too_long = _END_OF_WORD.sub("", whole), False
+            return self._release(whole)
+        if self._too_long:
+            self._word = ""
+        elif len(self._word) > MAX_WORD:
+            self._word, self._too_long = "", True
+            return self._release(f" {_TOO_LONG} ")
+        return ""
+
+    def end(self) -> str:
+        """The text is over, or has paused: what is left, redacted."""
+        word, self._word = self._word, ""
+        return "" if self._too_long or not word else self._release(word)
+
+    def _release(self, text: str) -> str:
+        self._said += text
+        whole = str(self._clean(self._said))
+        same = len(self._told)
+        if not whole.startswith(self._told):
+            # What was there has become part of a secret: go on where the two part.
+            pairs = zip(whole, self._told, strict=False)
+            same = next((at for at, (new, old) in enumerate(pairs) if new != old), min(len(whole), len(self._told)))
+        leaving, self._told = whole[same:], whole
+        self._forget()
+        return leaving
+
+    def _forget(self) -> None:
+        """Keep what may give a meaning to what follows: the last lines, or all of a secret that may go on."""
+        if len(self._said) <= KEPT_CONTEXT:
+            return
+        if len(self._said) <= MAX_CONTEXT and _ENDS_HIDDEN.search(self._told):
+            return
+        line = self._said.find("\n", len(self._said) - KEPT_CONTEXT) + 1
+        if line or len(self._said) > MAX_CONTEXT:
+            self._said = self._said[line or len(self._said) - KEPT_CONTEXT :]
+            self._told = str(self._clean(self._said))

@@ -1,0 +1,81 @@
+"""Redaction of text in pieces: wherever a secret is cut, no part of it leaves."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from bridge.nats.held import MAX_CONTEXT, MAX_WORD, HeldText
+from bridge.opencode.redact import Redactor
+from tests.security.made_up import KEYS, pem
+
+GITHUB = KEYS["github"][1]
+SAID = {
+    "a token": (f"Use {GITHUB} for it.\n", [GITHUB[4:]]),
+    "a telling name": ("The line is DB_PASS=letmein and\n", ["letmein"]),
+    "a value behind a space": ("password: hunter2hunter\nnext\n", ["hunter2hunter"]),
+    "a header": ("curl -H 'Authorization: Bearer correcthorse' x\n", ["correcthorse"]),
+    "JSON": ('{"user": "ada", "password": "letmein", "n": 1}\n', ["letmein"]),
+    "words in quotes": ("password = 'kitten puppy pony'\nnext\n", ["kitten", "puppy", "pony"]),
+    "a pair in lines": ('{\n "name": "DB_PASSWORD",\n "value": "letmein"\n}\n', ["letmein"]),
+    "an address": ("connect to mysql://root:p@zebrafish@db.test/app now\n", ["zebrafish"]),
+}
+
+
+def spoken(pieces: list[str]) -> str:
+    held = HeldText(Redactor().clean)
+    return "".join([held.add(piece) for piece in pieces] + [held.end()])
+
+
+def cut(text: str, places: tuple[int, ...]) -> list[str]:
+    return [text[start:end] for start, end in zip((0, *places), (*places, len(text)), strict=True)]
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_wherever_it_is_cut_into_two_and_three_no_secret_leaves(kind: str) -> None:
+    text, secrets = SAID[kind]
+    for number in (1, 2):
+        for places in combinations(range(1, len(text)), number):
+            said = spoken(cut(text, places))
+            assert "[redacted:" in said and not any(secret in said for secret in secrets), (places, said)
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_letter_by_letter_no_piece_of_a_secret_leaves(kind: str) -> None:
+    text, secrets = SAID[kind]
+    said = spoken(list(text))
+    assert not any(secret[:4] in said for secret in secrets)
+    assert said.split("[redacted:")[0] == Redactor().clean(text).split("[redacted:")[0]
+
+
+def test_no_line_of_a_private_key_leaves() -> None:
+    text = f"Here it is:\n{pem('RSA ')}\nand no more.\n"
+    for size in (1, 7, 64):
+        said = spoken([text[at : at + size] for at in range(0, len(text), size)])
+        assert not any(line in said for line in pem("RSA ").splitlines()[1:-1])
+        assert said.startswith("Here it is:\n") and said.endswith("and no more.\n")
+
+
+def test_ordinary_text_arrives_as_it_is() -> None:
+    text = "One word after the other, a line\nand another: x = f(y)\n" * 200 + "the end"
+    for size in (1, 5, 1000):
+        assert spoken([text[at : at + size] for at in range(0, len(text), size)]) == text
+
+
+def test_what_is_complete_does_not_wait() -> None:
+    held = HeldText(Redactor().clean)
+    assert [held.add("one two"), held.add(" thr"), held.add("ee\n"), held.end()] == ["one ", "two ", "three\n", ""]
+
+
+def test_after_a_pause_in_a_secret_the_rest_of_it_does_not_leave() -> None:
+    held = HeldText(Redactor().clean)
+    said = held.add("DB_PASS=") + held.end() + held.add("correct") + held.add("horse\n")
+    assert "correct" not in said and "horse" not in said
+
+
+def test_a_word_without_end_is_replaced() -> None:
+    held = HeldText(Redactor().clean)
+    said = "".join(held.add("q" * 1000) for _ in range(50)) + held.add("qz\nnext ")
+    assert "q" not in said and said.endswith("\nnext ")
+    assert len(held._said) <= MAX_CONTEXT and len(held._word) <= MAX_WORD
