@@ -1,8 +1,10 @@
 """Verifying the file of a sqlite log as a whole, whatever its records say.
 
-Whether it opens, the pages and indexes, the table of keys: each look gives one sentence for each fault, none for a sound file, and raises nothing for damage; where the file cannot be read, that
-is a sentence, too. Besides, whether the head file beside it was lost. All of them block, and ``connection`` must have
-been opened with ``damaged`` (see ``connect_to_read``). The records themselves are judged in ``sqlite_verify.py``.
+Whether it opens, the pages and indexes, the table of keys: each check gives one
+sentence for each fault, none for a sound file, and raises nothing for damage: a file
+that cannot be read is one of the sentences. Another check finds a lost head file. All
+of them block, and ``connection`` must have been opened with ``damaged`` (see
+``connect_to_read``). ``sqlite_verify.py`` judges the records themselves.
 """
 
 from __future__ import annotations
