@@ -172,7 +172,7 @@ async def _moved(store: Path, name: str) -> list[Row]:
     done = await Migration(log, "sqlite").run()
     taken = time.perf_counter() - start
     await log.close()
-    discard_kept(store)
+    await discard_kept(store)
     return [
         Row(f"moving jsonl to sqlite, {name}", taken, None, "s"),
         Row("recording pauses meanwhile", done.held_ms / 1000, None, "s", 1, 0.1),

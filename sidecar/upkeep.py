@@ -231,7 +231,7 @@ class Upkeep:
             async with self._files:
                 await self._close_index()  # it may be of that store; what is held open keeps its space
                 try:
-                    freed = await in_thread(discard_kept, self._store.store)
+                    freed = await discard_kept(self._store.store)
                 finally:
                     self._store.reread_manifest()  # which is changed first: then what failed is no store any more
         return freed
@@ -299,6 +299,8 @@ class Upkeep:
 
         try:
             async with self._files:
+                if to == "sqlite":
+                    await self._close_index()  # it is of a store that the move deletes
                 done = await Migration(self._store, to, report).run()
         except (StreamError, OSError) as error:
             self._failed = str(error)

@@ -1,16 +1,15 @@
-"""Moving a log to another backend while it is being written: copy, catch up, compare, switch.
+"""Moving a log to another backend while it is being written: copy, read back, verify, switch.
 
-Everything is copied record by record, byte for byte, and each record's place in
-its stream's hash chain is computed anew from the copied bytes. When little is
-left, appends are held, the rest is copied, the copy is compared with the original
-(heads, streams, every stream's last hash, all that was pruned and forgotten), and
-``store.json`` is replaced by a rename.
-Until that rename the old backend is the truth, after it the new one; a copy
-that was cut off is continued by the next run. The old store stays as it was at
-the switch, until it is discarded.
+A move never builds on a store that was the log before. It deletes what an earlier
+move left there, after it has verified the whole log in use, and makes a new copy. What
+a kill cut off is continued, if every record of it is still the log's.
 
-A rollback is the same way back: the kept store is continued with what was
-written since.
+Everything is copied record by record, byte for byte. Then the copy is read back:
+each record must equal the log's, and ``Verification`` must find no fault in the copy (its
+hash chains, its columns, its indexes). All of this happens beside appends; only the records that
+came last are copied and compared while appends are held. Then ``store.json`` is
+replaced by a rename. Until that rename the old backend is the truth, after it the new one. The
+old store stays as it was at the switch, until it is discarded.
 
 Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
 """
@@ -20,33 +19,31 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from streams.errors import BadStore, StoreUnavailable
-from streams.hashing import GENESIS, chain
+from streams.findings import Finding
 from streams.log import DiskStore, Log, open_backend, unavailable
-from streams.retention import Removal
 from streams.store import NOTHING
-from streams.stores.copies import discard, discard_copy, missing_for_copy
+from streams.stores.copies import discard, discard_copy, holds_payloads, missing_for_copy, other
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, take_lock, write_manifest
 from streams.stores.in_turn import in_thread
 from streams.stores.reserve import MIB, Reserve, mib_to_open
 from streams.stores.segments import parse_event_keys
 from streams.stores.stored import Stored
+from streams.verify import Verification
 
 CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024
 """Records that may be left to copy when appends are held."""
 
-Tails = dict[str, tuple[int, bytes]]
-"""By stream: the next offset, and the last hash."""
-
-Phase = Literal["opening", "copying", "switching", "done"]
+Phase = Literal["opening", "copying", "checking", "switching", "done"]
 
 
 @dataclass(slots=True)
@@ -67,7 +64,7 @@ class Progress:
 
 
 class MigrationFailed(StoreUnavailable):
-    """The copy does not equal the original; the log stays where it was."""
+    """The log or its copy is damaged, or they differ; the log stays where it was, and so does a kept store."""
 
 
 @contextmanager
@@ -98,13 +95,10 @@ class Migration:
     to: Backend
     report: Callable[[Progress], None] = lambda progress: None
     progress: Progress = field(init=False)
-    _tails: Tails = field(default_factory=dict)
-    """Of every stream, as computed from the bytes that were copied."""
-    _original: Tails = field(default_factory=dict)
-    _copied: Tails = field(default_factory=dict)
-    _lost: Removal = field(default_factory=Removal)
-    _touched: set[str] = field(default_factory=set)
-    """Streams of which records were copied since both stores were asked for all their tails."""
+    _compared: int = NOTHING
+    """Up to this position the copy was read back and equals the log."""
+    _streams: set[str] = field(default_factory=set)
+    """Of the records that were read back."""
 
     def __post_init__(self) -> None:
         self.progress = Progress(self.to)
@@ -130,19 +124,24 @@ class Migration:
         # What is only listed as forgotten must not be copied.
         await log.source.finish_removal()
         self._tell("opening")
+        if log.manifest.kept is not None:
+            await discard_kept(log.store)
+            log.reread_manifest()
         copy = await self._open_copy()
         try:
-            self._tails = await copy.tails()
-            await self._catch_up(copy)
-            await self._compare_most(copy)
+            await self._advance(copy)
+            self._tell("checking")
+            await self._compare_removals(copy)
+            await _verify(log.store, self.to)
             await self._catch_up(copy)
             begun = time.perf_counter()
             try:
                 await log.hold()
                 self._tell("switching")
-                await self._copy_to(copy)
-                await self._compare(copy)
-                self.progress.copied = copy.head + 1
+                await self._advance(copy)
+                if copy.head != log.head:
+                    raise _different(f"the copy ends at position {copy.head}, the log at {log.head}")
+                self.progress.copied, self.progress.streams = copy.head + 1, len(self._streams)
                 kept = Kept(log.backend, log.head)
                 await log.exchange(copy, Manifest(self.to, log.manifest.log_id, kept))
             finally:
@@ -162,14 +161,12 @@ class Migration:
     async def _discard_copy(self) -> None:
         """What a move that failed has copied: of no use, and in the way of records where the disk is full.
 
-        A kept store stays, and so does what a kill or a cancelling cut off: the next move continues them.
+        What a kill or a cancelling cut off stays: the next move continues it.
         """
-        kept = self.log.manifest.kept
-        if kept is None or kept.backend != self.to:
-            # ValueError: store.json names it, so it stays. What else could not be deleted is by the next move,
-            # `repair` or `--discard-old`.
-            with suppress(OSError, ValueError):
-                await in_thread(discard, self.log.store, self.to)
+        # ValueError: store.json names it, so it stays. What else could not be deleted is by the next move,
+        # `repair` or `--discard-old`.
+        with suppress(OSError, ValueError):
+            await in_thread(discard, self.log.store, self.to)
 
     async def _catch_up(self, copy: DiskStore) -> None:
         """Copy until little is left. Where appends come nearly as fast as that, they are slowed down."""
@@ -178,107 +175,76 @@ class Migration:
             if before is not None and left > before / 2:
                 self.log.slow_down()
             before = left
-            await self._copy_to(copy)
+            await self._advance(copy)
 
     async def _open_copy(self) -> DiskStore:
-        """The other backend, as far as an earlier run or an earlier life got; made anew if that is of no use.
-
-        It is of none when it is another log's, or not whole: discarding it may have been cut off half-way. It is not
-        the truth, so nothing is lost with it.
-        """
-        copy: DiskStore | None = None
-        with suppress(BadStore):
+        """What a move that was cut off had copied, if all of it is the log's; else an empty store."""
+        with suppress(BadStore, MigrationFailed):
             copy = await self._open()
-        if copy is not None:
             try:
-                if await self._continues(copy):
-                    return copy
+                await self._compare_removals(copy)
+                await self._compare(copy)
             except BaseException:
                 await copy.close()
                 raise
-            await copy.close()
+            return copy
         await in_thread(discard, self.log.store, self.to)
-        copy = None
+        self._compared = NOTHING
+        self._streams.clear()
+        begun: DiskStore | None = None
         try:
-            copy = await self._open()
+            begun = await self._open()
             removal = await self.log.source.removal()
             if removal:
-                await copy.adopt(removal, self.log.source.removed_entries())
+                await begun.adopt(removal, self.log.source.removed_entries())
         except BaseException as error:
-            if copy is not None:
-                await copy.close()
+            if begun is not None:
+                await begun.close()
             if isinstance(error, Exception):
                 await self._discard_copy()
             raise
-        return copy
+        return begun
 
     async def _open(self) -> DiskStore:
         return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes, is_copy=True)
 
-    async def _continues(self, copy: DiskStore) -> bool:
-        """Whether the copy is of this log, and of what it has lost: then what it holds need not be copied again."""
-        if not (await copy.removal()).equals(await self.log.source.removal()):
-            return False
-        if copy.head == NOTHING:
-            return True
-        if copy.head > self.log.head:
-            return False
-        with suppress(BadStore):
-            # Both are not there when that record was pruned.
-            return await _record_at(self.log.source, copy.head) == await _record_at(copy, copy.head)
-        return False
-
-    async def _copy_to(self, copy: DiskStore) -> None:
+    async def _advance(self, copy: DiskStore) -> None:
+        """Copy up to the log's head of this moment, and read back what was copied."""
         if self.progress.phase == "opening":
             self._tell("copying")
         async for records in self.log.source.copy_out(after=copy.head, most=CHUNK):
-            await in_thread(self._check, records)
             await copy.copy_in(records)
             self.progress.copied = copy.head + 1
             self._tell(self.progress.phase)
-
-    def _check(self, records: list[Stored]) -> None:
-        """Each record must continue its stream's chain, computed from the bytes that are copied."""
-        for record in records:
-            stream = parse_event_keys(record.event).stream_id
-            offset, previous = self._tails.get(stream, (0, GENESIS))
-            if record.offset != offset or chain(previous, record.digest_form()) != record.hash:
-                raise MigrationFailed(
-                    f"record {record.position} does not continue its stream's hash chain, so the log was not moved",
-                    "run `durable-stream verify` to see what is damaged",
-                )
-            self._tails[stream] = (offset + 1, record.hash)
-            self._touched.add(stream)
-
-    async def _compare_most(self, copy: DiskStore) -> None:
-        """What takes the longer the larger the log is, before appends are held: what comes later is in ``_touched``."""
-        self._touched = set()
-        self._original, self._copied = await self.log.source.tails(), await copy.tails()
-        # Nothing is pruned or forgotten while the log moves, so this stays as it is.
-        self._lost = lost = await self.log.source.removal()
-        lost_too = await copy.removal()
-        self.progress.pruned = lost.ranges.count
-        if not lost.equals(lost_too) or await _digest_of(self.log.source) != await _digest_of(copy):
-            raise MigrationFailed(
-                "the copy does not know of the same pruned and forgotten records, so the log was not moved",
-                "run `durable-stream verify`, then try again",
-            )
+        await self._compare(copy)
 
     async def _compare(self, copy: DiskStore) -> None:
-        """The whole, while appends are held: of what was compared before only the streams that have grown since."""
-        original = self._original | await self.log.source.tails(self._touched)
-        copied = self._copied | await copy.tails(self._touched)
-        bases = self._lost.bases
-        self.progress.streams = sum(
-            name not in bases or following > bases[name].offset for name, (following, _) in original.items()
-        )
-        if copy.head != self.log.head or original != copied or original != self._tails:
-            different = sum(copied.get(name) != tail for name, tail in original.items())
-            raise MigrationFailed(
-                f"the copy holds {copy.head + 1} of {self.log.head + 1} records and {different} of "
-                f"{len(original)} streams differ, so the log was not moved",
-                "run `durable-stream verify`, then try again",
-            )
+        """Read back what the copy holds since the last call: each record must be the log's, byte for byte."""
+        log = self.log.source.copy_out(after=self._compared, most=CHUNK)
+        originals: list[Stored] = []
+        try:
+            async for copies in copy.copy_out(after=self._compared, most=CHUNK):
+                while len(originals) < len(copies) and (more := await anext(log, None)):
+                    originals += more
+                await in_thread(self._compare_some, originals[: len(copies)], copies)
+                del originals[: len(copies)]
+        except BadStore as error:
+            raise _different(str(error)) from error
+        self._compared = copy.head
+
+    def _compare_some(self, originals: list[Stored], copies: list[Stored]) -> None:
+        for original, copied in zip_longest(originals, copies):
+            if original != copied:
+                raise _different(f"record {copied.position} of the copy is not the log's")
+            self._streams.add(parse_event_keys(copied.event).stream_id)
+
+    async def _compare_removals(self, copy: DiskStore) -> None:
+        """Nothing is pruned or forgotten while the log moves, so this is compared once."""
+        removal = await self.log.source.removal()
+        self.progress.pruned = removal.ranges.count
+        same = removal.equals(await copy.removal())
+        if not same or await _digest_of(self.log.source) != await _digest_of(copy):
+            raise _different("the copy does not know of the same pruned and forgotten records")
 
     def _tell(self, phase: Phase) -> None:
         self.progress.phase, self.progress.head = phase, self.log.head
@@ -293,36 +259,47 @@ async def _digest_of(store: DiskStore) -> bytes:
     return digest.digest()
 
 
-async def _record_at(store: DiskStore, position: int) -> Stored | None:
-    found: AsyncIterator[list[Stored]] = store.copy_out(after=position - 1, most=1)
-    async for records in found:
-        return records[0] if records[0].position == position else None
-    return None
+def _different(what: str) -> MigrationFailed:
+    return MigrationFailed(f"{what}, so the log was not moved", "run `durable-stream verify`, then try again")
 
 
-def discard_kept(store: Path) -> int:
-    """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none.
-
-    So it does with what lies beside the log otherwise: an old store whose deletion was cut off, or what a migration
-    that was cut off had copied. The caller holds the store's lock, and sees to it that no migration runs. The reserve
-    is given up for it on a full disk: this is what makes room there.
+async def _verify(store: Path, backend: Backend) -> None:
+    """Read every record of one backend.
 
     Raises:
+        MigrationFailed: with the first fault.
+    """
+    async with aclosing(cast("AsyncGenerator[Finding, None]", Verification(store, backend=backend).run())) as findings:
+        async for finding in findings:
+            raise MigrationFailed(
+                f"{finding}; so the log was not moved, and no store was deleted",
+                "run `durable-stream verify` to see what is damaged, and keep both stores until it is mended",
+            )
+
+
+async def discard_kept(store: Path) -> int:
+    """Delete the store that a migration left behind; returns the bytes freed, 0 when there is none.
+
+    It also deletes what else of the other backend lies there: an old store whose deletion was cut off, or what a
+    migration that was cut off had copied. The log in use is verified whole first, because the other store may be the
+    only good one. The caller holds the store's lock and makes sure that no migration runs. On a full disk the reserve
+    is given up for it, because this makes room there.
+
+    Raises:
+        MigrationFailed: the log in use is damaged. Nothing was deleted.
         StoreUnavailable: the disk has no room to begin, or failed; run again, it deletes what is left.
         BadStore: as ``read_manifest``.
     """
-    reserve = Reserve(store)
-    given_up = reserve.give_up()
-    try:
-        return _discard_kept(store)
-    except OSError as error:
-        raise _not_discarded(store, error) from error
-    finally:
-        reserve.take_back(given_up)
+    manifest = await in_thread(read_manifest, store)
+    if manifest is None or not await in_thread(holds_payloads, store, other(manifest.backend)):
+        # Without a log in use, or with nothing that could be missed.
+        return await in_thread(_discard_kept, store)
+    await _verify(store, manifest.backend)
+    return await in_thread(_discard_kept, store)
 
 
-def discard_unserved(store: Path) -> int:
-    """``discard_kept`` for who has no log open: takes the store's lock for it.
+async def discard_unserved(store: Path) -> int:
+    """``discard_kept`` for a caller that has no log open: takes the store's lock for it.
 
     Raises:
         StoreLocked: another process writes there; nothing was changed.
@@ -333,20 +310,26 @@ def discard_unserved(store: Path) -> int:
     except OSError as error:
         raise unavailable(store, error) from error
     try:
-        return discard_kept(store)
+        return await discard_kept(store)
     finally:
         os.close(lock)
 
 
 def _discard_kept(store: Path) -> int:
-    manifest = read_manifest(store)
-    if manifest is None:
-        return 0
-    if manifest.kept is None:
+    reserve = Reserve(store)
+    given_up = reserve.give_up()
+    try:
+        manifest = read_manifest(store)
+        if manifest is None:
+            return 0
+        if manifest.kept is not None:
+            # The pointer first: what is deleted by halves must not be named.
+            write_manifest(store, Manifest(manifest.backend, manifest.log_id))
         return discard_copy(store, manifest.backend)
-    # The pointer first: half a store must never be what a rollback continues.
-    write_manifest(store, Manifest(manifest.backend, manifest.log_id))
-    return discard(store, manifest.kept.backend)
+    except OSError as error:
+        raise _not_discarded(store, error) from error
+    finally:
+        reserve.take_back(given_up)
 
 
 def _not_discarded(store: Path, error: OSError) -> StoreUnavailable:

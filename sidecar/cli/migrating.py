@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.2
 """How often the progress of a running sidecar's move is asked for."""
 
-PHASES = {"opening": "opening  ", "copying": "copying  ", "switching": "switching", "done": "done     "}
+PHASES = {
+    "opening": "opening  ",
+    "copying": "copying  ",
+    "checking": "checking ",
+    "switching": "switching",
+    "done": "done     ",
+}
 """Of one width, so that the bar stands still."""
 
 Tell = Callable[[dict[str, Any]], None]
@@ -172,12 +178,10 @@ async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
             return int((await client.request("discard_old"))["freed"])
 
     async def ourselves() -> int:
-        import asyncio
-
         from streams.migrate import discard_unserved
 
         with home.lock():
-            return await asyncio.to_thread(discard_unserved, home.store_path)
+            return await discard_unserved(home.store_path)
 
     freed = await by_sidecar_or_ourselves(home, asked, ourselves)
     what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"

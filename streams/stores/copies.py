@@ -89,4 +89,9 @@ def discard(store: Path, backend: Backend) -> int:
 
 def discard_copy(store: Path, backend: Backend) -> int:
     """Delete what there is of the other backend than ``backend``, which holds the log; returns the bytes freed."""
-    return discard(store, "jsonl" if backend == "sqlite" else "sqlite")
+    return discard(store, other(backend))
+
+
+def other(backend: Backend) -> Backend:
+    """The backend that does not hold the log."""
+    return "jsonl" if backend == "sqlite" else "sqlite"

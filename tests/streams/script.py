@@ -7,7 +7,6 @@ of its own number, so that playing it again after a cut adds only what is missin
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -179,7 +178,7 @@ async def _remove(log: Log, step: Remove) -> None:
 
 
 async def _discard(log: Log) -> None:
-    await asyncio.to_thread(discard_kept, log.store)
+    await discard_kept(log.store)
     log.reread_manifest()
 
 

@@ -326,7 +326,7 @@ class Machine(RuleBasedStateMachine):
     )
     def remove(self, operation: Prune | Forget) -> None:
         # What a move left behind would still hold the payloads, so that forgetting is refused.
-        discard_kept(self.directory / "moving")
+        self.runner.run(discard_kept(self.directory / "moving"))
         moving = self.stores[2]
         assert isinstance(moving, Log)
         moving.reread_manifest()

@@ -189,10 +189,10 @@ async def test_the_old_store_stays_until_it_is_discarded_and_takes_what_came_sin
     assert log.backend == start
     assert plain(await collect(log.read_all())) == plain(first + since)
     assert min(n for n in copied if n) > len(first), "only what came since was copied"
-    assert await asyncio.to_thread(discard_kept, tmp_path) > 0
+    assert await discard_kept(tmp_path) > 0
     manifest = read_manifest(tmp_path)
     assert manifest is not None and manifest.kept is None
-    assert await asyncio.to_thread(discard_kept, tmp_path) == 0
+    assert await discard_kept(tmp_path) == 0
     await log.append([event("after")])
     await log.close()
     names = {path.name for path in tmp_path.iterdir()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +40,7 @@ async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(
     seen = set(await anext(ids))
     unread = begun.read_all()
     await Migration(log, to).run()
-    await asyncio.to_thread(discard_kept, tmp_path)
+    await discard_kept(tmp_path)
     for name, (reading, wanted) in readings.items():
         assert [firsts[name], *await collect(reading)] == wanted, name
     async for more in ids:
@@ -63,7 +62,7 @@ async def test_a_source_whose_store_is_discarded_does_not_end_as_if_it_were_whol
     reading = old.read_all()
     assert await anext(reading) == written[0]
     await Migration(log, "jsonl").run()
-    await asyncio.to_thread(discard_kept, tmp_path)
+    await discard_kept(tmp_path)
     with pytest.raises(StoreUnavailable, match="moved away while it was read; read the log again"):
         await collect(reading)
     with pytest.raises(StoreUnavailable, match="moved away"):
@@ -78,7 +77,7 @@ async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path
     reader = LogReader(tmp_path)
     assert await collect(reader.read_all()) == written
     await Migration(log, "jsonl").run()
-    await asyncio.to_thread(discard_kept, tmp_path)
+    await discard_kept(tmp_path)
     log.reread_manifest()
     await Migration(log, "sqlite").run()
     written += await fill(log, 5, "later-")
@@ -104,7 +103,7 @@ async def test_a_reader_does_not_keep_the_space_of_a_store_that_is_discarded(tmp
     assert reader.head == log.head, "it let go of the database"
     for record in written[1:300]:
         assert await anext(begun) == record, "and a reading of the old store, which is kept, goes on"
-    await asyncio.to_thread(discard_kept, tmp_path)
+    await discard_kept(tmp_path)
     assert "log.db" in deleted_and_open(tmp_path)
     if asked == "head":
         assert reader.head == log.head
@@ -124,7 +123,7 @@ async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Pat
     check = Verification(tmp_path)
     await Migration(log, to).run()
     assert [finding async for finding in Verification(tmp_path).run()] == []
-    await asyncio.to_thread(discard_kept, tmp_path)
+    await discard_kept(tmp_path)
     with pytest.raises(StoreUnavailable, match=f"moved to {to} while it was verified.*run it again"):
         assert [finding async for finding in check.run()] == []
     assert [finding async for finding in Verification(tmp_path).run()] == []
@@ -156,12 +155,12 @@ async def test_a_discarding_that_is_cut_off_leaves_nothing_to_go_back_to(
         patch.setattr(Path, "unlink", cut_off(unlink))
         patch.setattr("streams.stores.copies.shutil.rmtree", cut_off(rmtree))
         with pytest.raises(Stopped):
-            discard_kept(tmp_path)
+            await discard_kept(tmp_path)
     assert read_manifest(tmp_path) == Manifest(to, log.manifest.log_id)
     log = await open_log(tmp_path)
     assert plain(await collect(log.read_all())) == plain(written)
     await log.close()
-    assert discard_kept(tmp_path) > 0
+    assert await discard_kept(tmp_path) > 0
     assert [finding async for finding in Verification(tmp_path).run()] == []
 
 
@@ -174,9 +173,9 @@ async def test_what_a_discarding_that_was_cut_off_left_is_deleted_by_the_next(
     await Migration(log, to).run()
     # Killed after the pointer, before the files.
     write_manifest(tmp_path, Manifest(to, log.manifest.log_id))
-    assert await asyncio.to_thread(discard_kept, tmp_path) > 0
+    assert await discard_kept(tmp_path) > 0
     assert not (tmp_path / ("log" if start == "jsonl" else "log.db")).exists()
-    assert await asyncio.to_thread(discard_kept, tmp_path) == 0
+    assert await discard_kept(tmp_path) == 0
     assert plain(await collect(log.read_all())) == plain(written)
     await log.close()
 

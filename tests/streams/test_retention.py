@@ -85,7 +85,7 @@ class TestForgottenBytes:
         await Migration(log, "sqlite").run()
         with pytest.raises(StoreUnavailable, match=r"nothing was forgotten; run .* --discard-old"):
             await log.forget(["ses_0"], at_ms=NOW)
-        discard_kept(tmp_path)
+        await discard_kept(tmp_path)
         log.reread_manifest()
         assert (await log.forget(["ses_0"], at_ms=NOW)).records == 7
         assert _holders(tmp_path, "secret-k0-") == [] and _holders(tmp_path, "secret-k1-")
@@ -174,7 +174,7 @@ class TestMoving:
             await Migration(log, to, lambda progress, again=again: again.append(progress.copied)).run()
             assert log.backend == to and copied[-1] < 400
             await check_chains(log)
-            discard_kept(tmp_path)
+            await discard_kept(tmp_path)
         await log.close()
         assert await faults(tmp_path) == []
 

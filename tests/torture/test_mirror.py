@@ -114,7 +114,7 @@ class Tormented:
         appending = asyncio.create_task(self.append())
         await Migration(self.store, "sqlite" if self.store.backend == "jsonl" else "jsonl").run()
         await appending
-        await asyncio.to_thread(discard, self.store)
+        await discard(self.store)
 
     async def rebuilt(self) -> None:
         self.task.rebuild()
@@ -129,10 +129,10 @@ class Tormented:
         await self.sessions.close()
 
 
-def discard(store: Log) -> None:
+async def discard(store: Log) -> None:
     """What a move left behind still holds the payloads: nothing is forgotten while it is there."""
 
-    discard_kept(store.store)
+    await discard_kept(store.store)
     store.reread_manifest()
 
 

@@ -166,7 +166,7 @@ class Worker:
                     await Migration(self.log, "sqlite" if self.log.backend == "jsonl" else "jsonl").run()
                     self.counts["moves"] += 1
                     if self.random.random() < 0.3:
-                        await asyncio.to_thread(discard_kept, self.store)
+                        await discard_kept(self.store)
                         self.log.reread_manifest()
 
     async def fill(self) -> None:
