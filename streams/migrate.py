@@ -132,7 +132,10 @@ class Migration:
             await self._advance(copy)
             self._tell("checking")
             await self._compare_removals(copy)
-            await _verify(log.store, self.to)
+            fault = await _first_fault(log.store, self.to)
+            if fault is not None:
+                where = "the copy" if fault.position is None else f"record {fault.position}, copied as it is,"
+                raise _not_moved(f"{where} does not verify: {fault.reason}")
             await self._catch_up(copy)
             begun = time.perf_counter()
             try:
@@ -140,7 +143,7 @@ class Migration:
                 self._tell("switching")
                 await self._advance(copy)
                 if copy.head != log.head:
-                    raise _different(f"the copy ends at position {copy.head}, the log at {log.head}")
+                    raise _not_moved(f"the copy ends at position {copy.head}, the log at {log.head}")
                 self.progress.copied, self.progress.streams = copy.head + 1, len(self._streams)
                 kept = Kept(log.backend, log.head)
                 await log.exchange(copy, Manifest(self.to, log.manifest.log_id, kept))
@@ -220,22 +223,25 @@ class Migration:
 
     async def _compare(self, copy: DiskStore) -> None:
         """Read back what the copy holds since the last call: each record must be the log's, byte for byte."""
-        log = self.log.source.copy_out(after=self._compared, most=CHUNK)
         originals: list[Stored] = []
         try:
-            async for copies in copy.copy_out(after=self._compared, most=CHUNK):
-                while len(originals) < len(copies) and (more := await anext(log, None)):
-                    originals += more
-                await in_thread(self._compare_some, originals[: len(copies)], copies)
-                del originals[: len(copies)]
+            async with (
+                aclosing(_all_of(self.log.source, self._compared)) as log,
+                aclosing(_all_of(copy, self._compared)) as copied,
+            ):
+                async for copies in copied:
+                    while len(originals) < len(copies) and (more := await anext(log, None)):
+                        originals += more
+                    await in_thread(self._compare_some, originals[: len(copies)], copies)
+                    del originals[: len(copies)]
         except BadStore as error:
-            raise _different(str(error)) from error
+            raise _not_moved(str(error)) from error
         self._compared = copy.head
 
     def _compare_some(self, originals: list[Stored], copies: list[Stored]) -> None:
         for original, copied in zip_longest(originals, copies):
             if original != copied:
-                raise _different(f"record {copied.position} of the copy is not the log's")
+                raise _not_moved(f"record {copied.position} of the copy is not the log's")
             self._streams.add(parse_event_keys(copied.event).stream_id)
 
     async def _compare_removals(self, copy: DiskStore) -> None:
@@ -244,7 +250,7 @@ class Migration:
         self.progress.pruned = removal.ranges.count
         same = removal.equals(await copy.removal())
         if not same or await _digest_of(self.log.source) != await _digest_of(copy):
-            raise _different("the copy does not know of the same pruned and forgotten records")
+            raise _not_moved("the copy does not know of the same pruned and forgotten records")
 
     def _tell(self, phase: Phase) -> None:
         self.progress.phase, self.progress.head = phase, self.log.head
@@ -259,22 +265,18 @@ async def _digest_of(store: DiskStore) -> bytes:
     return digest.digest()
 
 
-def _different(what: str) -> MigrationFailed:
+def _all_of(store: DiskStore, after: int) -> AsyncGenerator[list[Stored], None]:
+    return cast("AsyncGenerator[list[Stored], None]", store.copy_out(after=after, most=CHUNK))
+
+
+def _not_moved(what: str) -> MigrationFailed:
     return MigrationFailed(f"{what}, so the log was not moved", "run `durable-stream verify`, then try again")
 
 
-async def _verify(store: Path, backend: Backend) -> None:
-    """Read every record of one backend.
-
-    Raises:
-        MigrationFailed: with the first fault.
-    """
+async def _first_fault(store: Path, backend: Backend) -> Finding | None:
+    """Read every record of one backend, up to the first fault."""
     async with aclosing(cast("AsyncGenerator[Finding, None]", Verification(store, backend=backend).run())) as findings:
-        async for finding in findings:
-            raise MigrationFailed(
-                f"{finding}; so the log was not moved, and no store was deleted",
-                "run `durable-stream verify` to see what is damaged, and keep both stores until it is mended",
-            )
+        return await anext(findings, None)
 
 
 async def discard_kept(store: Path) -> int:
@@ -290,12 +292,32 @@ async def discard_kept(store: Path) -> int:
         StoreUnavailable: the disk has no room to begin, or failed; run again, it deletes what is left.
         BadStore: as ``read_manifest``.
     """
-    manifest = await in_thread(read_manifest, store)
-    if manifest is None or not await in_thread(holds_payloads, store, other(manifest.backend)):
-        # Without a log in use, or with nothing that could be missed.
-        return await in_thread(_discard_kept, store)
-    await _verify(store, manifest.backend)
-    return await in_thread(_discard_kept, store)
+    reserve = Reserve(store)
+    given_up = await in_thread(reserve.give_up)
+    try:
+        manifest = await in_thread(read_manifest, store)
+        if manifest is None:
+            return 0
+        if await in_thread(holds_payloads, store, other(manifest.backend)):
+            await _refuse_damaged(store, manifest.backend)
+        if manifest.kept is not None:
+            # The pointer first: half a store must never be named.
+            await in_thread(write_manifest, store, Manifest(manifest.backend, manifest.log_id))
+        return await in_thread(discard_copy, store, manifest.backend)
+    except OSError as error:
+        raise _not_discarded(store, error) from error
+    finally:
+        await in_thread(reserve.take_back, given_up)
+
+
+async def _refuse_damaged(store: Path, backend: Backend) -> None:
+    fault = await _first_fault(store, backend)
+    if fault is not None:
+        raise MigrationFailed(
+            f"the log is damaged ({fault}), so nothing was moved or deleted",
+            f"keep both stores: the {other(backend)} one may hold what is damaged in {backend}; "
+            "`durable-stream repair --dry-run` says what can be done",
+        )
 
 
 async def discard_unserved(store: Path) -> int:
@@ -315,25 +337,8 @@ async def discard_unserved(store: Path) -> int:
         os.close(lock)
 
 
-def _discard_kept(store: Path) -> int:
-    reserve = Reserve(store)
-    given_up = reserve.give_up()
-    try:
-        manifest = read_manifest(store)
-        if manifest is None:
-            return 0
-        if manifest.kept is not None:
-            # The pointer first: what is deleted by halves must not be named.
-            write_manifest(store, Manifest(manifest.backend, manifest.log_id))
-        return discard_copy(store, manifest.backend)
-    except OSError as error:
-        raise _not_discarded(store, error) from error
-    finally:
-        reserve.take_back(given_up)
-
-
 def _not_discarded(store: Path, error: OSError) -> StoreUnavailable:
-    """A full disk is met by the pointer only, before anything is deleted."""
+    """A full disk is met by the verifying or the pointer, before anything is deleted."""
     again = "then run the same command again"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"free {mib_to_open(store)} MiB on that disk, {again}"
