@@ -173,9 +173,9 @@ class Migration:
 
     async def _catch_up(self, copy: DiskStore) -> None:
         """Copy until little is left. Where appends come nearly as fast as that, they are slowed down."""
-        before = None
+        before = copy.head + 1  # what was copied in the first round
         while (left := self.log.head - copy.head) > CLOSE_ENOUGH:
-            if before is not None and left > before / 2:
+            if left > before / 2:
                 self.log.slow_down()
             before = left
             await self._advance(copy)
