@@ -228,9 +228,8 @@ def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
         if name == manifest.backend:
             continue
         is_kept = manifest.kept is not None and manifest.kept.backend == name
-        found = (
-            f"{name}: a store that {MANIFEST} {'keeps' if is_kept else 'does not name'}, up to position {store.head}"
-        )
+        what = "the last move kept" if is_kept else f"{MANIFEST} does not name"
+        found = f"{name}: a store that {what}, up to position {store.head}"
         if is_lost and store.head > NOTHING:
             files = " and ".join((*_shown(manifest.backend), MANIFEST))
             text = f"without a backup: move {files} away and run this again, which takes it if every record verifies; "
