@@ -208,7 +208,7 @@ class Migration:
         A store that was the truth before is none of these: it may have been damaged since, so it is deleted.
         """
         if self.log.manifest.kept is not None:
-            await in_thread(discard_kept, self.log.store)
+            await discard_old(self.log.store)  # which verifies the log first: the old store may be its only good copy
             self.log.reread_manifest()
         with suppress(BadStore):
             copy = await self._open()

@@ -13,10 +13,9 @@ from sidecar.logs import failed_start
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log_reader import LogReader
 from streams.query import Filter, describe_span
-from streams.repair import HEAD_FILES
-from streams.repairing import leftovers
+from streams.repair import leftovers
 from streams.store import NOTHING, Record
-from streams.stores.presence import kept_hint, located
+from streams.stores.presence import HEAD_FILES, kept_hint, located
 from streams.stores.sqlite_files import WAL_RESET_FIXED, sqlite_version
 from streams.verify import Verification
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.home import Home
 
-PHASES = {"opening": "opening  ", "copying": "copying  ", "switching": "switching", "done": "done     "}
+PHASES = {phase: phase.ljust(9) for phase in ("opening", "copying", "verifying", "switching", "done")}
 """Of one width, so that the bar stands still."""
 
 

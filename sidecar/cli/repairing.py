@@ -14,8 +14,7 @@ from sidecar.cli.command import JsonFlag, explain, home_of
 if TYPE_CHECKING:
     from sidecar.cli.output import Output
     from sidecar.home import Home
-    from streams.repair import Item
-    from streams.repairing import Repairing
+    from streams.repair import Item, Repairing
 
 
 async def repair(
@@ -35,8 +34,7 @@ async def repair(
 
     from sidecar.cli.output import Output
     from streams.identity import system_identity
-    from streams.repair import decide
-    from streams.repairing import Repairing, examine, is_begun
+    from streams.repair import Repairing, decide, examine, is_begun
     from streams.stores.directory import refuse_links
 
     out, home = Output(json), home_of(context)

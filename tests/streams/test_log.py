@@ -12,8 +12,7 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
 from streams.migrate import Migration
-from streams.repair import decide
-from streams.repairing import Repairing, examine
+from streams.repair import Repairing, decide, examine
 from streams.store import Snapshot, StreamStore
 from streams.stores.directory import Backend, read_manifest
 from streams.verify import Verification

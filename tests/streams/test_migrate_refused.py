@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from random import Random
 from zlib import crc32
 
 import pytest
 
 from streams.errors import CorruptLog, StoreUnavailable
 from streams.event import StreamEvent
-from streams.migrate import Migration, MigrationFailed, discard_old
+from streams.migrate import Migration, MigrationFailed
 from streams.stores.directory import Manifest, write_manifest
 from streams.stores.sqlite_rows import Row, stored_row
 from streams.stores.stored import Stored
-from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.moves import files_of, fill, open_log, plain
 from tests.streams.opened import collect
-from tests.streams.sizes import size
 
 
 async def test_a_damaged_database_is_not_moved(tmp_path: Path) -> None:
@@ -83,75 +80,6 @@ async def test_what_was_tampered_with_is_not_moved(tmp_path: Path, what: str) ->
     with pytest.raises(MigrationFailed, match="does not continue its stream's hash chain, so the log was not moved"):
         await Migration(log, "jsonl").run()
     assert log.backend == "sqlite" and log.head == written[-1].position
-    await log.close()
-
-
-DAMAGES = (
-    "DELETE FROM records WHERE position = 10",
-    "UPDATE records SET hash = zeroblob(32) WHERE position = 3",
-    "UPDATE records SET offset = offset + 1000 WHERE position = 4",
-    "UPDATE records SET event = CAST(event || ' ' AS BLOB) WHERE position = 12",
-    "UPDATE records SET type = 'agent.other' WHERE position = 5",
-    "DELETE FROM keys WHERE position = 2",
-)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("named", [True, False])
-async def test_damage_in_an_old_store_or_an_unfinished_copy_never_reaches_the_log(
-    tmp_path: Path, damage: str, named: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kept store is never continued; of a copy that is continued every record is read back."""
-    monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 7)
-    log = await open_log(tmp_path)
-    await fill(log, 30)
-    await Migration(log, "sqlite").run()
-    await Migration(log, "jsonl").run()
-    if not named:
-        log.manifest = Manifest("jsonl", log.manifest.log_id)
-        write_manifest(tmp_path, log.manifest)
-    more = await fill(log, 5, "more-")
-    wanted = plain(await collect(log.read_all()))
-    with sqlite3.connect(tmp_path / "log.db") as connection:
-        connection.execute(damage)
-    connection.close()
-    await Migration(log, "sqlite").run()
-    assert log.backend == "sqlite" and log.head == more[-1].position
-    assert plain(await collect(log.read_all())) == wanted
-    assert [finding async for finding in Verification(tmp_path).run()] == []
-    assert await discard_old(tmp_path) > 0
-    await log.append([event("it goes on")])
-    await log.close()
-
-
-async def test_flipped_bits_in_a_kept_store_never_reach_the_log(tmp_path: Path) -> None:
-    random = Random(7)
-    log = await open_log(tmp_path)
-    written = plain(await fill(log, 30))
-    for _ in range(size("KEPT_FLIPS", 12)):
-        await Migration(log, "sqlite").run()
-        await Migration(log, "jsonl").run()
-        path = tmp_path / "log.db"
-        data = bytearray(path.read_bytes())
-        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
-        path.write_bytes(data)
-        await Migration(log, "sqlite").run()
-        assert plain(await collect(log.read_all())) == written
-        assert [finding async for finding in Verification(tmp_path).run()] == []
-        await Migration(log, "jsonl").run()
-    await log.close()
-
-
-async def test_an_old_store_is_kept_where_the_log_does_not_verify(tmp_path: Path) -> None:
-    log = await open_log(tmp_path)
-    await fill(log, 30)
-    await Migration(log, "sqlite").run()
-    with sqlite3.connect(tmp_path / "log.db") as connection:
-        connection.execute("DELETE FROM records WHERE position = 10")
-    connection.close()
-    with pytest.raises(StoreUnavailable):
-        await discard_old(tmp_path)
-    assert (tmp_path / "log").exists()
     await log.close()
 
 

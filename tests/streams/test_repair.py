@@ -17,8 +17,7 @@ from streams.identity import seeded_identity
 from streams.log import Log
 from streams.log_reader import LogReader
 from streams.migrate import Migration
-from streams.repair import Facts, Item, StoreFacts, decide
-from streams.repairing import Repairing, examine
+from streams.repair import Facts, Item, Repairing, StoreFacts, decide, examine
 from streams.store import Snapshot
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest
 from streams.stores.hints import Hints
@@ -228,19 +227,20 @@ async def test_what_is_taken_away_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_a_lost_pointer_to_one_of_two_stores(tmp_path: Path, backend: Backend) -> None:
-    """After a move the longer store is the truth, if it begins as the older one; that is kept as it was."""
+async def test_a_lost_pointer_to_one_of_two_stores_is_not_guessed(tmp_path: Path, backend: Backend) -> None:
+    """Both are whole after a move, and only the user knows which one is the log."""
     other: Backend = "sqlite" if backend == "jsonl" else "jsonl"
     await write(tmp_path, other)
     await move(tmp_path, backend)
-    log = await Log.open(tmp_path, seeded_identity(1))
-    await log.append([event("since")])
-    await log.close()
     before = await keys(tmp_path)
     manifest_lost(tmp_path)
-    items = await repair(tmp_path)
-    assert [item.action for item in items] == ["write manifest"]
-    assert read_manifest(tmp_path) == Manifest(backend, "new", Kept(other, 15))
+    files = contents(tmp_path)
+    assert [item.action for item in await repair(tmp_path)] == [None]
+    assert contents(tmp_path) == files
+    for name in ("log", "head") if other == "jsonl" else ("log.db", "sqlite-head"):
+        (tmp_path / name).rename(tmp_path.parent / f"{name}-away")
+    assert [item.action for item in await repair(tmp_path)] == ["write manifest"]
+    assert read_manifest(tmp_path) == Manifest(backend, "new")
     assert await keys(tmp_path) == before and await faults(tmp_path) == []
 
 
@@ -257,7 +257,7 @@ async def test_two_logs_of_different_histories_are_not_chosen_from(tmp_path: Pat
     assert items[0].action is None and "backup" in items[0].text and contents(tmp_path) == before
 
 
-async def test_an_unfinished_copy_is_set_aside_and_a_foreign_one_is_not(tmp_path: Path) -> None:
+async def test_an_unfinished_copy_is_set_aside_and_a_longer_store_is_not(tmp_path: Path) -> None:
     await write(tmp_path)
 
     def stop(progress: object) -> None:
@@ -319,7 +319,7 @@ async def test_a_pointer_to_a_store_that_is_gone(tmp_path: Path) -> None:
     before = contents(tmp_path)
     items = await repair(tmp_path)
     assert [item.action for item in items] == [None, None] and contents(tmp_path) == before
-    assert "it is whole, with 16 records" in items[1].text and "and store.json away" in items[1].text
+    (tmp_path / "sqlite-head").rename(tmp_path.parent / "sqlite-head.away")
     (tmp_path / "store.json").rename(tmp_path.parent / "store.json.away")
     assert [item.action for item in await repair(tmp_path)] == ["write manifest"]
     assert await faults(tmp_path) == [] and len(await keys(tmp_path)) == 16
@@ -361,11 +361,11 @@ JSONL, SQLITE = Manifest("jsonl", "x"), Manifest("sqlite", "x")
         (Facts(stores={"jsonl": StoreFacts(3, 4)}), ["write manifest"]),
         (Facts(stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2, 3)}), [None]),
         (
-            Facts(stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2, 3)}, copies=frozenset({"sqlite"})),
-            ["write manifest"],
+            Facts(stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts()}),
+            ["write manifest", "set aside"],
         ),
         (
-            Facts(JSONL, stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2)}, copies=frozenset({"sqlite"})),
+            Facts(JSONL, stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2)}),
             ["set aside"],
         ),
         (Facts(JSONL, stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(9)}), [None]),
@@ -399,7 +399,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from streams.repair import decide
-from streams.repairing import Repairing, examine
+from streams.repair import Repairing, examine
 
 async def repair(store, at):
     calls = 0

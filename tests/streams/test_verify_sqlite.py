@@ -12,8 +12,7 @@ import pytest
 from streams.findings import Finding, Summary
 from streams.identity import seeded_identity
 from streams.log import Log
-from streams.repair import decide
-from streams.repairing import Repairing, examine
+from streams.repair import Repairing, decide, examine
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
 from streams.stores.hints import Hints

@@ -1,0 +1,176 @@
+"""A store that an earlier move left, or began, is damaged: it never becomes the log, and no good store is deleted."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from streams.errors import StoreUnavailable
+from streams.log import Log
+from streams.migrate import Migration, Progress, discard_old
+from streams.stores.directory import Backend, read_manifest
+from streams.verify import Verification
+from tests.streams.moves import BOTH, fill, open_log, plain
+from tests.streams.opened import collect
+
+
+class Killed(BaseException):
+    """As a kill: nothing is tidied up, so the copy stays."""
+
+
+def row_deleted(file: Path) -> None:
+    _execute(file, "DELETE FROM records WHERE position = 10")
+
+
+def payload_changed(file: Path) -> None:
+    _execute(
+        file, """UPDATE records SET event = CAST(replace(event, '"n":"k', '"n":"q') AS BLOB) WHERE position = 10"""
+    )
+
+
+def hash_changed(file: Path) -> None:
+    _execute(file, "UPDATE records SET hash = zeroblob(32) WHERE position = 10")
+
+
+def column_changed(file: Path) -> None:
+    _execute(file, "UPDATE records SET actor = 'nobody' WHERE position = 10")
+
+
+def key_lost(file: Path) -> None:
+    """Its event would be taken twice: nothing but the table of keys knows it."""
+    _execute(file, "INSERT OR IGNORE INTO keys SELECT key, position FROM records WHERE position <> 10")
+    _execute(file, "UPDATE keys_through SET position = (SELECT max(position) FROM records)")
+
+
+def one_bit_flipped(seed: int) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        chance = random.Random(seed)
+        used = [place for place, byte in enumerate(data) if byte]  # most of a small database is empty
+        data[chance.choice(used)] ^= 1 << chance.randrange(8)
+        file.write_bytes(bytes(data))
+
+    damage.__name__ = f"bit_{seed}"
+    return damage
+
+
+BITS = [one_bit_flipped(seed) for seed in range(14)]
+DAMAGES = [row_deleted, payload_changed, hash_changed, column_changed, key_lost, *BITS]
+DAMAGED = pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+
+
+def _execute(file: Path, statement: str) -> None:
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute(statement)
+    connection.close()
+
+
+async def faults(store: Path) -> list[str]:
+    return [str(finding) async for finding in Verification(store).run()]
+
+
+async def check_moved(store: Path, log: Log, written: list[dict[str, object]]) -> None:
+    """The move, whether it is refused or not: nothing is lost, and the log is sound wherever it lies."""
+    with suppress(StoreUnavailable):
+        await Migration(log, "sqlite").run()
+    assert plain(await collect(log.read_all())) == written
+    assert await faults(store) == []
+    await discard_old(store)
+    assert await faults(store) == [] and plain(await collect(log.read_all())) == written
+    log.reread_manifest()
+    if log.backend == "jsonl":
+        await Migration(log, "sqlite").run()
+        assert await faults(store) == [] and plain(await collect(log.read_all())) == written
+    await log.close()
+
+
+@DAMAGED
+async def test_a_kept_store_that_is_damaged_never_becomes_the_log(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = plain(await fill(log, 20))
+    await Migration(log, "jsonl").run()
+    damage(tmp_path / "log.db")
+    await check_moved(tmp_path, log, written)
+
+
+@DAMAGED
+async def test_an_unfinished_copy_that_is_damaged_never_becomes_the_log(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    log = await open_log(tmp_path)
+    written = plain(await fill(log, 20))
+
+    def stop(progress: Progress) -> None:
+        if progress.copied == len(written):
+            raise Killed
+
+    with pytest.raises(Killed):
+        await Migration(log, "sqlite", stop).run()
+    assert (tmp_path / "log.db").exists() and log.backend == "jsonl"
+    damage(tmp_path / "log.db")
+    await check_moved(tmp_path, log, written)
+
+
+@BOTH
+async def test_the_kept_store_stays_while_the_log_is_damaged(tmp_path: Path, start: Backend, to: Backend) -> None:
+    """It may be the only good one: neither `--discard-old` nor a move back deletes it."""
+    log = await open_log(tmp_path, start)
+    written = plain(await fill(log, 20))
+    await Migration(log, to).run()
+    if to == "sqlite":
+        row_deleted(tmp_path / "log.db")
+    else:
+        [segment] = (tmp_path / "log").glob("*.jsonl")
+        segment.write_bytes(segment.read_bytes().replace(b"test:", b"tess:", 1))
+    manifest = read_manifest(tmp_path)
+    with pytest.raises(StoreUnavailable):
+        await discard_old(tmp_path)
+    with pytest.raises(StoreUnavailable):
+        await Migration(log, start).run()
+    await log.close()
+    assert read_manifest(tmp_path) == manifest
+    (tmp_path / "store.json").write_bytes(
+        b'{"backend":"%s","format":%d,"log_id":"x"}' % (start.encode(), 1 if start == "jsonl" else 2)
+    )
+    log = await open_log(tmp_path)
+    assert log.backend == start and plain(await collect(log.read_all())) == written
+    await log.close()
+    assert await faults(tmp_path) == []
+
+
+async def test_a_move_back_is_a_new_copy(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, "sqlite")
+    written = await fill(log, 20)
+    await Migration(log, "jsonl").run()
+    old = (tmp_path / "log.db").stat().st_ino
+    with (tmp_path / "log.db").open("rb") as kept:  # so that its number is not given again
+        written += await fill(log, 5, "since-")
+        await Migration(log, "sqlite").run()
+        assert (tmp_path / "log.db").stat().st_ino != old and kept.read(6) == b"SQLite"
+    assert plain(await collect(log.read_all())) == plain(written)
+    await log.close()
+
+
+async def test_a_copy_that_was_cut_off_is_continued_and_not_begun_anew(tmp_path: Path) -> None:
+    log = await open_log(tmp_path)
+    written = await fill(log, 900)
+
+    def stop(progress: Progress) -> None:
+        if progress.copied > 600:
+            raise Killed
+
+    with pytest.raises(Killed):
+        await Migration(log, "sqlite", stop).run()
+    inode = (tmp_path / "log.db").stat().st_ino
+    told: list[int] = []
+    await Migration(log, "sqlite", lambda progress: told.append(progress.copied)).run()
+    assert (tmp_path / "log.db").stat().st_ino == inode and min(n for n in told if n) > 600
+    assert plain(await collect(log.read_all())) == plain(written)
+    await log.close()
