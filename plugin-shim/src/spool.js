@@ -310,7 +310,7 @@ export class Spool {
  * @returns {{seq: number, text: string} | null} null when it is damaged
  */
 function parseLine(line) {
-  const before = BEFORE_TEXT.exec(line.toString("latin1", 0, MAX_BEFORE_TEXT));
+  const before = line.toString("latin1", 0, MAX_BEFORE_TEXT).match(BEFORE_TEXT);
   if (!before || line[line.length - 1] !== 0x7d) return null;
   const seq = Number(before[1]);
   const text = line.subarray(before[0].length, -1);
