@@ -15,11 +15,11 @@ from pathlib import Path
 
 from benchmarks.limits import beside, raw_rate
 from benchmarks.report import Row
-from bridge.opencode.frames import HookItem, ShimIdentity
-from sidecar.client import Address, ShimClient
+from bridge.opencode.link.frames import HookItem, ShimIdentity
 from sidecar.home import Home
+from sidecar.link.client import Address, ShimClient
 from streams.identity import system_identity
-from streams.log_reader import LogReader
+from streams.log.reader import LogReader
 
 IDENTITY = system_identity()
 ASKED, ANSWER = "msg_1", "msg_2"

@@ -18,15 +18,15 @@ from typing import Final, NamedTuple
 
 from benchmarks.link import record_for, sidecar
 from benchmarks.report import Row
-from sidecar.catalog import CATALOG, CATALOG_VERSION
 from sidecar.home import Home
-from sidecar.upkeep import SLOW_TAIL
+from sidecar.keeping.upkeep import SLOW_TAIL
+from sidecar.views.catalog import CATALOG, CATALOG_VERSION
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
-from streams.migrate import Migration, discard_kept
-from streams.stores.sqlite_search import SearchIndex
+from streams.log.log import Log
+from streams.log.migrate import Migration, discard_kept
+from streams.log.reader import LogReader
+from streams.stores.sqlite.search import SearchIndex
 from streams.stores.stored import Stored
 
 EVENTS = 1_000_000

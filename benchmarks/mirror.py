@@ -15,16 +15,16 @@ import nats
 from benchmarks.limits import beside
 from benchmarks.report import Row
 from benchmarks.store import an_event
-from bridge.nats.sessions import Sessions
-from bridge.nats.stream_plan import server_version
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import server_version
 from sidecar.config import NatsConfig
-from sidecar.nats.life import State
-from sidecar.nats.mirroring import MirrorTask
-from sidecar.nats.server import EmbeddedServer
+from sidecar.nats.mirror.task import MirrorTask
+from sidecar.nats.server.life import State
+from sidecar.nats.server.server import EmbeddedServer
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import system_identity
-from streams.log import Log
+from streams.log.log import Log
 
 IDENTITY = system_identity()
 CHUNK = 16_000

@@ -34,8 +34,8 @@ from benchmarks.limits import GROUP, ROW_BYTES
 from benchmarks.report import Row
 from benchmarks.store import IDENTITY, append_rate
 from streams.store import StreamStore
-from streams.stores.jsonl import JsonlStore
-from streams.stores.sqlite import SqliteStore
+from streams.stores.jsonl.store import JsonlStore
+from streams.stores.sqlite.store import SqliteStore
 
 BODY = b"x" * ROW_BYTES
 WRITES = 8

@@ -17,12 +17,12 @@ from streams.identity import system_identity
 from streams.store import StreamStore
 from streams.stores.commit import Pending
 from streams.stores.disk import Disk
-from streams.stores.jsonl import JsonlStore
-from streams.stores.segments import parse_keys, parse_record
-from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_files import STEPS, connect_to_write
-from streams.stores.sqlite_rows import INSERT, stored_row
-from streams.stores.sqlite_rows import Row as StoredRow
+from streams.stores.jsonl.lines import parse_keys, parse_record
+from streams.stores.jsonl.store import JsonlStore
+from streams.stores.sqlite.files import STEPS, connect_to_write
+from streams.stores.sqlite.rows import INSERT, stored_row
+from streams.stores.sqlite.rows import Row as StoredRow
+from streams.stores.sqlite.store import SqliteStore
 from streams.stores.stored import Stored
 
 IDENTITY = system_identity()

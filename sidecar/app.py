@@ -14,21 +14,21 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Final
 
-from bridge.opencode.frames import PROTOCOL
+from bridge.opencode.capture.translate import Translator
+from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
-from bridge.opencode.translate import Translator
+from sidecar.capture.ingest import Ingest
 from sidecar.config import Config
 from sidecar.home import Home, HomeLock, HomeLocked, SidecarInfo
-from sidecar.ingest import Ingest
+from sidecar.keeping.upkeep import Upkeep, restore
+from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.nats.service import NatsService
-from sidecar.server import LinkServer
-from sidecar.service import Sidecar
-from sidecar.upkeep import Upkeep, restore
+from sidecar.requests import Sidecar
 from sidecar.version import VERSION
 from streams.errors import StreamError
 from streams.identity import Identity, system_identity
-from streams.log import Log
+from streams.log.log import Log
 from streams.stores.directory import read_manifest
 
 log = logging.getLogger("sidecar")

@@ -14,20 +14,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sidecar.cli.follow import follow
-from sidecar.cli.records import Lines
-from sidecar.cli.select import Family
-from sidecar.client import ClientError, ControlClient
+from sidecar.capture.play import play, read_recording
+from sidecar.cli.shared.follow import follow
+from sidecar.cli.shared.records import Lines
 from sidecar.home import Home
-from sidecar.play import play, read_recording
+from sidecar.link.client import ClientError, ControlClient
 from sidecar.version import VERSION
+from sidecar.views.select import Family
 from streams.hashing import canonical
 from streams.identity import system_identity
-from streams.log_reader import LogReader
-from streams.verify import Verification
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 
 if TYPE_CHECKING:
-    from sidecar.cli.output import Output
+    from sidecar.cli.shared.output import Output
 
 RECORDING: Final = Path(__file__).parent / "recordings" / "demo.jsonl"
 

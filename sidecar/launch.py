@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
-from sidecar.client import LinkUnavailable
 from sidecar.home import Home, SidecarInfo
+from sidecar.link.client import LinkUnavailable
 
 START_SECONDS: Final = 20.0
 """How long a sidecar may take to open its log and listen."""

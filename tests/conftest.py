@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.installer import Target, install, shim_path
+from sidecar.install.plugin import Target, install, shim_path
 
 _PREFIX = "durable-stream-tests-"
 _place = pytest.StashKey[Path]()

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from bridge.nats.messages import Mirror, is_forgotten
-from bridge.nats.mirroring import told_id
-from bridge.nats.sessions import Sessions
-from sidecar.nats.mirroring import MirrorTask
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.mirror.messages import Mirror, is_forgotten
+from bridge.nats.mirror.publish import told_id
+from sidecar.nats.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import seeded_identity
-from streams.log import Log
+from streams.log.log import Log
 from streams.store import Record, StreamStore
 from streams.stores.memory import MemoryStore
 from tests.bridge.nats.records import PROJECT, event, mirror_all

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bridge.nats.options import ConnectOptions
+from bridge.nats.jetstream.options import ConnectOptions
 from sidecar.config import NatsConfig
 from sidecar.nats.settings import server_config
 from tools.install_nats_server import binary_path

@@ -24,11 +24,11 @@ ALLOWED: dict[str, frozenset[str]] = {
 """What a package may import beside the standard library; ``sidecar`` is on top and may import what it declares."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "aiofiles": ("streams/stores/jsonl*.py",),
+    "aiofiles": ("streams/stores/jsonl/*.py",),
     "ulid": ("streams/identity.py",),
-    "websockets": ("sidecar/server.py", "sidecar/server_wire.py", "sidecar/client.py"),
-    "nats": ("bridge/nats/client*.py",),
-    "sqlite3": ("streams/stores/sqlite*.py",),
+    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),
+    "nats": ("bridge/nats/jetstream/client*.py",),
+    "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
@@ -149,17 +149,25 @@ DOC = '"""A file."""\n'
         ("streams/stores/a.py", "from ... import bridge", "streams must not import <beyond the top>"),
         ("streams/a.py", "importlib.import_module('bridge.opencode')", "streams must not import bridge.opencode"),
         ("streams/a.py", "__import__(name)", "streams must not import <computed>"),
-        ("streams/verify.py", "import aiofiles", "aiofiles is imported in streams/stores/jsonl*.py"),
+        ("streams/log/verify.py", "import aiofiles", "aiofiles is imported in streams/stores/jsonl/*.py"),
         ("streams/stores/memory.py", "import aiofiles.os", "aiofiles.os is imported in"),
         ("streams/event.py", "from ulid import ULID", "ulid is imported in streams/identity.py only"),
-        ("streams/verify.py", "import sqlite3", "sqlite3 is imported in streams/stores/sqlite*.py only"),
+        ("streams/log/verify.py", "import sqlite3", "sqlite3 is imported in streams/stores/sqlite/*.py only"),
         ("bridge/a.py", "import sidecar.config", "bridge must not import sidecar.config"),
         ("bridge/a.py", "import msgspec", "bridge must not import msgspec"),
-        ("bridge/nats/jetstream.py", "import nats.errors", "nats.errors is imported in bridge/nats/client*.py only"),
+        (
+            "bridge/nats/jetstream/connection.py",
+            "import nats.errors",
+            "nats.errors is imported in bridge/nats/jetstream/client*.py only",
+        ),
         ("bridge/a.py", "import aiofiles", "bridge must not import aiofiles"),
-        ("bridge/opencode/link.py", "from websockets import connect", "bridge must not import websockets"),
-        ("sidecar/app.py", "from websockets.asyncio import server", "sidecar/server_wire.py, sidecar/client.py only"),
-        ("sidecar/app.py", "import nats", "nats is imported in bridge/nats/client*.py only"),
+        ("bridge/opencode/link/link.py", "from websockets import connect", "bridge must not import websockets"),
+        (
+            "sidecar/app.py",
+            "from websockets.asyncio import server",
+            "sidecar/link/connection.py, sidecar/link/client.py only",
+        ),
+        ("sidecar/app.py", "import nats", "nats is imported in bridge/nats/jetstream/client*.py only"),
         ("streams/a.py", "import time\ntime.time()", "time.time outside"),
         ("streams/a.py", "import time as t\nt.time_ns()", "time.time_ns outside"),
         ("streams/a.py", "from time import time\nnow = time", "time.time outside"),
@@ -192,10 +200,13 @@ def test_a_missing_docstring_is_caught() -> None:
         ),
         ("streams/a.py", "import orjson, msgspec, pydantic\nfrom streams.event import StreamEvent"),
         ("streams/stores/a.py", "from ..event import StreamEvent\nfrom . import plan"),
-        ("streams/stores/jsonl_reader.py", "import aiofiles"),
+        ("streams/stores/jsonl/reader.py", "import aiofiles"),
         ("streams/identity.py", "import secrets, time, random\nfrom ulid import ULID\ntime.time_ns()"),
-        ("bridge/a.py", "import streams.event, pydantic, orjson, bridge.opencode.link\nevent.time = 5\nrecord.now"),
-        ("sidecar/client.py", "import websockets, time, uuid, rich, bridge, streams\ntime.time()"),
+        (
+            "bridge/a.py",
+            "import streams.event, pydantic, orjson, bridge.opencode.link.link\nevent.time = 5\nrecord.now",
+        ),
+        ("sidecar/link/client.py", "import websockets, time, uuid, rich, bridge, streams\ntime.time()"),
     ],
 )
 def test_what_is_allowed_is_not_told(path: str, code: str) -> None:

@@ -1,4 +1,4 @@
-"""Write docs/frames.schema.json from bridge/opencode/frames.py; ``--check`` only says whether it is stale."""
+"""Write docs/frames.schema.json from bridge/opencode/link/frames.py; ``--check`` only says whether it is stale."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bridge.opencode.frames import json_schema
+from bridge.opencode.link.frames import json_schema
 
 TARGET = ROOT / "docs" / "frames.schema.json"
 

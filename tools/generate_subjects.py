@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bridge.nats import headers as h
 from bridge.nats.headers import fill_headers, message_id
+from bridge.nats.jetstream.stream_plan import DAY_S, HOUR_S, StreamDefinition, keeps, wanted
 from bridge.nats.l0 import recursion
 from bridge.nats.l0.captured import MEANINGS, OUTCOMES
 from bridge.nats.l0.payloads import MAX_BODY, MAX_OBJECT, L0Payload
+from bridge.nats.l0.places import Place
 from bridge.nats.l0.table import FAMILIES, Family
-from bridge.nats.messages import DEFAULT_MAX_PAYLOAD, Mirror, mirrored
-from bridge.nats.places import Place
-from bridge.nats.stream_plan import DAY_S, HOUR_S, StreamDefinition, keeps, wanted
+from bridge.nats.mirror.messages import DEFAULT_MAX_PAYLOAD, Mirror, mirrored
 from bridge.nats.subjects import (
     CHANNEL,
     COMPONENTS,
@@ -29,12 +29,12 @@ from bridge.nats.subjects import (
     consumer_name,
     escape,
 )
-from streams.bus import DEAD_ATTEMPTS, DEAD_DURABLE, DEAD_REASON, DEAD_SUBJECT
+from streams.bus.contract import DEAD_ATTEMPTS, DEAD_DURABLE, DEAD_REASON, DEAD_SUBJECT
+from streams.bus.headers import MAX_HEADERS, MAX_VALUE
+from streams.bus.subjects import MAX_SUBJECT, dead_letter_subject
 from streams.event import StreamEvent
-from streams.headers import MAX_HEADERS, MAX_VALUE
 from streams.lineage import traceparent
 from streams.store import Record
-from streams.subjects import MAX_SUBJECT, dead_letter_subject
 
 PAGE = Path(__file__).parents[1] / "docs" / "subjects.md"
 

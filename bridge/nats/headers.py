@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from bridge.nats.subjects import PROTOCOL_VERSION
 from bridge.nats.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
-from streams.headers import MAX_VALUE, check_headers, is_header_value
+from streams.bus.headers import MAX_VALUE, check_headers, is_header_value
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
@@ -42,7 +42,7 @@ POSITION: Final = "DS-Position"
 OFFSET: Final = "DS-Offset"
 HASH: Final = "DS-Hash"
 FORM: Final = "DS-Form"
-"""What the body of a record's message is: see ``bridge/nats/messages.py``."""
+"""What the body of a record's message is: see ``bridge/nats/mirror/messages.py``."""
 
 RESERVED: Final = "CG-"
 MAX_DEPTH_DIGITS: Final = 6

@@ -23,7 +23,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Final, Literal, get_args
 
-from streams.subjects import ONE, REST, SubjectError, check_pattern, check_subject
+from streams.bus.subjects import ONE, REST, SubjectError, check_pattern, check_subject
 
 PROTOCOL_VERSION: Final = "v1"
 CHANNEL: Final = "public"

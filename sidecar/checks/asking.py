@@ -27,8 +27,8 @@ async def ask_sidecar(home: Home, method: str) -> dict[str, Any]:
     Raises:
         SidecarSilent: no link, no answer in time, or a refusal.
     """
-    from bridge.opencode.link import RequestError
-    from sidecar.client import ClientError, ControlClient
+    from bridge.opencode.link.link import RequestError
+    from sidecar.link.client import ClientError, ControlClient
     from streams.identity import system_identity
 
     try:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from sidecar.config import Config
 from sidecar.home import Home
-from sidecar.installer import Installed, Target, read_plugin
-from sidecar.npm import Places
+from sidecar.install.npm import Places
+from sidecar.install.plugin import Installed, Target, read_plugin
 
 Level = Literal["ok", "note", "problem"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sidecar.checks.check import Fix
 from sidecar.home import Home, HomeError
-from sidecar.installer import Target, install, prepare, shim_path
-from sidecar.npm import Places
+from sidecar.install.npm import Places
+from sidecar.install.plugin import Target, install, prepare, shim_path
 
 
 async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:

@@ -44,7 +44,7 @@ def _library() -> tuple[str, str] | None:
     from sidecar.nats.service import LIBRARY, MISSING
 
     try:
-        import bridge.nats.jetstream  # noqa: F401 - whether it can be
+        import bridge.nats.jetstream.connection  # noqa: F401 - whether it can be
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in LIBRARY:
             raise
@@ -54,7 +54,7 @@ def _library() -> tuple[str, str] | None:
 
 
 def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None) -> list[Check]:
-    from sidecar.nats.executable import NoServer, find_executable
+    from sidecar.nats.server.executable import NoServer, find_executable
 
     found: list[Check] = []
     program = ""
@@ -110,9 +110,9 @@ def _taken(port: int) -> str | None:
 
 
 def _external(config: NatsConfig) -> list[Check]:
-    from bridge.nats.errors import NatsError, NatsRefused, NatsUnavailable
-    from bridge.nats.stream_plan import server_version
-    from sidecar.nats.executable import OLDEST
+    from bridge.nats.jetstream.errors import NatsError, NatsRefused, NatsUnavailable
+    from bridge.nats.jetstream.stream_plan import server_version
+    from sidecar.nats.server.executable import OLDEST
     from sidecar.nats.settings import external_options
 
     options = external_options(config)
@@ -130,7 +130,7 @@ def _external(config: NatsConfig) -> list[Check]:
 
 async def _asked(options: Any) -> str:
     """The version of the server; it has JetStream."""
-    from bridge.nats.jetstream import JetStream
+    from bridge.nats.jetstream.connection import JetStream
 
     session = await JetStream.connect(options)
     try:

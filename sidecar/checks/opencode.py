@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
-from sidecar.exclusion import Exclusion
-from sidecar.npm import RC, Places, read_rc, starves, waits
-from sidecar.service_files import Service, ServiceError
+from sidecar.install.npm import RC, Places, read_rc, starves, waits
+from sidecar.install.service_files import Service, ServiceError
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)

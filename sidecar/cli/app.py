@@ -8,21 +8,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sidecar.cli import (
-    checking,
-    exporting,
-    forgetting,
-    installing,
-    listening,
-    listing,
-    migrating,
-    mirroring,
-    process,
-    pruning,
-    reading,
-    repairing,
-)
-from sidecar.cli.command import add_command
+from sidecar.cli import checking, listing, process, reading
+from sidecar.cli import export as exporting
+from sidecar.cli import forget as forgetting
+from sidecar.cli import install as installing
+from sidecar.cli import listen as listening
+from sidecar.cli import migrate as migrating
+from sidecar.cli import mirror as mirroring
+from sidecar.cli import prune as pruning
+from sidecar.cli import repair as repairing
+from sidecar.cli.shared.command import add_command
 from sidecar.version import VERSION
 
 

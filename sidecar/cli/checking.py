@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, home_of, named_home
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, named_home
 
 if TYPE_CHECKING:
     from sidecar.checks import Check
     from sidecar.home import Home
-    from streams.verify import Summary
+    from streams.log.verify import Summary
 
 BAR_BYTES = 8 * 1024 * 1024
 """A log from this size on takes long enough to verify for a progress bar."""
@@ -22,10 +22,10 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 
     Checksums, order, whole batches, and each stream's hash chain. Changes nothing.
     """
-    from sidecar.cli.bar import adding, bar
-    from sidecar.cli.output import Output
-    from streams.stores.presence import kept_hint
-    from streams.verify import Verification
+    from sidecar.cli.shared.bar import adding, bar
+    from sidecar.cli.shared.output import Output
+    from streams.log.presence import kept_hint
+    from streams.log.verify import Verification
 
     out, home = Output(json), home_of(context)
     if not home.path.is_dir():
@@ -67,8 +67,8 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
 
     The sidecar, its links, the log, and what waits. Works without a running sidecar, too.
     """
-    from sidecar.cli.output import Output
-    from sidecar.cli.state import gather_status, print_status
+    from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.state import gather_status, print_status
 
     out = Output(json)
     found = await gather_status(named_home(context))
@@ -89,8 +89,8 @@ async def doctor(
     OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Ends with 1 if there is a problem.
     """
     from sidecar.checks import counted, diagnose
-    from sidecar.cli.installing import executable
-    from sidecar.cli.output import Output
+    from sidecar.cli.install import executable
+    from sidecar.cli.shared.output import Output
 
     out = Output(json)
     home, command = named_home(context), executable()
@@ -118,9 +118,9 @@ async def doctor(
 async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
     """What was done about a finding, or why nothing was."""
     from sidecar.checks.mending import mend
-    from sidecar.client import ClientError
     from sidecar.home import HomeError
-    from sidecar.installer import InstallError
+    from sidecar.install.plugin import InstallError
+    from sidecar.link.client import ClientError
 
     assert check.fix is not None
     try:

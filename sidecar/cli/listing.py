@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli import complete
-from sidecar.cli.command import JsonFlag, home_of, note
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rich.tree import Tree
 
-    from sidecar.catalog import SessionView
-    from sidecar.cli.output import Output
-    from sidecar.cli.overview import Overview, TurnView
+    from sidecar.cli.shared.output import Output
+    from sidecar.views.catalog import SessionView
+    from sidecar.views.overview import Overview, TurnView
     from streams.errors import CorruptLog
-    from streams.log_reader import LogReader
+    from streams.log.reader import LogReader
     from streams.store import Record
 
 STATUS_STYLES = {"active": "bold green", "unknown": "yellow", "ended": "dim"}
@@ -35,8 +35,8 @@ SHORT_STREAM = 10
 
 async def streams(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
     """List the streams of the log, newest first."""
-    from sidecar.cli.output import Output
-    from sidecar.cli.select import EMPTY_HINT, catalog_of, open_reader
+    from sidecar.cli.shared.output import Output
+    from sidecar.views.select import EMPTY_HINT, catalog_of, open_reader
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
@@ -66,7 +66,7 @@ async def streams(context: typer.Context, limit: LimitOption = None, json: JsonF
 
 async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
     """What ``records`` come to, and the fault that ended them early, if one did."""
-    from sidecar.cli.overview import Overview
+    from sidecar.views.overview import Overview
     from streams.errors import CorruptLog
 
     overview = Overview()
@@ -79,7 +79,7 @@ async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLo
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
-    from sidecar.cli.output import iso_time
+    from sidecar.cli.shared.output import iso_time
 
     names = ("stream_id", "status", "records", "sessions", "turns", "cost")
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
@@ -91,7 +91,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sidecar.cli.output import ago, amount, money, one_line
+    from sidecar.cli.shared.output import ago, amount, money, one_line
     from streams.identity import system_identity
 
     now = system_identity().now_ms()
@@ -143,8 +143,8 @@ async def tree(
     json: JsonFlag = False,
 ) -> None:
     """Show sessions and turns, and what came of them."""
-    from sidecar.cli.output import Output
-    from sidecar.cli.select import EMPTY_HINT, family_of, find_session, open_reader, records_of
+    from sidecar.cli.shared.output import Output
+    from sidecar.views.select import EMPTY_HINT, family_of, find_session, open_reader, records_of
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
@@ -167,7 +167,7 @@ async def _whole_tree(out: Output, reader: LogReader, limit: int | None) -> int:
     Where the log finds a stream's records by an index, one family is read and printed after the other, so
     that the first is there at once and a log of any length needs little memory.
     """
-    from sidecar.cli.select import catalog_of
+    from sidecar.views.select import catalog_of
     from streams.query import Filter
 
     if not reader.is_indexed:
@@ -212,7 +212,7 @@ def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> N
 
 
 def _plain(out: Output, overview: Overview, session: SessionView, depth: int) -> None:
-    from sidecar.cli.output import one_line
+    from sidecar.cli.shared.output import one_line
 
     indent = "  " * depth
     ended = f" [{session.ended}]" if session.ended else ""
@@ -236,7 +236,7 @@ def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView |
 def _session_label(session: SessionView, width: int) -> Any:
     from rich.text import Text
 
-    from sidecar.cli.output import one_line
+    from sidecar.cli.shared.output import one_line
 
     label = Text(no_wrap=True, overflow="ellipsis")
     label.append(one_line(session.title) or "(no title)", "bold")
@@ -251,8 +251,8 @@ def _session_label(session: SessionView, width: int) -> Any:
 def _turn_label(turn: TurnView, width: int) -> Any:
     from rich.text import Text
 
-    from sidecar.cli.describe import spent
-    from sidecar.cli.output import one_line
+    from sidecar.cli.shared.output import one_line
+    from sidecar.views.describe import spent
 
     style = {"completed": "green", "failed": "red", None: "bold green"}.get(turn.outcome, "yellow")
     label = Text(no_wrap=True, overflow="ellipsis")
@@ -264,7 +264,7 @@ def _turn_label(turn: TurnView, width: int) -> Any:
 
 
 def _figures(turn: TurnView) -> str:
-    from sidecar.cli.output import money
+    from sidecar.cli.shared.output import money
     from streams.query import describe_span
 
     figures = [f"{turn.steps} step{'' if turn.steps == 1 else 's'}"]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.command import Failure, JsonFlag, complain, home_of
+from sidecar.cli.shared.command import Failure, JsonFlag, complain, home_of
 
 if TYPE_CHECKING:
-    from sidecar.cli.output import Output
+    from sidecar.cli.shared.output import Output
     from sidecar.home import Home, SidecarInfo
 
 STOP_SECONDS = 20.0
@@ -49,7 +49,7 @@ async def serve(
 
     def announce(port: int) -> None:
         if not idle_exit:
-            from sidecar.cli.output import Output
+            from sidecar.cli.shared.output import Output
 
             out = Output()
             out.text(f"serving {home.path} on port {port}; end with Ctrl-C")
@@ -72,7 +72,7 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
 
     It makes durable what it has, then leaves. One that hangs is ended by a signal.
     """
-    from sidecar.cli.output import Output
+    from sidecar.cli.shared.output import Output
 
     out = Output(json)
     home = home_of(context)
@@ -111,9 +111,9 @@ async def _ask_to_stop(home: Home) -> str | None:
     """Why the request was not taken; ``None`` when it was."""
     import asyncio
 
-    from bridge.opencode.link import RequestError
-    from sidecar.client import ClientError, ControlClient, LinkClosed
+    from bridge.opencode.link.link import RequestError
     from sidecar.home import HomeError
+    from sidecar.link.client import ClientError, ControlClient, LinkClosed
     from sidecar.version import VERSION
     from streams.identity import system_identity
 
@@ -160,15 +160,15 @@ async def play(
 
     As the plugin would; starts a sidecar if none runs, and returns when all of it is durable.
     """
-    from sidecar.cli.output import Output
+    from sidecar.cli.shared.output import Output
 
     factor = _speed(speed)
     if not file.is_file():
         raise Failure(f"{file}: there is no such file; name a recording made of JSON lines")
     from dataclasses import asdict
 
-    from sidecar.cli.bar import bar
-    from sidecar.play import play as run
+    from sidecar.capture.play import play as run
+    from sidecar.cli.shared.bar import bar
 
     out = Output(json)
     with bar(out, "playing", "hooks") as shown:
@@ -208,7 +208,7 @@ async def demo(context: typer.Context) -> int:
 
     A recorded session is played, shown, and verified.
     """
-    from sidecar.cli.output import Output
+    from sidecar.cli.shared.output import Output
     from sidecar.demo import demo as run
 
     return await run(Output())

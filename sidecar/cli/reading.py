@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli import complete
-from sidecar.cli.command import Ambiguous, Failure, JsonFlag, home_of, note
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import Ambiguous, Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
-    from sidecar.cli.output import Output
-    from sidecar.cli.records import Lines
-    from sidecar.cli.select import Family
-    from streams.log_reader import LogReader
+    from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.records import Lines
+    from sidecar.views.select import Family
+    from streams.log.reader import LogReader
     from streams.store import Record
 
 StreamArgument = Annotated[
@@ -54,9 +54,9 @@ async def log(
     Child sessions are included and numbered, as are streams that were joined to this one later.
     Of a child session's id, only what it and those below it did.
     """
-    from sidecar.cli.output import Output
-    from sidecar.cli.records import Lines
-    from sidecar.cli.select import (
+    from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.records import Lines
+    from sidecar.views.select import (
         family_of,
         find_session,
         first,
@@ -116,8 +116,8 @@ async def log(
 async def _follow(
     store: Path, family: Family, lines: Lines, out: Output, *, from_offset: int = 0, after: int | None = None
 ) -> None:
-    from sidecar.cli.follow import follow
-    from streams.log_reader import LogReader
+    from sidecar.cli.shared.follow import follow
+    from streams.log.reader import LogReader
     from streams.store import NOTHING
 
     began = from_offset == 0
@@ -138,9 +138,9 @@ async def _follow(
 
 async def show(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
     """Print one event whole, with its cause and effects."""
-    from sidecar.cli.output import Output, iso_time, local_time
-    from sidecar.cli.records import headline, outline
-    from sidecar.cli.select import find_event, open_reader
+    from sidecar.cli.shared.output import Output, iso_time, local_time
+    from sidecar.cli.shared.records import headline, outline
+    from sidecar.views.select import find_event, open_reader
     from streams.query import Filter
 
     out = Output(json)
@@ -218,9 +218,9 @@ async def query(
     json: JsonFlag = False,
 ) -> None:
     """Find events in all streams, oldest first."""
-    from sidecar.cli.output import Output
-    from sidecar.cli.records import Lines
-    from sidecar.cli.select import EMPTY_HINT, find_stream, newest, open_reader
+    from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.records import Lines
+    from sidecar.views.select import EMPTY_HINT, find_stream, newest, open_reader
     from streams.identity import system_identity
     from streams.query import Filter, parse_moment
 
@@ -261,9 +261,9 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
 
     Its cause, that one's cause, and so on, to the input that began it.
     """
-    from sidecar.cli.output import Output
-    from sidecar.cli.records import Lines
-    from sidecar.cli.select import find_event, open_reader
+    from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.records import Lines
+    from sidecar.views.select import find_event, open_reader
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.nats.errors import NatsRefused, NatsUnavailable
-from bridge.nats.options import ConnectOptions
-from bridge.nats.sessions import Sessions
-from sidecar.client import ClientError, ControlClient, RequestError
+from bridge.nats.jetstream.errors import NatsRefused, NatsUnavailable
+from bridge.nats.jetstream.options import ConnectOptions
+from bridge.nats.jetstream.sessions import Sessions
 from sidecar.config import NatsConfig
 from sidecar.home import Home, HomeError
+from sidecar.link.client import ClientError, ControlClient, RequestError
 from sidecar.nats.settings import embedded_options, external_options
 from sidecar.version import VERSION
 from streams.identity import system_identity

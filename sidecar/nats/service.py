@@ -11,20 +11,20 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bridge.nats.errors import NatsError, NatsUnavailable
-from bridge.nats.options import ConnectOptions
-from bridge.opencode.frames import HookItem
+from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
+from bridge.nats.jetstream.options import ConnectOptions
+from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
 from sidecar.home import Home, HomeError
 from sidecar.nats.settings import external_options, mirror_bytes
 from streams.store import StreamStore
 
 if TYPE_CHECKING:
-    from bridge.nats.sessions import Sessions
-    from sidecar.nats.deltas import DeltaStream
-    from sidecar.nats.mirroring import MirrorTask
-    from sidecar.nats.rebuilding import Rebuild
-    from sidecar.nats.server import EmbeddedServer
+    from bridge.nats.jetstream.sessions import Sessions
+    from sidecar.nats.mirror.deltas import DeltaStream
+    from sidecar.nats.mirror.rebuild import Rebuild
+    from sidecar.nats.mirror.task import MirrorTask
+    from sidecar.nats.server.server import EmbeddedServer
 
 log = logging.getLogger("sidecar.nats")
 
@@ -79,10 +79,10 @@ class NatsService:
             return
         try:
             # The library is in an extra, and loading it costs a tenth of a second: only who wants NATS pays.
-            from bridge.nats.sessions import Sessions
-            from sidecar.nats.deltas import DeltaStream
-            from sidecar.nats.mirroring import MirrorTask
-            from sidecar.nats.server import EmbeddedServer
+            from bridge.nats.jetstream.sessions import Sessions
+            from sidecar.nats.mirror.deltas import DeltaStream
+            from sidecar.nats.mirror.task import MirrorTask
+            from sidecar.nats.server.server import EmbeddedServer
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] not in LIBRARY:
                 raise
@@ -188,7 +188,7 @@ class NatsService:
         if self.mirror is None or self.sessions is None or self._mirrored is None:
             raise NatsUnavailable(self._problem or "NATS was off when this sidecar started", "restart it")
         if self._rebuilding is None or self._rebuilding.done():
-            from sidecar.nats.rebuilding import Rebuild
+            from sidecar.nats.mirror.rebuild import Rebuild
 
             self._rebuild = Rebuild(self.mirror, self.sessions, self._mirrored.store, self._mirrored.log_id)
             self._failed = ""
@@ -204,7 +204,7 @@ class NatsService:
         }
 
     async def _run_rebuild(self, rebuild: Rebuild) -> None:
-        from sidecar.nats.rebuilding import RebuildStopped
+        from sidecar.nats.mirror.rebuild import RebuildStopped
 
         try:
             done = await rebuild.run()

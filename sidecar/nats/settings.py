@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.nats.options import ConnectOptions, PullSettings
-from bridge.nats.stream_plan import UNLIMITED
+from bridge.nats.jetstream.options import ConnectOptions, PullSettings
+from bridge.nats.jetstream.stream_plan import UNLIMITED
 from sidecar.config import MIB, NatsConfig, NatsPullConfig
 
 SERVER_NAME: Final = "durable-stream"

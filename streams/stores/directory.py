@@ -114,7 +114,7 @@ def write_manifest(store: Path, manifest: Manifest) -> None:
 def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend: Backend) -> Manifest:
     """The manifest of a store whose backend was just opened: ``manifest``, or for a new log one that is written now.
 
-    It is written last, so that a store it names was there: see ``streams/stores/presence.py``.
+    It is written last, so that a store it names was there: see ``streams/log/presence.py``.
     """
     if manifest is None:
         manifest = Manifest(backend, identity.ulid())

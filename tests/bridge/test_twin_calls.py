@@ -8,9 +8,9 @@ from itertools import combinations, permutations
 
 import pytest
 
-from bridge.opencode.frames import HookItem
-from bridge.opencode.translate import Origin, Token
-from tests.bridge.playing import Item, Player, recording
+from bridge.opencode.capture.translate import Origin, Token
+from bridge.opencode.link.frames import HookItem
+from tests.bridge.opencode.playing import Item, Player, recording
 
 BOOT = "b" * 64
 RECORDED = recording("repeated_ids_parallel")

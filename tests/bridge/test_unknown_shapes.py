@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.frames import HookItem
-from bridge.opencode.known import PROPERTIES
-from bridge.opencode.shapes import source_of
-from bridge.opencode.table import BY_SOURCE, rule_for
-from bridge.opencode.translate import Origin, Token
+from bridge.opencode.capture.known import PROPERTIES
+from bridge.opencode.capture.shapes import source_of
+from bridge.opencode.capture.table import BY_SOURCE, rule_for
+from bridge.opencode.capture.translate import Origin, Token
+from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
-from tests.bridge.playing import Player, names, play, recording
+from tests.bridge.opencode.playing import Player, names, play, recording
 
 Path = tuple[str | int, ...]
 

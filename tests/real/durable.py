@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sidecar.client import ClientError, ControlClient
 from sidecar.home import Home, HomeError
+from sidecar.link.client import ClientError, ControlClient
 from streams.identity import system_identity
 from tests.real.model_server import HANG_LIMIT_S
 from tests.real.opencode import RealOpenCode

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from bridge.opencode.frames import PROTOCOL
+from bridge.opencode.link.frames import PROTOCOL
 from sidecar.home import Home, SidecarInfo
 from streams.identity import system_identity
 from tests.real.api import OpenCodeApi

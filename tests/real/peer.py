@@ -13,8 +13,8 @@ from types import TracebackType
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from bridge.opencode.frames import PROTOCOL
-from bridge.opencode.link import Identified, SidecarLink
+from bridge.opencode.link.frames import PROTOCOL
+from bridge.opencode.link.link import Identified, SidecarLink
 from sidecar.home import Home, SidecarInfo
 from streams.identity import system_identity
 

@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bridge.opencode.frames import HookItem
-from bridge.opencode.shapes import source_of
-from bridge.opencode.table import rule_for
+from bridge.opencode.capture.shapes import source_of
+from bridge.opencode.capture.table import rule_for
+from bridge.opencode.link.frames import HookItem
 from tests.real.model_server import ModelRequest, ModelServer, Step
 from tests.real.opencode import RealOpenCode
 from tools.install_opencode import binary_path

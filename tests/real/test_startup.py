@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.npm import LOCK_TEXT, RC_TEXT
+from sidecar.install.npm import LOCK_TEXT, RC_TEXT
 from tests.real.offline import START_LIMIT_S, namespace_command
 from tests.real.registry import MISSING, UNAVAILABLE
 

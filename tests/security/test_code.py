@@ -22,11 +22,11 @@ PACKAGES = ("streams", "bridge", "sidecar")
 
 LOOKED_AT = {
     ("sidecar/launch.py", "S603"): "starts the sidecar: our own command as a list, no shell",
-    ("sidecar/nats/child.py", "S606"): "becomes the NATS server: the sidecar's own command as a list, no shell",
-    ("sidecar/nats/process.py", "S603"): "asks ps, by its full path, about one pid: a list, no shell",
+    ("sidecar/nats/server/child.py", "S606"): "becomes the NATS server: the sidecar's own command as a list, no shell",
+    ("sidecar/nats/server/process.py", "S603"): "asks ps, by its full path, about one pid: a list, no shell",
     ("sidecar/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
-    ("streams/stores/sqlite_keys.py", "S608"): "the text holds question marks and constants only; values are bound",
-    ("streams/stores/sqlite_rows.py", "S608"): "the text holds column names and question marks; values are bound",
+    ("streams/stores/sqlite/keys.py", "S608"): "the text holds question marks and constants only; values are bound",
+    ("streams/stores/sqlite/rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",
 }
 
@@ -110,9 +110,14 @@ def faults_of(path: str, tree: ast.Module) -> list[str]:
 
 def test_secrets_are_compared_in_constant_time_and_nothing_unpickles() -> None:
     # A ``token`` there names one item of one origin, or is a part of a subject: no secret.
-    others = {"sidecar/ingest.py", "bridge/opencode/translate.py", "streams/subjects.py", "bridge/nats/subjects.py"}
+    others = {
+        "sidecar/capture/ingest.py",
+        "bridge/opencode/capture/translate.py",
+        "streams/bus/subjects.py",
+        "bridge/nats/subjects.py",
+    }
     assert [fault for path, tree in trees() if path not in others for fault in faults_of(path, tree)] == []
-    link = (ROOT / "bridge/opencode/link.py").read_text()
+    link = (ROOT / "bridge/opencode/link/link.py").read_text()
     assert link.count("hmac.compare_digest(") == 2, "each side checks the other's proof"
 
 

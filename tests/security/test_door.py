@@ -9,11 +9,11 @@ import pytest
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from bridge.opencode.frames import HookItem, ShimIdentity
-from bridge.opencode.link import proof
-from sidecar import server as server_module
-from sidecar.client import Address, ControlClient, ShimClient
-from sidecar.server import LinkServer
+from bridge.opencode.link.frames import HookItem, ShimIdentity
+from bridge.opencode.link.link import proof
+from sidecar.link import server as server_module
+from sidecar.link.client import Address, ControlClient, ShimClient
+from sidecar.link.server import LinkServer
 from tests.sidecar.peers import TOKEN, Recorder, nonce, peer, serving, works
 
 

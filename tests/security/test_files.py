@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from bridge.opencode.translate import Translator
+from bridge.opencode.capture.translate import Translator
 from sidecar.app import serve
+from sidecar.capture.ingest import Ingest
+from sidecar.capture.spools import take_left
 from sidecar.config import Config
 from sidecar.home import Home, HomeError, SidecarInfo
-from sidecar.ingest import Ingest
 from sidecar.logs import OneLine, RotatedLog
-from sidecar.spools import take_left
 from streams.errors import StreamError
 from streams.identity import seeded_identity
-from streams.stores.jsonl import JsonlStore
+from streams.stores.jsonl.store import JsonlStore
 from streams.stores.memory import MemoryStore
 from tests.sidecar.support import spool_line
 from tests.streams.builders import event

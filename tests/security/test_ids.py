@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bridge.opencode.emitter import safe_key, safe_stream
-from bridge.opencode.frames import HookItem
-from bridge.opencode.translate import Origin, Token, Translator
-from sidecar.cli.output import json_line, one_line, printable
-from sidecar.spools import backlog
+from bridge.opencode.capture.emitter import safe_key, safe_stream
+from bridge.opencode.capture.translate import Origin, Token, Translator
+from bridge.opencode.link.frames import HookItem
+from sidecar.capture.spools import backlog
+from sidecar.cli.shared.output import json_line, one_line, printable
 from streams.event import StreamEvent, is_stream_id
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, append, run

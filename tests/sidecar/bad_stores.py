@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.identity import seeded_identity
-from streams.log import Log
+from streams.log.log import Log
 from streams.projection import fold
 from streams.store import Snapshot
 from tests.streams.builders import events

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.home import Home
-from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.jsonl.reader import JsonlReader
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, wait_for
 
 DRIVER = Path(__file__).with_name("shim_driver.mjs")
@@ -29,8 +29,8 @@ COMMAND = (sys.executable, "-m", "sidecar.cli")
 
 _PRETEND = "; ".join(  # one line, for `ps` to show
     [
-        "import sys, sidecar.version, bridge.opencode.frames",
-        "sidecar.version.VERSION, bridge.opencode.frames.PROTOCOL = sys.argv.pop(1), int(sys.argv.pop(1))",
+        "import sys, sidecar.version, bridge.opencode.link.frames",
+        "sidecar.version.VERSION, bridge.opencode.link.frames.PROTOCOL = sys.argv.pop(1), int(sys.argv.pop(1))",
         "from sidecar.cli import main",
         "main()",
     ]

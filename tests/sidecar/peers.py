@@ -9,9 +9,9 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from bridge.opencode.frames import HookItem
-from bridge.opencode.link import Refused, proof
-from sidecar.server import LinkServer, RequestError, ShimConnection
+from bridge.opencode.link.frames import HookItem
+from bridge.opencode.link.link import Refused, proof
+from sidecar.link.server import LinkServer, RequestError, ShimConnection
 
 TOKEN = "7e" * 32
 HANG = 20.0

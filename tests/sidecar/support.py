@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
-from bridge.opencode.link import CallError
+from bridge.opencode.link.link import CallError
 from sidecar.home import Home, SidecarInfo
 
 REPOSITORY = Path(__file__).parents[2]

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from sidecar.client import ControlClient, LinkClosed, LinkUnavailable
+from sidecar.capture.play import MAX_EXPLAINED, Progress, RecordingError, play, read_recording
 from sidecar.home import Home, SidecarInfo
 from sidecar.launch import ensure_running
-from sidecar.play import MAX_EXPLAINED, Progress, RecordingError, play, read_recording
+from sidecar.link.client import ControlClient, LinkClosed, LinkUnavailable
 from streams.identity import system_identity
-from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.jsonl.reader import JsonlReader
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start, wait_for
 
 
@@ -219,8 +219,8 @@ class TestPlay:
         async def lost(*_: object, **__: object) -> None:
             raise LinkClosed("lost")
 
-        monkeypatch.setattr("sidecar.play.ensure_running", up)
-        monkeypatch.setattr("sidecar.play.ShimClient.connect", lost)
+        monkeypatch.setattr("sidecar.capture.play.ensure_running", up)
+        monkeypatch.setattr("sidecar.capture.play.ShimClient.connect", lost)
         with pytest.raises(LinkUnavailable):
             await play(home, RECORDINGS / "chat.jsonl", give_up_seconds=0)
 
@@ -236,8 +236,8 @@ class TestPlay:
                 raise LinkUnavailable("the sidecar ended right after its start (exit code -9)", "read its log")
             return await ensure_running(*arguments)
 
-        monkeypatch.setattr("sidecar.play.ensure_running", killed_at_first)
-        monkeypatch.setattr("sidecar.play._MAX_PAUSE_SECONDS", 0)
+        monkeypatch.setattr("sidecar.capture.play.ensure_running", killed_at_first)
+        monkeypatch.setattr("sidecar.capture.play._MAX_PAUSE_SECONDS", 0)
         result = await play(home, RECORDINGS / "chat.jsonl")
         assert killed == 25 and result.added == len(await keys(home)) > 0
 
@@ -245,14 +245,14 @@ class TestPlay:
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads = iter([20, 3, 8])
-        monkeypatch.setattr("sidecar.play._head", lambda _: next(heads))
+        monkeypatch.setattr("sidecar.capture.play._head", lambda _: next(heads))
         assert (await play(home, RECORDINGS / "chat.jsonl")).added == 5
 
     async def test_a_log_that_shrank_meanwhile_is_no_negative_number(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads = iter([20, 20, 8])
-        monkeypatch.setattr("sidecar.play._head", lambda _: next(heads))
+        monkeypatch.setattr("sidecar.capture.play._head", lambda _: next(heads))
         assert (await play(home, RECORDINGS / "chat.jsonl")).added == 0
 
     async def test_a_log_that_cannot_be_written_is_tried_twice_and_told(self, home: Home) -> None:
@@ -284,8 +284,8 @@ class TestPlay:
         async def replaced(*_: object, **__: object) -> None:
             raise LinkClosed("replaced")
 
-        monkeypatch.setattr("sidecar.play.ensure_running", up)
-        monkeypatch.setattr("sidecar.play.ShimClient.connect", replaced)
+        monkeypatch.setattr("sidecar.capture.play.ensure_running", up)
+        monkeypatch.setattr("sidecar.capture.play.ShimClient.connect", replaced)
         with pytest.raises(LinkUnavailable, match="another process is playing"):
             await play(home, RECORDINGS / "chat.jsonl")
 

@@ -24,7 +24,7 @@ import pytest
 from sidecar.cli.app import app
 from sidecar.home import Home
 from streams.errors import StoreLocked
-from streams.stores import sqlite_files
+from streams.stores.sqlite import files as sqlite_files
 from tests.sidecar import life
 from tests.sidecar.bad_stores import (
     LINKED,
@@ -328,7 +328,7 @@ def test_looking_at_a_log_at_rest_leaves_nothing_beside_it(
 def test_a_database_that_another_program_holds(
     home: Home, sound: dict[Backend, Sound], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.stores.sqlite_files.BUSY_MS", 20)
+    monkeypatch.setattr("streams.stores.sqlite.files.BUSY_MS", 20)
     waits = count_waits(monkeypatch)
     store = put(home, sound["sqlite"])
     home.config_path.write_text('[nats]\nmode = "embedded"\n')  # which a sidecar would start

@@ -18,10 +18,10 @@ from sidecar.checks import home as at_home
 from sidecar.checks.check import scene_of
 from sidecar.checks.mending import mend
 from sidecar.checks.opencode import check_versions
-from sidecar.cli.state import gather_status
+from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
-from sidecar.installer import Target, install, shim_path, uninstall
-from sidecar.service_files import Service
+from sidecar.install.plugin import Target, install, shim_path, uninstall
+from sidecar.install.service_files import Service
 from streams.identity import seeded_identity, system_identity
 from streams.stores.hints import Hints
 from tests.real.durable import wait_until

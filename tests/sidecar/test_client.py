@@ -12,11 +12,19 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from bridge.opencode.frames import HookItem, ShimIdentity
-from bridge.opencode.link import CallError, LocalProtocolError, Refused
-from sidecar.client import Address, ControlClient, ImpostorError, LinkClosed, LinkUnavailable, RequestError, ShimClient
+from bridge.opencode.link.frames import HookItem, ShimIdentity
+from bridge.opencode.link.link import CallError, LocalProtocolError, Refused
 from sidecar.home import Home, SidecarInfo
-from sidecar.server import LinkServer, ShimConnection
+from sidecar.link.client import (
+    Address,
+    ControlClient,
+    ImpostorError,
+    LinkClosed,
+    LinkUnavailable,
+    RequestError,
+    ShimClient,
+)
+from sidecar.link.server import LinkServer, ShimConnection
 
 TOKEN = "7e" * 32
 HANG = 20.0

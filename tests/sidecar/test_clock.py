@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from sidecar.home import Home
-from streams.verify import Verification
+from streams.log.verify import Verification
 from tests.sidecar.life import COMMAND, logged, recorded, run_as, shims
 from tests.sidecar.support import running
 

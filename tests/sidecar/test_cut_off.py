@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.state import CaptureState
-from sidecar.client import ControlClient
+from bridge.opencode.capture.state import CaptureState
 from sidecar.config import StoreConfig
 from sidecar.home import Home
-from sidecar.upkeep import Upkeep
+from sidecar.keeping.upkeep import Upkeep
+from sidecar.link.client import ControlClient
 from streams.errors import StoreUnavailable
 from streams.identity import system_identity
-from streams.log import Log
+from streams.log.log import Log
+from streams.log.verify import Verification
 from streams.stores.directory import read_manifest
-from streams.verify import Verification
 from tests.sidecar import life
 from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import Done, run
@@ -69,7 +69,7 @@ HELD = """
 import asyncio, sys, time
 from pathlib import Path
 from sidecar.cli import main
-from streams.migrate import Migration
+from streams.log.migrate import Migration
 from streams.stores.jsonl_removal import JsonlRemover
 
 held, go_on = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
@@ -298,6 +298,6 @@ def test_a_log_that_is_being_moved_is_not_called_where_it_was(home: Home, monkey
 
         yield Client()
 
-    monkeypatch.setattr("sidecar.cli.control.control", moving)
+    monkeypatch.setattr("sidecar.cli.shared.control.control", moving)
     done = run(home.path, "migrate", "--to", "jsonl")
     assert done.code == 1 and "a move to sqlite is under way" in done.err

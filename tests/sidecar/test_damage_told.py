@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.home import Home
 from streams.identity import seeded_identity
-from streams.log import Log
+from streams.log.log import Log
 from streams.stores.directory import take_lock
 from tests.sidecar.bad_stores import (
     Backend,

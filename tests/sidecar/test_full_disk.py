@@ -15,8 +15,8 @@ from contextlib import ExitStack
 import pytest
 
 from sidecar.home import Home
-from streams.log_reader import LogReader
-from streams.verify import Verification
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from tests.mounts import can_mount, mounted
 from tests.sidecar.life import COMMAND, end_sidecars, logged, run_as, shims, status
 from tests.sidecar.support import wait_for

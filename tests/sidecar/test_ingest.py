@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.frames import HookItem
-from bridge.opencode.link import CallError
-from bridge.opencode.translate import Origin, Translator
-from sidecar.ingest import Ingest
+from bridge.opencode.capture.translate import Origin, Translator
+from bridge.opencode.link.frames import HookItem
+from bridge.opencode.link.link import CallError
+from sidecar.capture.ingest import Ingest
 from streams.errors import StoreFailed
 from streams.identity import seeded_identity
 from streams.stores.memory import MemoryStore
-from tests.bridge.playing import recording
+from tests.bridge.opencode.playing import recording
 from tests.sidecar.support import FakeLink
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pytest import MonkeyPatch
 
-from sidecar import npm
-from sidecar.installer import (
+from sidecar.install import npm
+from sidecar.install.plugin import (
     FIRST_LINE,
     LEDGER_NAME,
     Installed,

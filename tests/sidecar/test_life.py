@@ -17,9 +17,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from bridge.opencode.frames import ShimIdentity
-from sidecar.client import Address, ControlClient, ImpostorError, ShimClient
+from bridge.opencode.link.frames import ShimIdentity
 from sidecar.home import Home, SidecarInfo
+from sidecar.link.client import Address, ControlClient, ImpostorError, ShimClient
 from streams.identity import system_identity
 from tests.sidecar.life import (
     COMMAND,
@@ -321,11 +321,11 @@ SLOW = (
     "; ".join(
         [
             "import sys, time, pathlib",
-            "import streams.log",
-            "real, home = streams.log.located, pathlib.Path(sys.argv[2])",
+            "import streams.log.log",
+            "real, home = streams.log.log.located, pathlib.Path(sys.argv[2])",
             "wait = lambda: [time.sleep(0.01) for _ in iter((home / 'go').exists, True)]",
             "slow = lambda *a, **k: ((home / 'opening').touch(), wait(), real(*a, **k))[2]",
-            "streams.log.located = slow",
+            "streams.log.log.located = slow",
             "from sidecar.cli import main",
             "main()",
         ]

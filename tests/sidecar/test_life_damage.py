@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.home import Home
 from streams.identity import system_identity
-from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.jsonl.reader import JsonlReader
 from tests.sidecar.life import COMMAND, RUNTIMES, end_sidecars, recorded, shims
 
 

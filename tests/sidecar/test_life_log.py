@@ -13,11 +13,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from bridge.opencode.frames import HookItem, ShimIdentity
-from bridge.opencode.link import proof
-from sidecar.client import LinkClosed, ShimClient
+from bridge.opencode.link.frames import HookItem, ShimIdentity
+from bridge.opencode.link.link import proof
 from sidecar.config import ConfigError, LogConfig, load_config
 from sidecar.home import Home
+from sidecar.link.client import LinkClosed, ShimClient
 from sidecar.logs import log_to, note_failure
 from streams.identity import system_identity
 from tests.sidecar.life import COMMAND, end_sidecars, logged, run_as, shims, start_as

@@ -12,8 +12,8 @@ import pytest
 from sidecar.home import Home
 from streams.event import StreamEvent
 from streams.identity import system_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
 from streams.stores.directory import Backend
 from tests.sidecar import life
 from tests.sidecar.cli.helpers import run
@@ -26,7 +26,7 @@ BOTH = pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 LOOKING_OFTEN = (
     sys.executable,
     "-c",
-    "import sidecar.upkeep; sidecar.upkeep.LOOK_SECONDS, sidecar.upkeep.PRUNE_SECONDS = 0.05, 0.1; "
+    "from sidecar.keeping import upkeep; upkeep.LOOK_SECONDS, upkeep.PRUNE_SECONDS = 0.05, 0.1; "
     "from sidecar.cli import main; main()",
 )
 """A sidecar that looks after its log often."""

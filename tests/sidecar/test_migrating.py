@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.home import Home
-from streams.log_reader import LogReader
+from streams.log.reader import LogReader
 from streams.stores.directory import read_manifest
 from tests.sidecar import life
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, cli, run, running, start, wait_for
@@ -158,8 +158,8 @@ def test_a_home_may_begin_in_sqlite(home: Home) -> None:
 HELD = (
     sys.executable,
     "-c",
-    "import os, sys, time, sidecar.upkeep, streams.migrate, streams.stores.sqlite as s; "
-    "sidecar.upkeep.LOOK_SECONDS, streams.migrate.CHUNK, streams.migrate.CLOSE_ENOUGH = 0.1, 8, 16; "
+    "import os, sys, time, sidecar.keeping.upkeep, streams.log.migrate, streams.stores.sqlite.store as s; "
+    "sidecar.keeping.upkeep.LOOK_SECONDS, streams.log.migrate.CHUNK, streams.log.migrate.CLOSE_ENOUGH = 0.1, 8, 16; "
     "hold = sys.argv[sys.argv.index('--home') + 1] + '/hold'; "
     "wait = lambda: [time.sleep(0.01) for _ in iter(lambda: os.path.exists(hold), False)]; "
     "copy = s.SqliteStore._copy; s.SqliteStore._copy = lambda *a: (copy(*a), wait())[0]; "

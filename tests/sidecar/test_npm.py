@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.installer import LEDGER_NAME, Target, install, prepare, uninstall
-from sidecar.npm import LOCK_TEXT, RC_TEXT, Places, starves, waits
+from sidecar.install.npm import LOCK_TEXT, RC_TEXT, Places, starves, waits
+from sidecar.install.plugin import LEDGER_NAME, Target, install, prepare, uninstall
 
 STUB = {"node_modules", "package-lock.json"}
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from bridge.opencode.frames import HookItem
-from sidecar.links import MAX_QUEUED_BYTES
-from sidecar.server import CallError, ShimConnection
+from bridge.opencode.link.frames import HookItem
+from sidecar.link.links import MAX_QUEUED_BYTES
+from sidecar.link.server import CallError, ShimConnection
 from tests.sidecar.peers import Recorder, peer, serving, works
 
 
@@ -202,7 +202,7 @@ async def test_calls_fail_with_the_shims_error_a_timeout_or_the_links_end() -> N
 
 
 async def test_a_peer_that_never_reads_is_dropped_and_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.server_wire.MAX_PENDING_FRAMES", 8)
+    monkeypatch.setattr("sidecar.link.connection.MAX_PENDING_FRAMES", 8)
     handler = Recorder()
     async with serving(handler) as server:
         async with peer(server, max_queue=1) as shim:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bridge.opencode.link import Refused, proof
+from bridge.opencode.link.link import Refused, proof
 from tests.sidecar.peers import TOKEN, Recorder, nonce, peer, serving, works
 
 
@@ -56,7 +56,7 @@ async def test_a_second_link_of_an_instance_ends_the_first_and_no_other() -> Non
 
 
 async def test_a_peer_that_gives_no_sign_of_life_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.server.PING_SECONDS", 0.05)
+    monkeypatch.setattr("sidecar.link.server.PING_SECONDS", 0.05)
     handler = Recorder()
     async with serving(handler) as server, peer(server) as shim:
         await shim.shake()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sidecar.home import Home
-from sidecar.service_files import LABEL, UNIT_NAME, Service, ServiceError, launchd_job, systemd_unit
+from sidecar.install.service_files import LABEL, UNIT_NAME, Service, ServiceError, launchd_job, systemd_unit
 from tests.real.durable import wait_until
 from tests.sidecar.cli.helpers import environment, run
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from bridge.opencode.frames import HookItem
-from bridge.opencode.lenient import FrameError
-from bridge.opencode.spool import parse_line
-from bridge.opencode.translate import Origin, Translator
-from sidecar.ingest import Ingest
-from sidecar.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, backlog, take_left
+from bridge.opencode.capture.translate import Origin, Translator
+from bridge.opencode.link.frames import HookItem
+from bridge.opencode.link.lenient import FrameError
+from bridge.opencode.link.spool import parse_line
+from sidecar.capture.ingest import Ingest
+from sidecar.capture.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, backlog, take_left
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.store import NOTHING
 from streams.stores.memory import MemoryStore
-from tests.bridge.playing import recording
+from tests.bridge.opencode.playing import recording
 from tests.sidecar.support import FakeLink, spool_line
 
 BOOT, INSTANCE = "a" * 32, "1" * 16

@@ -9,23 +9,23 @@ from typing import Any, Literal
 
 import pytest
 
-from bridge.opencode.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
-from sidecar import upkeep as module
-from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
-from sidecar.cli.overview import Overview
-from sidecar.cli.select import catalog_of
+from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
 from sidecar.config import StoreConfig
-from sidecar.upkeep import SNAPSHOT, Upkeep, restore
+from sidecar.keeping import upkeep as module
+from sidecar.keeping.upkeep import SNAPSHOT, Upkeep, restore
+from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.views.overview import Overview
+from sidecar.views.select import catalog_of
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.prune_plan import PruneRequest
+from streams.log.reader import LogReader
 from streams.projection import fold, state_hash
-from streams.prune_plan import PruneRequest
 from streams.retention import Forgotten
 from streams.stores.directory import Backend
-from streams.stores.in_turn import in_thread
-from tests.bridge.playing import names, play
+from streams.stores.threads import in_thread
+from tests.bridge.opencode.playing import names, play
 from tests.streams.builders import event
 from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors
 

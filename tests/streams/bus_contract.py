@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from streams.bus import (
+from streams.bus.contract import (
     DEAD_ATTEMPTS,
     DEAD_DURABLE,
     DEAD_REASON,
@@ -25,8 +25,8 @@ from streams.bus import (
     Redelivery,
     Retry,
 )
-from streams.headers import HeaderError
-from streams.subjects import SubjectError
+from streams.bus.headers import HeaderError
+from streams.bus.subjects import SubjectError
 
 HANG_S = 20
 """When a test is taken to hang."""

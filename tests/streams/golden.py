@@ -16,15 +16,16 @@ from typing import Any, Final
 
 from bridge.opencode.state import STATE_VERSION, CaptureState
 from sidecar.upkeep import SNAPSHOT
+from streams.log_reader import LogReader
+from streams.migrate import Migration
+from streams.verify import Verification
+
 from streams.identity import seeded_identity
 from streams.lineage import Lineage
 from streams.log import Log
-from streams.log_reader import LogReader
-from streams.migrate import Migration
 from streams.projection import fold, state_hash
 from streams.store import Snapshot, StreamReader
 from streams.stores.directory import Backend, read_manifest
-from streams.verify import Verification
 from tests.bridge.playing import play
 from tests.streams.opened import collect
 

@@ -9,11 +9,11 @@ from itertools import accumulate
 from pathlib import Path
 
 from streams.identity import seeded_identity
+from streams.log.verify import Verification
 from streams.store import Record
-from streams.stores.jsonl import JsonlStore
-from streams.stores.segment_files import segment_name
-from streams.stores.segments import Head, read_head
-from streams.verify import Verification
+from streams.stores.jsonl.lines import Head, read_head
+from streams.stores.jsonl.segments import segment_name
+from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
 from tests.streams.opened import collect

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streams.identity import seeded_identity
-from streams.log import Log
+from streams.log.log import Log
 from streams.store import Record
 from streams.stores.directory import Backend
 from tests.streams.builders import event

@@ -14,8 +14,8 @@ from typing import Any
 
 from streams.errors import StreamError
 from streams.identity import system_identity
-from streams.log_reader import LogReader
-from streams.stores.jsonl import JsonlStore
+from streams.log.reader import LogReader
+from streams.stores.jsonl.store import JsonlStore
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from streams.identity import seeded_identity
-from streams.log import Log
+from streams.log.log import Log
+from streams.log.verify import Verification
 from streams.retention import Forgotten, Pruned
 from streams.stores.directory import Backend
 from streams.stores.disk import Disk
-from streams.verify import Verification
 from tests.streams.disks import FastDisk
 from tests.streams.retention_contract import NOW
 

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from streams.identity import system_identity
-from streams.log import Log
+from streams.log.log import Log
 from streams.stores.directory import Backend
 from tests.streams.builders import event
 

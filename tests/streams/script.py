@@ -20,12 +20,12 @@ from typing import Final, Literal
 
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.migrate import Migration, discard_kept
+from streams.log.log import Log
+from streams.log.migrate import Migration, discard_kept
 from streams.store import Record, Snapshot
-from streams.stores import sqlite_keys
 from streams.stores.directory import Backend
-from streams.stores.segment_files import list_segments
+from streams.stores.jsonl.segments import list_segments
+from streams.stores.sqlite import keys as sqlite_keys
 from tests.streams.builders import event
 
 SEGMENT_BYTES: Final = 6_000

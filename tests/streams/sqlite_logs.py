@@ -7,8 +7,8 @@ from pathlib import Path
 
 from streams.findings import Finding
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.verify import Verification
+from streams.log.log import Log
+from streams.log.verify import Verification
 from tests.streams.builders import event
 
 

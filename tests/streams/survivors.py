@@ -11,10 +11,10 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from streams.hashing import is_digest
-from streams.log_reader import LogReader
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.store import NOTHING, Record
 from streams.stores.directory import Backend
-from streams.verify import Verification
 from tests.streams.opened import collect
 from tests.streams.script import CURSOR, SNAPSHOT, VERSION, batches, open_log, play, removals, state_at
 

@@ -13,12 +13,12 @@ import pytest
 
 from streams.errors import CorruptLog, ForeignStore, StreamError
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
-from streams.migrate import Migration
+from streams.log.log import Log
+from streams.log.migrate import Migration
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.query import Filter
 from streams.stores.directory import Backend
-from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.opened import collect
 from tests.streams.removals import BACKENDS, faults

@@ -13,11 +13,11 @@ from random import Random
 import pytest
 
 from streams.identity import Identity
-from streams.log import Log
-from streams.migrate import Migration
+from streams.log.log import Log
+from streams.log.migrate import Migration
+from streams.log.verify import Verification
 from streams.query import Filter, describe_span
 from streams.stores.directory import Backend
-from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.opened import collect
 

@@ -22,20 +22,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from streams.errors import Conflict, InvalidEvent
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
-from streams.migrate import Migration
+from streams.log.log import Log
+from streams.log.migrate import Migration
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record, Snapshot, StreamStore
 from streams.stores.directory import Backend
-from streams.stores.jsonl import JsonlStore
-from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.jsonl.lines import EMPTY_HEAD, format_head
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.jsonl.store import JsonlStore
 from streams.stores.memory import MemoryStore
-from streams.stores.segments import EMPTY_HEAD, format_head
-from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_reader import SqliteReader
-from streams.stores.sqlite_verify import SqliteVerification
-from streams.verify import Verification
+from streams.stores.sqlite.reader import SqliteReader
+from streams.stores.sqlite.store import SqliteStore
+from streams.stores.sqlite.verify import SqliteVerification
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
 from tests.streams.sizes import is_set, size
@@ -385,7 +385,7 @@ class Machine(RuleBasedStateMachine):
 
 def test_the_stores_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     # So that keys are remembered, written and looked up in every sequence.
-    monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 7)
+    monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 7)
     run_state_machine_as_test(
         Machine,
         settings=settings(

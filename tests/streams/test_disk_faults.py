@@ -24,11 +24,11 @@ import pytest
 from streams.errors import StoreFailed, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.directory import Backend
-from streams.verify import Verification
 from tests.mounts import can_mount, mounted, remount
 from tests.streams.builders import event
 from tests.streams.calls import Call, ShortWrite, watching

@@ -18,12 +18,12 @@ import pytest
 from streams.errors import StoreFailed, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
+from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.commit import MAX_COMMIT_BYTES
 from streams.stores.disk import Disk
-from streams.stores.jsonl import JsonlStore
-from streams.stores.jsonl_reader import JsonlReader
-from streams.verify import Verification
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import event, events
 from tests.streams.disks import FastDisk, FaultyDisk, GatedDisk
 from tests.streams.opened import collect

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from bridge.opencode.state import STATE_VERSION, CaptureState
-from sidecar.upkeep import SNAPSHOT, restore
+from bridge.opencode.capture.state import STATE_VERSION, CaptureState
+from sidecar.keeping.upkeep import SNAPSHOT, restore
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.migrate import Migration
+from streams.log.log import Log
+from streams.log.migrate import Migration
+from streams.log.verify import Verification
 from streams.store import Snapshot
 from streams.stores.directory import FORMATS, Backend, read_manifest
-from streams.verify import Verification
-from tests.bridge.playing import RECORDINGS, names, play
+from tests.bridge.opencode.playing import RECORDINGS, names, play
 from tests.streams.builders import event
 from tests.streams.golden import FOLDER, described, expected, opened
 from tests.streams.golden import names as golden_names
@@ -100,11 +100,11 @@ async def test_a_start_from_a_snapshot_is_a_start_from_the_beginning(tmp_path: P
 HASHES = """
 import sys
 from hashlib import sha256
-from bridge.opencode.state import CaptureState
+from bridge.opencode.capture.state import CaptureState
 from streams.lineage import Lineage
 from streams.projection import state_hash
 from streams.store import Record
-from tests.bridge.playing import play
+from tests.bridge.opencode.playing import play
 
 for name in sys.argv[1:]:
     state, lineage = CaptureState(), Lineage()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
 from streams.store import StreamStore
 from streams.stores.disk import open_to_read
-from streams.stores.jsonl import JsonlStore
+from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import events
 from tests.streams.opened import collect
 from tests.streams.store_contract import StoreContract
@@ -49,7 +49,7 @@ async def test_a_reading_that_is_cancelled_while_it_opens_a_file_leaves_none_ope
         assert go_on.wait(30)
         return opened[-1]
 
-    monkeypatch.setattr("streams.stores.jsonl_reader.open_to_read", slow)
+    monkeypatch.setattr("streams.stores.jsonl.reader.open_to_read", slow)
     reading = asyncio.create_task(collect(LogReader(tmp_path).read_all()))
     await asyncio.to_thread(begun.wait, 30)
     reading.cancel()

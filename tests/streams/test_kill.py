@@ -17,10 +17,10 @@ from signal import SIGKILL
 import pytest
 
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.store import Record
-from streams.verify import Verification
 from tests.streams import writing_process
 from tests.streams.opened import collect
 from tests.streams.sizes import size

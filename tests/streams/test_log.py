@@ -9,13 +9,13 @@ import pytest
 
 from streams.errors import MissingLog, StoreLocked
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
-from streams.migrate import Migration
-from streams.repair import Repairing, decide, examine
+from streams.log.log import Log
+from streams.log.migrate import Migration
+from streams.log.reader import LogReader
+from streams.log.repair import Repairing, decide, examine
+from streams.log.verify import Verification
 from streams.store import Snapshot, StreamStore
 from streams.stores.directory import Backend, read_manifest
-from streams.verify import Verification
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 from tests.streams.retention_contract import RetentionContract
@@ -114,7 +114,7 @@ async def test_a_first_start_that_was_killed_before_it_named_the_log_is_begun_ag
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("streams.log.name_log", killed)
+        patched.setattr("streams.log.log.name_log", killed)
         with pytest.raises(KeyboardInterrupt):
             await Log.open(tmp_path, seeded_identity(1), backend=begun)
     assert not (tmp_path / "store.json").exists() and len(list(tmp_path.iterdir())) > 1

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from streams.bus import Delivery, EventBus, Redelivery, Retry
-from streams.memory_bus import MemoryEventBus
+from streams.bus.contract import Delivery, EventBus, Redelivery, Retry
+from streams.bus.memory import MemoryEventBus
 from tests.streams.bus_contract import AT_ONCE, HANG_S, BusContract, Gate, Inbox
 
 

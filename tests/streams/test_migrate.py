@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from streams.identity import seeded_identity
-from streams.log import DiskStore, Log
-from streams.log_reader import LogReader
-from streams.migrate import Migration, Progress, discard_kept
+from streams.log.log import DiskStore, Log
+from streams.log.migrate import Migration, Progress, discard_kept
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.directory import Backend, read_manifest
-from streams.stores.jsonl import JsonlStore
-from streams.stores.jsonl_reader import JsonlReader
-from streams.stores.segments import EMPTY_HEAD, format_head
-from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_reader import SqliteReader
+from streams.stores.jsonl.lines import EMPTY_HEAD, format_head
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.jsonl.store import JsonlStore
+from streams.stores.sqlite.reader import SqliteReader
+from streams.stores.sqlite.store import SqliteStore
 from streams.stores.stored import Stored
-from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.disks import GatedDisk
 from tests.streams.moves import BOTH, HANG_S, Stopped, fill, open_log, plain, stored
@@ -157,7 +157,7 @@ async def test_while_appends_are_held_only_what_came_last_is_compared(
             await log.append([event("late-1", stream="ses_1"), event("late-2", stream="new")])
 
     monkeypatch.setattr(Migration, "_catch_up", caught_up)
-    monkeypatch.setattr("streams.migrate.CLOSE_ENOUGH", 2)
+    monkeypatch.setattr("streams.log.migrate.CLOSE_ENOUGH", 2)
     asked: list[set[str] | None] = []
     for store in (JsonlStore, SqliteStore):
         own = store.tails
@@ -247,8 +247,8 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.migrate import Migration
+from streams.log.log import Log
+from streams.log.migrate import Migration
 
 async def main(store, to, at):
     calls = 0

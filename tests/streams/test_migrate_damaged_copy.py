@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from streams.errors import StoreUnavailable
-from streams.log import Log
-from streams.migrate import Migration, Progress, discard_old
+from streams.log.log import Log
+from streams.log.migrate import Migration, Progress, discard_old
+from streams.log.verify import Verification
 from streams.stores.directory import Backend, read_manifest
-from streams.verify import Verification
 from tests.streams.moves import BOTH, fill, open_log, plain
 from tests.streams.opened import collect
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from streams.errors import StoreUnavailable
-from streams.log_reader import LogReader
-from streams.migrate import Migration, discard_kept
+from streams.log.migrate import Migration, discard_kept
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.query import Filter
 from streams.stores.directory import Backend, Manifest, read_manifest, write_manifest
-from streams.stores.sqlite_search import SearchIndex
-from streams.verify import Verification
+from streams.stores.sqlite.search import SearchIndex
 from tests.streams.descriptors import deleted_and_open, needs_descriptors
 from tests.streams.moves import BOTH, Stopped, fill, open_log, plain
 from tests.streams.opened import collect
@@ -154,7 +154,7 @@ async def test_a_discarding_that_is_cut_off_leaves_nothing_to_go_back_to(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", cut_off(unlink))
-        patch.setattr("streams.stores.copies.shutil.rmtree", cut_off(rmtree))
+        patch.setattr("streams.log.copies.shutil.rmtree", cut_off(rmtree))
         with pytest.raises(Stopped):
             discard_kept(tmp_path)
     assert read_manifest(tmp_path) == Manifest(to, log.manifest.log_id)

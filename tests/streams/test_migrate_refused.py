@@ -10,9 +10,9 @@ import pytest
 
 from streams.errors import CorruptLog, StoreUnavailable
 from streams.event import StreamEvent
-from streams.migrate import Migration, MigrationFailed
+from streams.log.migrate import Migration, MigrationFailed
 from streams.stores.directory import Manifest, write_manifest
-from streams.stores.sqlite_rows import Row, stored_row
+from streams.stores.sqlite.rows import Row, stored_row
 from streams.stores.stored import Stored
 from tests.streams.builders import event
 from tests.streams.moves import files_of, fill, open_log, plain
@@ -95,7 +95,7 @@ async def test_a_copy_that_does_not_hold_what_was_written_to_it_is_not_switched_
         made = stored_row(record._replace(hash=bytes(32)) if last else record, event, stream)
         return made
 
-    monkeypatch.setattr("streams.stores.sqlite.stored_row", row)
+    monkeypatch.setattr("streams.stores.sqlite.store.stored_row", row)
     with pytest.raises(MigrationFailed):
         await Migration(log, "sqlite").run()
     assert log.backend == "jsonl"
@@ -111,7 +111,7 @@ async def test_a_full_disk_ends_the_migration_and_nothing_else(tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("streams.stores.sqlite.SqliteStore._copy", full)
+        patched.setattr("streams.stores.sqlite.store.SqliteStore._copy", full)
         before = files_of(tmp_path)
         with pytest.raises(StoreUnavailable, match=r"No space left.*free .* MiB.*run the same command again"):
             await Migration(log, "sqlite").run()
@@ -134,7 +134,7 @@ async def test_a_pointer_that_was_renamed_and_not_synced_is_put_back(
         if next(failing, False):
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("streams.log.write_manifest", renamed)
+    monkeypatch.setattr("streams.log.log.write_manifest", renamed)
     with pytest.raises(OSError, match="Input/output error"):
         await Migration(log, "sqlite").run()
     [record] = await log.append([event("it goes on")])

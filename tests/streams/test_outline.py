@@ -13,9 +13,9 @@ import pytest
 
 from streams.errors import CorruptLog
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
-from streams.stores.jsonl_reader import JsonlReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
+from streams.stores.jsonl.reader import JsonlReader
 from tests.streams.builders import event, events
 from tests.streams.logs import make_log
 from tests.streams.opened import collect

@@ -19,8 +19,8 @@ from streams.errors import ForeignStore, StoreLocked
 from streams.identity import seeded_identity
 from streams.query import Filter
 from streams.stores.directory import is_being_written
-from streams.stores.jsonl import JsonlStore
-from streams.stores.jsonl_reader import JsonlReader
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import event, events
 from tests.streams.disks import GatedDisk
 from tests.streams.opened import collect

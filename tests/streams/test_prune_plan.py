@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.prune_plan import CAP_SHARE, HOUR_MS, RECENT_MS, PruneRequest, make_plan
+from streams.log.prune_plan import CAP_SHARE, HOUR_MS, RECENT_MS, PruneRequest, make_plan
 from streams.retention import StreamSize
 
 NOW = 1_800_000_000_000

@@ -19,9 +19,9 @@ import pytest
 from streams.errors import CorruptLog
 from streams.query import Filter
 from streams.store import Record
-from streams.stores.jsonl_reader import JsonlReader
-from streams.stores.recovery import recover
-from streams.stores.segments import Head, check_crc, format_head, read_head
+from streams.stores.jsonl.lines import Head, check_crc, format_head, read_head
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.jsonl.recovery import recover
 from tests.streams.builders import event
 from tests.streams.logs import Log, files, findings, make_log, open_store
 from tests.streams.opened import collect

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from streams.hashing import is_digest
-from streams.log_reader import LogReader
+from streams.log.reader import LogReader
 from streams.retention import Gone
 from streams.store import Record
-from streams.stores import sqlite_removal
 from streams.stores.directory import Backend
+from streams.stores.sqlite import removal as sqlite_removal
 from tests.streams import removing_process
 from tests.streams.builders import event
 from tests.streams.opened import collect
@@ -75,7 +75,7 @@ class TestCutOff:
             return result
 
         monkeypatch.setattr(sqlite_removal.SqliteRemover, "_transact", imaged)
-        monkeypatch.setattr("streams.stores.sqlite_removed.CHUNK", 2)
+        monkeypatch.setattr("streams.stores.sqlite.removed.CHUNK", 2)
         await remove(log)
         after = await collect(log.read_all())
         await log.close()

@@ -14,15 +14,15 @@ import pytest
 
 from streams.findings import Finding
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
-from streams.migrate import Migration
-from streams.repair import Facts, Item, Repairing, StoreFacts, decide, examine
+from streams.log.log import Log
+from streams.log.migrate import Migration
+from streams.log.reader import LogReader
+from streams.log.repair import Facts, Item, Repairing, StoreFacts, decide, examine
+from streams.log.verify import Verification
 from streams.store import Snapshot
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest
 from streams.stores.hints import Hints
-from streams.stores.sqlite_search import SearchIndex
-from streams.verify import Verification
+from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event, events
 
 HANG_S = 60.0
@@ -398,8 +398,8 @@ def test_many_faults_are_counted_and_not_all_told() -> None:
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from streams.repair import decide
-from streams.repair import Repairing, examine
+from streams.log.repair import decide
+from streams.log.repair import Repairing, examine
 
 async def repair(store, at):
     calls = 0

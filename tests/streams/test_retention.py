@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from streams.errors import StoreUnavailable
-from streams.log_reader import LogReader
-from streams.migrate import HoldsRemoved, Migration
+from streams.log.migrate import HoldsRemoved, Migration
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.query import Filter
 from streams.retention import Forgotten, Pruned
 from streams.store import Snapshot
 from streams.stores.directory import Backend
-from streams.stores.sqlite_search import SearchIndex
-from streams.verify import Verification
+from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event
 from tests.streams.opened import collect
 from tests.streams.other_process import start
@@ -176,7 +176,7 @@ class TestMoving:
         moving = Migration(log, to, begin)
         # So that there is something to copy before the switch, too.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("streams.migrate.CLOSE_ENOUGH", 0)
+            patch.setattr("streams.log.migrate.CLOSE_ENOUGH", 0)
             await moving.run()
         assert len(removing) == 2
         outcomes = await asyncio.gather(*removing, return_exceptions=True)

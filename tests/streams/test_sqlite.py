@@ -11,15 +11,15 @@ import pytest
 
 from streams.errors import ForeignStore, StoreFailed
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import StreamStore
-from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_files import STEPS
-from streams.stores.sqlite_reader import TAILS, SqliteReader
-from streams.stores.sqlite_rows import SELECT, conditions
-from streams.stores.sqlite_search import SearchIndex, remove_search
+from streams.stores.sqlite.files import STEPS
+from streams.stores.sqlite.reader import TAILS, SqliteReader
+from streams.stores.sqlite.rows import SELECT, conditions
+from streams.stores.sqlite.search import SearchIndex, remove_search
+from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 from tests.streams.retention_contract import RetentionContract
@@ -40,12 +40,12 @@ class TestSqliteStore(StoreContract, RetentionContract):
 class TestSqliteStoreThatWritesItsKeysOften(TestSqliteStore):
     @pytest.fixture(autouse=True)
     def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 2)
+        monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 2)
 
 
 async def test_keys_are_known_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remembered, written, or read again by the next writer."""
-    monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 10)
+    monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 10)
     store = await SqliteStore.open(tmp_path)
     first = [(await store.append([event(f"k{n}")]))[0] for n in range(25)]
     through = ask(tmp_path, "SELECT position FROM keys_through")
@@ -65,7 +65,7 @@ async def test_the_write_ahead_file_is_taken_in_when_it_is_worth_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its size says nothing: SQLite writes over what was taken in and keeps the file as long as it ever was."""
-    monkeypatch.setattr("streams.stores.sqlite.CHECKPOINT_PAGES", 100)
+    monkeypatch.setattr("streams.stores.sqlite.store.CHECKPOINT_PAGES", 100)
     store = await SqliteStore.open(tmp_path)
     told: list[str] = []
     store._connection.set_trace_callback(told.append)
@@ -262,7 +262,7 @@ async def test_a_search_finds_the_same_with_the_index_and_without(tmp_path: Path
 async def test_who_finds_the_database_locked_says_what_to_do_about_that_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.stores.sqlite_files.BUSY_MS", 20)
+    monkeypatch.setattr("streams.stores.sqlite.files.BUSY_MS", 20)
     log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
     with closing(sqlite3.connect(tmp_path / "store" / "log.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -14,14 +14,14 @@ import pytest
 
 from streams.errors import CorruptLog, ForeignStore, StreamError
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.store import Record
-from streams.stores.segments import read_head
-from streams.stores.sqlite import SqliteStore
-from streams.stores.sqlite_head import HEAD_FILE
-from streams.stores.sqlite_reader import SqliteReader
-from streams.verify import Verification
+from streams.stores.jsonl.lines import read_head
+from streams.stores.sqlite.head import HEAD_FILE
+from streams.stores.sqlite.reader import SqliteReader
+from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 from tests.streams.sizes import size

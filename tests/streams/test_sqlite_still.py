@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.stores.directory import take_lock
-from streams.stores.sqlite_files import connect_to_read
-from streams.stores.sqlite_reader import SqliteReader
-from streams.stores.sqlite_still import at_rest
-from streams.stores.sqlite_verify import SqliteVerification
-from streams.verify import Verification
+from streams.stores.sqlite.at_rest import at_rest
+from streams.stores.sqlite.files import connect_to_read
+from streams.stores.sqlite.reader import SqliteReader
+from streams.stores.sqlite.verify import SqliteVerification
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 

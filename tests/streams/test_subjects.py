@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.subjects import (
+from streams.bus.subjects import (
     MAX_SUBJECT,
     SubjectError,
     check_pattern,

@@ -16,10 +16,10 @@ import pytest
 
 from streams.errors import StoreLocked
 from streams.identity import system_identity
-from streams.log import Log
-from streams.log_reader import LogReader
+from streams.log.log import Log
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.stores.directory import Backend, is_being_written
-from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.opened import collect
 from tests.streams.sizes import size

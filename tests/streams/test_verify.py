@@ -15,8 +15,8 @@ from streams.errors import ForeignStore
 from streams.event import StreamEvent
 from streams.hashing import canonical, chain, digest_form_of
 from streams.identity import seeded_identity
-from streams.stores.jsonl import JsonlStore
-from streams.verify import Finding, Summary, Verification
+from streams.log.verify import Finding, Summary, Verification
+from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import events
 
 

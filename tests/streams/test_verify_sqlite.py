@@ -11,12 +11,12 @@ import pytest
 
 from streams.findings import Finding, Summary
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.repair import Repairing, decide, examine
+from streams.log.log import Log
+from streams.log.repair import Repairing, decide, examine
+from streams.log.verify import Verification
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
 from streams.stores.hints import Hints
-from streams.verify import Verification
 from tests.streams.builders import event
 
 PAGE = 4096
@@ -97,7 +97,7 @@ async def test_where_the_index_is_damaged_too_the_rest_is_one_finding(tmp_path: 
 async def test_a_damaged_index_is_told_and_built_anew(
     tmp_path: Path, index: str, is_pruned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.stores.sqlite_keys.FOLDED", 10)
+    monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 10)
     await write(tmp_path)
     pruned: list[Record] = []
     if is_pruned:
@@ -182,7 +182,7 @@ async def test_a_cursor_beside_a_running_writer_is_no_finding(tmp_path: Path, ba
 async def test_a_quick_look_begins_near_the_end_and_checks_the_chain_from_there(
     tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.stores.sqlite_verify._QUICK_RECORDS", 7)
+    monkeypatch.setattr("streams.stores.sqlite.verify._QUICK_RECORDS", 7)
     log = await Log.open(tmp_path, seeded_identity(1), backend=backend, segment_bytes=3000)
     for number in range(20):
         await log.append([event(f"{number}-{n}", stream=f"ses_{(number + n) % 3}") for n in range(1 + number % 3)])
@@ -199,5 +199,5 @@ async def test_a_quick_look_begins_near_the_end_and_checks_the_chain_from_there(
         lines[0] = lines[0].replace(b'"actor":"build"', b'"actor":"other"')
         path.write_bytes(b"\n".join(lines))
     # SQLite's own check is cut off at once.
-    monkeypatch.setattr("streams.stores.sqlite_file_verify._QUICK_CALLS", 0)
+    monkeypatch.setattr("streams.stores.sqlite.file_verify._QUICK_CALLS", 0)
     assert [finding async for finding in Verification(tmp_path, quick=True).run()]

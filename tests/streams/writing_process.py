@@ -12,10 +12,10 @@ from typing import Literal
 
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
-from streams.log import Log
-from streams.migrate import Migration
-from streams.stores import sqlite_keys
+from streams.log.log import Log
+from streams.log.migrate import Migration
 from streams.stores.directory import Backend
+from streams.stores.sqlite import keys as sqlite_keys
 from tests.streams.builders import event
 
 SEGMENT_BYTES = 12_000

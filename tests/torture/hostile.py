@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from random import Random
 
-from bridge.opencode.frames import (
+from bridge.opencode.link.frames import (
     Ack,
     Bye,
     Call,
@@ -24,7 +24,7 @@ from bridge.opencode.frames import (
     Welcome,
     encode,
 )
-from tests.bridge.playing import names, recording
+from tests.bridge.opencode.playing import names, recording
 
 N64 = "0123456789abcdef" * 4
 MAX_MESSAGE = 6000

@@ -15,14 +15,14 @@ from random import Random
 
 import orjson
 
-from bridge.opencode.frames import HookItem
+from bridge.opencode.capture.translate import Origin, Token, Translator
+from bridge.opencode.link.frames import HookItem
 from bridge.opencode.redact import Redactor
-from bridge.opencode.translate import Origin, Token, Translator
-from sidecar.client import LinkClosed, LinkUnavailable, ShimClient
+from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import seeded_identity, system_identity
-from tests.bridge.playing import names, recording
+from tests.bridge.opencode.playing import names, recording
 from tests.torture.sidecars import HANG_S, RunningSidecar, shim
 
 _ID = re.compile(rb"\b(ses|msg|prt|evt|per|que|call|tool|toolu)_[0-9A-Za-z_]+")

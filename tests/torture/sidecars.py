@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bridge.opencode.frames import HookItem, ShimIdentity
-from sidecar.client import ControlClient, ShimClient
+from bridge.opencode.link.frames import HookItem, ShimIdentity
 from sidecar.home import Home
+from sidecar.link.client import ControlClient, ShimClient
 from streams.identity import system_identity
 from tests.sidecar.support import cli, running
 from tests.torture.figures import percentile, rss_mib

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from streams.stores.jsonl_reader import JsonlReader
-from streams.verify import Verification
+from streams.log.verify import Verification
+from streams.stores.jsonl.reader import JsonlReader
 from tests.streams.sizes import size
 from tests.torture.figures import note, percentile, seeded
 from tests.torture.load import Content, Lane, content, expected

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.opencode.frames import FrameError, HookItem, Hooks, ShimIdentity, decode, encode
-from bridge.opencode.link import ClientLink, HooksReceived, SidecarLink, State
+from bridge.opencode.capture.translate import Origin, Token, Translator
+from bridge.opencode.link.frames import FrameError, HookItem, Hooks, ShimIdentity, decode, encode
+from bridge.opencode.link.link import ClientLink, HooksReceived, SidecarLink, State
+from bridge.opencode.link.spool import parse_header, parse_line
 from bridge.opencode.redact import Redactor
-from bridge.opencode.spool import parse_header, parse_line
-from bridge.opencode.translate import Origin, Token, Translator
 from streams.identity import seeded_identity
 from streams.stores.memory import MemoryStore
 from tests.streams.sizes import is_set, size

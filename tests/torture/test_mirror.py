@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bridge.nats.sessions import Sessions
-from sidecar.nats.mirroring import MirrorTask
+from bridge.nats.jetstream.sessions import Sessions
+from sidecar.nats.mirror.task import MirrorTask
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.migrate import Migration, discard_kept
+from streams.log.log import Log
+from streams.log.migrate import Migration, discard_kept
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, fill, session_events, unsynced
 from tests.nats_servers import RealServer, real_server
 from tests.streams.sizes import size

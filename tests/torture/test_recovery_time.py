@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from streams.identity import seeded_identity
-from streams.log import Log
+from streams.log.log import Log
 from streams.stores.directory import Backend
-from streams.stores.segment_files import list_segments
+from streams.stores.jsonl.segments import list_segments
 from tests.streams.builders import event
 from tests.streams.opened import collect
 from tests.streams.sizes import size

@@ -27,12 +27,12 @@ import pytest
 from streams.errors import StoreFailed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
-from streams.log import Log
-from streams.log_reader import LogReader
-from streams.migrate import Migration, discard_kept
+from streams.log.log import Log
+from streams.log.migrate import Migration, discard_kept
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.query import Filter
 from streams.store import Snapshot
-from streams.verify import Verification
 from tests.streams.builders import event
 from tests.streams.opened import collect
 from tests.streams.sizes import size

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from streams.verify import Verification
+from streams.log.verify import Verification
 from tests.streams.sizes import size
 from tests.torture.figures import MAX_GROWTH_MIB, note, seeded
 from tests.torture.hostile import corpus, hooks_corpus, hostile_message, mutate

@@ -8,8 +8,8 @@ import struct
 from random import Random
 from typing import Any, NoReturn
 
-from bridge.opencode.frames import ShimIdentity
-from bridge.opencode.link import proof
+from bridge.opencode.link.frames import ShimIdentity
+from bridge.opencode.link.link import proof
 from tests.torture.hostile import hooks_corpus, mutate
 from tests.torture.sidecars import HANG_S
 

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from bridge.nats.l0.payloads import MAX_ID, MAX_TEXT, L0Payload, State, Step, Task
-from bridge.nats.places import Place
+from bridge.nats.l0.places import Place
 from streams.event import StreamEvent
 
 OUTCOMES: Final[dict[str, str]] = {

@@ -25,7 +25,7 @@ from bridge.nats.l0.payloads import (
     Wakeup,
 )
 from bridge.nats.subjects import Component, L0Subject
-from streams.subjects import ONE, SubjectError, matches
+from streams.bus.subjects import ONE, SubjectError, matches
 
 Carried = Literal["cmd", "evt", "str", "inbox"]
 """A category, or ``inbox``: a message that lies in an agent's inbox and has no subject; a wakeup tells of it."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bridge.nats.jetstream import JetStream
+from bridge.nats.jetstream.connection import JetStream
 from tests.nats_servers import VERSIONS, RealServer, real_server
 
 

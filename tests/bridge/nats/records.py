@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bridge.nats.messages import Mirror, Mirrored, mirrored
-from bridge.nats.places import Places
+from bridge.nats.l0.places import Places
+from bridge.nats.mirror.messages import Mirror, Mirrored, mirrored
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, chain, encode
 from streams.store import Record
-from tests.bridge.playing import play
+from tests.bridge.opencode.playing import play
 
 LOG = "01HF7YAT00LOG"
 MIRROR = Mirror(log=LOG)

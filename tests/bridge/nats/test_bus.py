@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bridge.nats import keeping
-from bridge.nats.bus import JetStreamEventBus
-from bridge.nats.options import PullSettings
-from bridge.nats.sessions import Sessions
-from streams.bus import BusUnavailable, Delivery, DurableConflict, EventBus, Redelivery
-from streams.subjects import SubjectError
+from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.bus import JetStreamEventBus
+from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.sessions import Sessions
+from streams.bus.contract import BusUnavailable, Delivery, DurableConflict, EventBus, Redelivery
+from streams.bus.subjects import SubjectError
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 from tests.streams.bus_contract import BusContract, Gate, Inbox
 

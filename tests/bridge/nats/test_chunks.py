@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.nats import chunks
-from bridge.nats.chunks import Coalescer, Delta, Ready
 from bridge.nats.l0.payloads import MAX_ID
+from bridge.nats.mirror import chunks
+from bridge.nats.mirror.chunks import Coalescer, Delta, Ready
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 200), deadline=None, derandomize=True, database=None)

@@ -9,9 +9,9 @@ import ssl
 import nats.errors
 import pytest
 
-from bridge.nats.client_errors import OtherServer, not_connected, told
-from bridge.nats.errors import NatsError, NatsRefused, NatsUnavailable
-from bridge.nats.options import ConnectOptions
+from bridge.nats.jetstream.client_errors import OtherServer, not_connected, told
+from bridge.nats.jetstream.errors import NatsError, NatsRefused, NatsUnavailable
+from bridge.nats.jetstream.options import ConnectOptions
 
 OPTIONS = ConnectOptions(servers=("nats://box:4222",))
 

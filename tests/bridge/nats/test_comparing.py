@@ -10,12 +10,21 @@ from typing import Any
 import pytest
 
 from bridge.nats import headers as h
-from bridge.nats.comparing import _PARTS, HELD_RECORDS, Comparer, Comparison, Difference, Family, KeptMessage, Limits
-from bridge.nats.keeping import Found
+from bridge.nats.jetstream.streams import Found
+from bridge.nats.jetstream.wire import HeaderBlock
 from bridge.nats.l0.captured import MEANINGS
-from bridge.nats.messages import Message, Mirror, mirrored
-from bridge.nats.places import Places
-from bridge.nats.wire import HeaderBlock
+from bridge.nats.l0.places import Places
+from bridge.nats.mirror.comparing import (
+    _PARTS,
+    HELD_RECORDS,
+    Comparer,
+    Comparison,
+    Difference,
+    Family,
+    KeptMessage,
+    Limits,
+)
+from bridge.nats.mirror.messages import Message, Mirror, mirrored
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded
@@ -229,7 +238,7 @@ def test_of_very_many_that_are_held_the_oldest_are_no_longer_compared_but_still_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert HELD_RECORDS >= 1000
-    monkeypatch.setattr("bridge.nats.comparing.HELD_RECORDS", 2)
+    monkeypatch.setattr("bridge.nats.mirror.comparing.HELD_RECORDS", 2)
     case = Case()
     case.kept = [case.kept[9], *case.kept[:9], *case.kept[10:], case.kept[1]]
     assert case.kinds() == [*[("order", p, p) for p in range(9)], ("extra", 1, 1)]

@@ -15,13 +15,13 @@ import nkeys
 import pytest
 import trustme
 
-from bridge.nats.errors import (
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import (
     NatsRefused,
     NatsUnavailable,
 )
-from bridge.nats.jetstream import JetStream
-from bridge.nats.options import ConnectOptions
-from bridge.nats.sessions import Sessions
+from bridge.nats.jetstream.options import ConnectOptions
+from bridge.nats.jetstream.sessions import Sessions
 from tests.nats_servers import HANG_SECONDS, TOKEN, RealServer, real_server
 
 _number = itertools.count()

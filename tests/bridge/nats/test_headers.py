@@ -21,7 +21,7 @@ from bridge.nats.headers import (
     reserved_keys,
 )
 from bridge.nats.trace import made_trace, parse_traceparent
-from streams.headers import MAX_HEADERS, MAX_VALUE, HeaderError, check_headers
+from streams.bus.headers import MAX_HEADERS, MAX_VALUE, HeaderError, check_headers
 from streams.lineage import traceparent
 from tests.streams.sizes import size
 

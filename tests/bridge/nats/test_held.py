@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from bridge.nats.held import MAX_CONTEXT, MAX_WORD, HeldText
+from bridge.nats.mirror.held import MAX_CONTEXT, MAX_WORD, HeldText
 from bridge.opencode.redact import Redactor
 from tests.security.made_up import KEYS, pem
 

@@ -12,22 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.nats import headers as h
-from bridge.nats import messages
+from bridge.nats.jetstream.stream_plan import keeps, wanted
 from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.l0.payloads import Step, Task
+from bridge.nats.l0.places import Place, Places
 from bridge.nats.l0.table import decode
-from bridge.nats.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored
-from bridge.nats.places import Place, Places
-from bridge.nats.stream_plan import keeps, wanted
+from bridge.nats.mirror import messages
+from bridge.nats.mirror.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored
 from bridge.nats.subjects import L0Subject, RecordSubject
+from streams.bus.headers import check_headers
+from streams.bus.subjects import check_subject
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, canonical, chain, digest_form_of, encode
-from streams.headers import check_headers
 from streams.store import Record
-from streams.subjects import check_subject
 from tests.bridge.nats.records import LOG, MIRROR, chained, event, mirror_all, recorded
 from tests.bridge.nats.vectors import FILE, computed
-from tests.bridge.playing import names
+from tests.bridge.opencode.playing import names
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 60), deadline=None, derandomize=True, database=None)

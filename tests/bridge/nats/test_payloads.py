@@ -13,7 +13,7 @@ from bridge.nats.l0 import payloads as p
 from bridge.nats.l0.payloads import L0Payload, PayloadError, ToolResult, UiAction, effective_after_execution
 from bridge.nats.l0.table import FAMILIES, PAYLOADS, decode, family_of, inbox_model
 from bridge.nats.subjects import L0Subject
-from streams.subjects import SubjectError
+from streams.bus.subjects import SubjectError
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 100), deadline=None, derandomize=True, database=None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.nats.places import Place, Places
+from bridge.nats.l0.places import Place, Places
 from bridge.nats.subjects import NO_PROJECT
 from streams.event import StreamEvent
 from streams.store import Record
 from tests.bridge.nats.records import chained, event, recorded
-from tests.bridge.playing import names
+from tests.bridge.opencode.playing import names
 
 CREATED = "lifecycle.session.created"
 

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.nats import keeping
-from bridge.nats.errors import NatsUnavailable, StreamRefused
-from bridge.nats.messages import Message
-from bridge.nats.options import PullSettings
-from bridge.nats.publishing import publish, publish_all
-from bridge.nats.pulling import (
+from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.errors import NatsUnavailable, StreamRefused
+from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.publishing import publish, publish_all
+from bridge.nats.jetstream.pulling import (
     Again,
     Bury,
     ConsumerDefinition,
@@ -29,8 +28,9 @@ from bridge.nats.pulling import (
     ensure_consumer,
     remove_consumer,
 )
-from bridge.nats.sessions import Sessions
-from bridge.nats.stream_plan import StreamDefinition
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import StreamDefinition
+from bridge.nats.mirror.messages import Message
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 
 _number = itertools.count()

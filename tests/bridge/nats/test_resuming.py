@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.nats.mirror_state import MIRROR_VERSION, MirrorState
-from bridge.nats.resuming import LogSurvey, Mirrored, Resume, StreamSurvey, may_have_removed, resume_plan
+from bridge.nats.mirror.resuming import LogSurvey, Mirrored, Resume, StreamSurvey, may_have_removed, resume_plan
+from bridge.nats.mirror.state import MIRROR_VERSION, MirrorState
 from streams.store import NOTHING, Snapshot
 from tests.bridge.nats.records import chained, event
 

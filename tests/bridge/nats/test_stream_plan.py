@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.nats.stream_plan import (
+from bridge.nats.jetstream.stream_plan import (
     COMMANDS,
     DAY_S,
     DEAD,
@@ -19,7 +19,7 @@ from bridge.nats.stream_plan import (
     wanted,
 )
 from bridge.nats.subjects import CommandSubject, L0Subject, RecordSubject
-from streams.subjects import dead_letter_subject, overlap
+from streams.bus.subjects import dead_letter_subject, overlap
 
 OLD, NEW = (2, 10), (2, 15)
 NS = 1_000_000_000

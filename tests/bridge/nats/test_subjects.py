@@ -25,8 +25,8 @@ from bridge.nats.subjects import (
     unescape,
     unescape_dotted,
 )
+from streams.bus.subjects import MAX_SUBJECT, SubjectError, check_subject, matches, overlap
 from streams.event import EVENT_TYPE
-from streams.subjects import MAX_SUBJECT, SubjectError, check_subject, matches, overlap
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 200), deadline=None, derandomize=True, database=None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.nats.trace import TraceContext, made_trace, parse_traceparent, session_trace
 from streams.lineage import span_id, trace_id, traceparent
-from tests.bridge.playing import names, play
+from tests.bridge.opencode.playing import names, play
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 100), deadline=None, derandomize=True, database=None)

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from nats.aio.client import Client
 
-from bridge.nats.wire import HeaderBlock
+from bridge.nats.jetstream.wire import HeaderBlock
 
 LINES = st.one_of(
     st.binary(max_size=12),

@@ -15,12 +15,12 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from bridge.opencode.frames import HookItem
-from bridge.opencode.translate import Origin, Token, Translator
+from bridge.opencode.capture.translate import Origin, Token, Translator
+from bridge.opencode.link.frames import HookItem
 from sidecar.cli.app import app
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.stores.jsonl import JsonlStore
+from streams.stores.jsonl.store import JsonlStore
 
 ROOT = Path(__file__).parents[3]
 RECORDINGS = ROOT / "tests" / "recordings"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.table import RULES
-from bridge.opencode.translate import Translator
-from sidecar.cli.describe import Line, describe, short_type
-from sidecar.cli.output import ago, amount, bytes_text, iso_time, local_time, money, one_line, printable
+from bridge.opencode.capture.table import RULES
+from bridge.opencode.capture.translate import Translator
+from sidecar.cli.shared.output import ago, amount, bytes_text, iso_time, local_time, money, one_line, printable
+from sidecar.views.describe import Line, describe, short_type
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
 from tests.streams.builders import event

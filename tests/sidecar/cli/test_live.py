@@ -17,11 +17,11 @@ from typing import IO, Any
 
 import pytest
 
-from bridge.opencode.frames import ShimIdentity
-from sidecar.client import ShimClient
+from bridge.opencode.link.frames import ShimIdentity
 from sidecar.home import Home, SidecarInfo
+from sidecar.link.client import ShimClient
 from streams.identity import seeded_identity, system_identity
-from streams.stores.jsonl import JsonlStore
+from streams.stores.jsonl.store import JsonlStore
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, append, command, environment, run, run_process
 from tests.streams.builders import event, events
 

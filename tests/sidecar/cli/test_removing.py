@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.checks import counted
 from sidecar.home import Home
+from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StoreUnavailable
 from streams.identity import system_identity
-from streams.log import Log
+from streams.log.log import Log
 from streams.projection import fold
 from streams.store import Snapshot
 from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_process
@@ -183,7 +183,7 @@ class TestPrune:
             catalog = await fold(Catalog(), log.read_all())
             await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
             with monkeypatch.context() as patched:
-                patched.setattr("streams.stores.sqlite_removed.CHUNK", 2)
+                patched.setattr("streams.stores.sqlite.removed.CHUNK", 2)
                 for where in ("jsonl_removal.JsonlRemover._apply", "sqlite_removal.SqliteRemover._shrink"):
                     patched.setattr(f"streams.stores.{where}", fails)
                 patched.setattr("streams.stores.hints.Hints.forget_snapshots", fails)

@@ -14,9 +14,9 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from sidecar.cli import command
 from sidecar.cli.app import app
-from sidecar.cli.command import explain
+from sidecar.cli.shared import command
+from sidecar.cli.shared.command import explain
 from sidecar.version import VERSION
 from streams.errors import StoreUnavailable
 from tests.sidecar.cli.helpers import ROOT, environment, run, run_process
@@ -108,7 +108,7 @@ def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.Mo
     def fail(path: Path) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("sidecar.cli.select.LogReader", fail)
+    monkeypatch.setattr("sidecar.views.select.LogReader", fail)
     done = run(empty, "streams")
     assert done.code == 1 and done.err.count("\n") == 1
     assert "unexpected RuntimeError: first line second line" in done.err

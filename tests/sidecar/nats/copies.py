@@ -9,19 +9,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge.nats.errors import NotFound
-from bridge.nats.jetstream import JetStream
-from bridge.nats.keeping import Found, read_back
-from bridge.nats.sessions import Sessions
-from bridge.nats.stream_plan import EVENTS, UNLIMITED
-from bridge.opencode.translate import Translator
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NotFound
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import EVENTS, UNLIMITED
+from bridge.nats.jetstream.streams import Found, read_back
+from bridge.opencode.capture.translate import Translator
 from sidecar.home import Home
-from sidecar.nats.mirroring import MirrorTask
+from sidecar.nats.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
-from streams.log import Log
+from streams.log.log import Log
+from streams.log.presence import located
 from streams.stores.directory import Backend
-from streams.stores.presence import located
 from tests.nats_servers import TOKEN, RealServer, until
 from tests.sidecar.cli.helpers import Done, events_of, run, run_and_stop
 

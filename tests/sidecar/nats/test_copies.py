@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from bridge.nats import headers as h
-from bridge.nats.stream_plan import EVENTS, L0_EVENTS
-from sidecar.nats.rebuilding import erase_meanings
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
+from sidecar.nats.mirror.rebuild import erase_meanings
 from streams.identity import system_identity
-from streams.log import Log
+from streams.log.log import Log
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server
 from tests.sidecar.cli.helpers import command, environment, run
 from tests.sidecar.life import end_sidecars

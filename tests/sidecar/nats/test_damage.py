@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from bridge.nats import headers as h
-from bridge.nats.errors import NotFound
-from bridge.nats.jetstream import JetStream
-from bridge.nats.keeping import Found, purge
-from bridge.nats.messages import Message, is_forgotten
-from bridge.nats.publishing import publish
-from bridge.nats.sessions import Sessions
-from bridge.nats.stream_plan import EVENTS, L0_EVENTS
-from sidecar.nats.verifying import Disturbed, MirrorCheck
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NotFound
+from bridge.nats.jetstream.publishing import publish
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
+from bridge.nats.jetstream.streams import Found, purge
+from bridge.nats.mirror.messages import Message, is_forgotten
+from sidecar.nats.mirror.verify import Disturbed, MirrorCheck
 from streams.identity import system_identity
-from streams.log_reader import LogReader
+from streams.log.reader import LogReader
 from tests.bridge.nats import vectors
 from tests.bridge.nats.records import event
 from tests.nats_servers import VERSIONS, RealServer, real_server

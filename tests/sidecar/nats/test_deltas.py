@@ -13,11 +13,11 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from bridge.nats.errors import NatsUnavailable
-from bridge.nats.options import ConnectOptions
-from bridge.nats.sessions import Sessions
-from bridge.opencode.frames import HookItem
-from sidecar.nats.deltas import MAX_WAITING, DeltaStream
+from bridge.nats.jetstream.errors import NatsUnavailable
+from bridge.nats.jetstream.options import ConnectOptions
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.opencode.link.frames import HookItem
+from sidecar.nats.mirror.deltas import MAX_WAITING, DeltaStream
 from tests.nats_servers import TOKEN, RealServer, real_server, until
 
 TURNS = {"ses_a": "msg_1", "ses_b": "msg_2"}
@@ -128,6 +128,6 @@ async def test_without_a_connection_they_are_dropped_and_counted() -> None:
 
 def test_a_home_needs_no_listener(tmp_path: Path) -> None:
     """What nobody hears is not kept: there is no stream on these subjects."""
-    from bridge.nats.stream_plan import keeps, wanted
+    from bridge.nats.jetstream.stream_plan import keeps, wanted
 
     assert keeps(wanted(), "cg.v1.prj.public.str.agent.ses_a.chunk") is None

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from bridge.nats import keeping
-from bridge.nats.bus import JetStreamEventBus
-from bridge.nats.options import PullSettings
-from bridge.nats.sessions import Sessions
+from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.bus import JetStreamEventBus
+from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.sessions import Sessions
 from sidecar.config import NatsConfig
-from sidecar.nats.life import State
-from sidecar.nats.server import EmbeddedServer, Timing
-from streams.bus import BusUnavailable, Delivery, Redelivery
+from sidecar.nats.server.life import State
+from sidecar.nats.server.server import EmbeddedServer, Timing
+from streams.bus.contract import BusUnavailable, Delivery, Redelivery
 from streams.identity import seeded_identity
 from tests.nats_servers import HANG_SECONDS, VERSIONS, program, until
 

@@ -20,14 +20,14 @@ import pytest
 from rich.cells import cell_len
 
 from bridge.nats import headers as h
-from bridge.nats.jetstream import JetStream
-from bridge.nats.stream_plan import EVENTS
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.stream_plan import EVENTS
 from sidecar.checks import ask_sidecar
-from sidecar.cli.heard import as_json, expanded, heard, is_internal
+from sidecar.cli.shared.heard import as_json, expanded, heard, is_internal
 from sidecar.config import load_config
 from sidecar.home import Home
 from sidecar.nats.reaching import sessions_of
-from streams.subjects import SubjectError
+from streams.bus.subjects import SubjectError
 from tests.bridge.nats.records import mirror_all, recorded
 from tests.nats_servers import HANG_SECONDS, servers_of
 from tests.sidecar.cli.helpers import RECORDINGS, command, environment, run

@@ -12,14 +12,14 @@ import nats
 import pytest
 from nats.js.client import JetStreamContext
 
-from bridge.nats.mirror_state import MIRROR, MIRROR_VERSION, MirrorState
-from bridge.nats.publishing import publish_all
-from bridge.nats.sessions import Sessions
-from sidecar.nats.mirroring import MirrorTask
-from sidecar.nats.rebuilding import erase_meanings
+from bridge.nats.jetstream.publishing import publish_all
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
+from sidecar.nats.mirror.rebuild import erase_meanings
+from sidecar.nats.mirror.task import MirrorTask
 from streams.identity import seeded_identity
-from streams.log import Log
-from streams.migrate import Migration
+from streams.log.log import Log
+from streams.log.migrate import Migration
 from streams.stores.memory import MemoryStore
 from tests.mirrors import (
     BACKENDS,
@@ -105,7 +105,7 @@ async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
     server: RealServer, admin: JetStreamContext, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the messages of the L0 protocol and the records', within both, and before the cursor is kept."""
-    monkeypatch.setattr("bridge.nats.mirroring.MAX_RUN", 40)
+    monkeypatch.setattr("bridge.nats.mirror.publish.MAX_RUN", 40)
     store = MemoryStore()
     await fill(store, session_events(200))
     sent = 0
@@ -113,7 +113,7 @@ async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
     class Broken(Exception):
         pass
 
-    from bridge.nats import mirroring as module
+    from bridge.nats.mirror import publish as module
 
     publish = module._publish
 
@@ -147,8 +147,8 @@ async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
     server: RealServer, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Within the duplicate window, where what was stored under a number and then purged is taken for a duplicate."""
-    from bridge.nats import mirroring as module
-    from sidecar.nats import mirroring as task_module
+    from bridge.nats.mirror import publish as module
+    from sidecar.nats.mirror import task as task_module
 
     store = await mirrored_log(60, server)
     publish = module._publish
@@ -455,7 +455,7 @@ async def test_forgetting_that_is_cut_off_half_way_is_finished(
     server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await mirrored_log(100, server)
-    from sidecar.nats import progress as module
+    from sidecar.nats.mirror import progress as module
 
     async def broken(*_: Any, **__: Any) -> int:
         raise OSError("broken")

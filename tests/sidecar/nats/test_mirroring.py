@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.nats.mirror_state import MIRROR
-from sidecar.nats.mirroring import MirrorTask
+from bridge.nats.mirror.state import MIRROR
+from sidecar.nats.mirror.task import MirrorTask
 from streams.store import StreamStore
 from tests.mirrors import (
     BACKENDS,
@@ -75,7 +75,7 @@ async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log
 ) -> None:
     """RELIABILITY 8, each fault once; records come in all the time."""
     each = size("MIRROR_RECORDS", 3000 if backend == "jsonl" else 1000) // 5
-    monkeypatch.setattr("bridge.nats.mirroring.MAX_RUN", min(each // 6, 1000))
+    monkeypatch.setattr("bridge.nats.mirror.publish.MAX_RUN", min(each // 6, 1000))
     store = await open_store(backend, tmp_path / "store")
     log = Growing(store)
     with real_server(tmp_path / "nats", "2.10", jetstream=unsynced(tmp_path / "nats")) as server:
@@ -110,7 +110,7 @@ async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log
 
 async def test_how_far_it_is_is_kept_when_nothing_more_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``mirror verify`` takes what is missing up to the cursor for lost, and what comes after it for not sent yet."""
-    monkeypatch.setattr("sidecar.nats.progress.CURSOR_SECONDS", 3600)
+    monkeypatch.setattr("sidecar.nats.mirror.progress.CURSOR_SECONDS", 3600)
     store = await open_store("memory", tmp_path)
     with real_server(tmp_path / "nats", "2.15") as server:
         async with mirroring(store, server) as task:

@@ -1,0 +1,308 @@
+"""The event bus on JetStream: durable across processes and machines.
+
+Which stream keeps a subject is what the definitions say. A durable is a
+durable pull consumer, so that who shares it competes and each other one gets
+everything; what it was subscribed to is kept with it on the server.
+
+Source: seed 002, 6; seed 003, "Bus Specification"; the contract is ``streams/bus/contract.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from hashlib import sha256
+from typing import Final
+
+from bridge.nats.jetstream import pulling
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NatsError, ServerRefused
+from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.publishing import publish
+from bridge.nats.jetstream.pulling import Again, ConsumerDefinition, Done, PullLoop, consumer_config, ensure_consumer
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import StreamDefinition, keeps, wanted
+from bridge.nats.jetstream.streams import ensure_streams
+from bridge.nats.mirror.messages import Message
+from streams.bus.contract import (
+    BusClosed,
+    BusUnavailable,
+    Delivery,
+    DurableConflict,
+    Handler,
+    Published,
+    Redelivery,
+    Start,
+    check_shared,
+    check_subscription,
+    dead_letter,
+    failure_of,
+)
+from streams.bus.headers import check_headers
+from streams.bus.subjects import DEAD_LETTERS, SubjectError, check_subject, covers
+
+MESSAGE_ID: Final = "Nats-Msg-Id"
+FORGOTTEN_SECONDS: Final = 24 * 3600.0
+"""When the server forgets a subscription without a durable whose process died."""
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_REDELIVERY: Final = "ds-redelivery"
+_DURABLE: Final = "ds-durable"
+_MAX_ACK_PENDING: Final = 10_000
+
+
+class JetStreamEventBus:
+    """``EventBus`` on a server's streams, which are made when they are first needed. The caller closes ``sessions``.
+
+    A message that fails waits on the server, and so survives this process. ``pull``
+    says how messages are asked for; one subscription handles one at a time,
+    whatever it says.
+
+    ``counts``: published, duplicates, handled, failed, dead, given_up (no durable, or a dead letter: no other one).
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        definitions: Iterable[StreamDefinition] | None = None,
+        pull: PullSettings | None = None,
+        *,
+        ack_wait_s: float = 30.0,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._sessions = sessions
+        self._definitions = tuple(wanted() if definitions is None else definitions)
+        self._pull = replace(pull or PullSettings(), batch_size=1, max_inflight=1)
+        self._ack_wait_s = ack_wait_s
+        self._ready_for: JetStream | None = None
+        self._readying = asyncio.Lock()
+        self._subscriptions: set[JetStreamSubscription] = set()
+        self._closed = False
+
+    async def publish(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+    ) -> Published:
+        """See ``EventBus.publish``. A subject that no stream keeps is a ``SubjectError``."""
+        self._check_open()
+        if keeps(self._definitions, check_subject(subject)) is None:
+            raise SubjectError(subject, "no stream keeps it")
+        told = dict(check_headers(headers or {}))
+        if message_id is not None:
+            told[MESSAGE_ID] = message_id
+        try:
+            stored = await publish(await self._session(), Message(subject, told, bytes(body)))
+        except NatsError as error:
+            raise BusUnavailable(str(error)) from None
+        self.counts["duplicates" if stored.duplicate else "published"] += 1
+        return Published(stored.sequence, stored.duplicate)
+
+    async def subscribe(
+        self,
+        pattern: str,
+        handler: Handler,
+        *,
+        durable: str | None = None,
+        start: Start = "new",
+        redelivery: Redelivery | None = None,
+    ) -> JetStreamSubscription:
+        """See ``EventBus.subscribe``. A pattern that no one stream keeps is a ``SubjectError``.
+
+        Raises:
+            BusUnavailable: the server is away, or its streams cannot be made as they must be.
+        """
+        self._check_open()
+        stream = self._stream_of(check_subscription(pattern, durable))
+        redelivery = redelivery or Redelivery()
+        try:
+            session = await self._session()
+        except NatsError as error:
+            raise BusUnavailable(str(error)) from None
+        try:
+            consumer = await self._consumer(session, stream, pattern, durable, start, redelivery)
+            await ensure_consumer(session, stream.name, consumer)
+        except ServerRefused as error:
+            raise DurableConflict(durable or pattern, error.description) from None
+        except NatsError as error:
+            raise BusUnavailable(str(error)) from None
+        self._check_open()
+        subscription = JetStreamSubscription(self, stream.name, consumer, pattern, durable, redelivery, handler)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def close(self) -> None:
+        """See ``EventBus.close``."""
+        self._closed = True
+        running = list(self._subscriptions)
+        for each in running:
+            each.stop()
+        for each in running:
+            # One after the other, in this very task: a handler that closes the bus does not wait for itself.
+            await each.cancel()
+
+    # --- inside ---
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusClosed
+
+    async def _session(self) -> JetStream:
+        """A connection to a server that has the streams; in the order of the callers."""
+        async with self._readying:
+            session = await self._sessions.get()
+            if session is not self._ready_for:
+                await ensure_streams(session, self._definitions)
+                self._ready_for = session
+            return session
+
+    def _stream_of(self, pattern: str) -> StreamDefinition:
+        for each in self._definitions:
+            if any(covers(kept, pattern) for kept in each.subjects):
+                return each
+        raise SubjectError(pattern, "no stream keeps all of it")
+
+    async def _consumer(
+        self,
+        session: JetStream,
+        stream: StreamDefinition,
+        pattern: str,
+        durable: str | None,
+        start: Start,
+        redelivery: Redelivery,
+    ) -> ConsumerDefinition:
+        """The consumer of a subscription; one that is there already begins where it began.
+
+        Raises:
+            DurableConflict: it is there and different.
+        """
+        told = json.dumps([redelivery.max_deliver, *redelivery.backoff_s])
+        consumer = ConsumerDefinition(
+            _consumer_name(durable) if durable is not None else session.new_inbox().replace(".", "-"),
+            (pattern,),
+            ack_wait_s=self._ack_wait_s,
+            max_ack_pending=_MAX_ACK_PENDING,
+            # A work queue has no place in time: it hands out what is left.
+            new_only=start == "new" and stream.retention != "workqueue",
+            inactive_s=FORGOTTEN_SECONDS if durable is None else 0,
+            metadata={_REDELIVERY: told, _DURABLE: durable or ""},
+        )
+        if durable is None:
+            return consumer
+        for each in self._definitions:
+            found = await consumer_config(session, each.name, consumer.name)
+            if found is None:
+                continue
+            same = (found.get("metadata") or {}).get(_REDELIVERY) == told
+            check_shared(durable, heard=found.get("filter_subject"), pattern=pattern, is_same_redelivery=same)
+            return replace(consumer, new_only=found.get("deliver_policy") == "new")
+        return consumer
+
+    def left(self, subscription: JetStreamSubscription) -> None:
+        """A subscription ended."""
+        self._subscriptions.discard(subscription)
+
+    async def bury(self, delivery: Delivery, durable: str | None, stream: str, reason: str) -> None:
+        """Keep a message that is given up as a dead letter.
+
+        Raises:
+            NatsError: it could not be kept.
+        """
+        if durable is None or delivery.subject.startswith(f"{DEAD_LETTERS}."):
+            # A dead letter stays where it is; another one would only bury it.
+            self.counts["given_up"] += 1
+            return
+        subject, headers = dead_letter(delivery, durable, reason)
+        headers[MESSAGE_ID] = f"dead:{_consumer_name(durable)}:{stream}:{delivery.sequence}"
+        await publish(await self._session(), Message(subject, headers, delivery.body))
+        self.counts["dead"] += 1
+
+
+class JetStreamSubscription:
+    """``Subscription`` of a ``JetStreamEventBus``: a pull loop that handles one message at a time."""
+
+    def __init__(
+        self,
+        bus: JetStreamEventBus,
+        stream: str,
+        consumer: ConsumerDefinition,
+        pattern: str,
+        durable: str | None,
+        redelivery: Redelivery,
+        handler: Handler,
+    ) -> None:
+        self._bus, self._stream, self._consumer = bus, stream, consumer
+        self._pattern, self._durable = pattern, durable
+        self._redelivery, self._handler = redelivery, handler
+        settings = replace(bus._pull, attempts=redelivery.max_deliver)
+        self._loop = PullLoop(bus._sessions, stream, consumer, self._handle, settings, bury=self._bury)
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def pattern(self) -> str:
+        return self._pattern
+
+    @property
+    def durable(self) -> str | None:
+        return self._durable
+
+    def stop(self) -> None:
+        """Take no more messages; does not wait."""
+        self._loop.finish()
+
+    async def cancel(self) -> None:
+        """See ``Subscription.cancel``."""
+        self.stop()
+        if not self._loop.is_handling:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            await self._loop.run()
+            if self._durable is None:
+                try:
+                    session = await self._bus._sessions.get()
+                    await pulling.remove_consumer(session, self._stream, self._consumer.name)
+                except NatsError:
+                    return  # the server forgets it by itself
+        finally:
+            self._bus.left(self)
+
+    async def _handle(self, message: pulling.Delivery) -> pulling.Outcome:
+        delivery = self._delivery(message)
+        try:
+            await self._handler(delivery)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Something that the handler waited for was cancelled, not the handler.
+            return self._failed(delivery, error)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt, counted
+            return self._failed(delivery, error)
+        self._bus.counts["handled"] += 1
+        return Done()
+
+    def _failed(self, delivery: Delivery, error: BaseException) -> pulling.Outcome:
+        self._bus.counts["failed"] += 1
+        reason, delay = failure_of(delivery, error)
+        return pulling.Poison(reason) if delay is None else Again(delay)
+
+    async def _bury(self, message: pulling.Delivery, reason: str) -> None:
+        await self._bus.bury(self._delivery(message), self._durable, self._stream, reason)
+
+    def _delivery(self, message: pulling.Delivery) -> Delivery:
+        delay = self._redelivery.delay(message.count)
+        return Delivery(message.subject, message.body, message.headers, message.sequence, message.count, delay)
+
+
+def _consumer_name(durable: str) -> str:
+    """The server's name of a durable; what a file's name cannot be is given by its digest."""
+    return durable if _PLAIN.fullmatch(durable) else f"d-{sha256(durable.encode()).hexdigest()[:32]}"

@@ -1,0 +1,375 @@
+"""A durable consumer and the loop that works through it, across restarts of the server and of ourselves.
+
+A subscription is not believed to be alive: every request for messages asks for
+heartbeats, and when none comes, when the server says that the consumer is gone,
+or when the connection ends, everything is made anew: connection, consumer,
+subscription (nats.py issue 504).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bridge.nats.jetstream.connection import API, JetStream
+from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, NotFound, ServerRefused, StreamRefused
+from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.streams import Delivered, arriving
+from bridge.nats.jetstream.wire import Received
+
+log = logging.getLogger("sidecar.nats")
+
+HEARTBEAT: Final = "100"
+EXPIRED: Final = frozenset({"404", "408"})
+"""A request for messages ended with fewer than it asked for; ask again."""
+
+_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerDefinition:
+    """A durable pull consumer as it must be. Times in seconds; ``max_deliver`` -1 is "without end".
+
+    Who shares the name competes for the messages; who has another gets all of them
+    again. ``new_only`` leaves out what was there before the consumer.
+    """
+
+    name: str
+    filters: tuple[str, ...] = ()
+    ack_wait_s: float = 30.0
+    max_deliver: int = -1
+    max_ack_pending: int = 1024
+    new_only: bool = False
+    inactive_s: float = 0.0
+    """After so long without anybody the server removes it, and with it where it had come to; 0: never."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Kept by the server beside it."""
+
+    def config(self) -> dict[str, Any]:
+        """In the server's JSON."""
+        config: dict[str, Any] = {
+            "durable_name": self.name,
+            "name": self.name,
+            "ack_policy": "explicit",
+            "deliver_policy": "new" if self.new_only else "all",
+            "replay_policy": "instant",
+            "ack_wait": int(self.ack_wait_s * _NS),
+            "max_deliver": self.max_deliver,
+            "max_ack_pending": self.max_ack_pending,
+        }
+        if len(self.filters) == 1:
+            config["filter_subject"] = self.filters[0]
+        elif self.filters:
+            config["filter_subjects"] = list(self.filters)
+        if self.inactive_s:
+            config["inactive_threshold"] = int(self.inactive_s * _NS)
+        if self.metadata:
+            config["metadata"] = dict(self.metadata)
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message, handed to a handler. ``count`` is 1 the first time; ``id`` is its ``Nats-Msg-Id``, if it has one."""
+
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+    stream: str
+    sequence: int
+    count: int
+    reply: str = field(repr=False)
+
+    @property
+    def id(self) -> str | None:
+        return self.headers.get("Nats-Msg-Id")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It is handled, and what it caused is durable: acknowledge it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """It could not be handled now: deliver it again, after ``delay_s`` or the settings' back-off."""
+
+    delay_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """It can never be handled: to the dead letters with it. ``reason`` holds no payload."""
+
+    reason: str
+
+
+Outcome = Done | Again | Poison
+Handler = Callable[[Delivery], Awaitable[Outcome]]
+Bury = Callable[[Delivery, str], Awaitable[None]]
+"""Keeps a poison message with the reason, durably when it returns."""
+
+
+async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerDefinition) -> dict[str, Any]:
+    """Make the consumer, or change it into what it must be; its configuration as it reads back.
+
+    Raises:
+        NotFound: there is no such stream.
+        StreamRefused: the server cannot have it so.
+        NatsUnavailable: no answer. Safe to repeat.
+    """
+    wanted = definition.config()
+    request = {"stream_name": stream, "config": wanted}
+    what, remedy = f"consumer {definition.name} of {stream}", "remove it, and it is made anew"
+    try:
+        answer = await session.api(f"CONSUMER.DURABLE.CREATE.{stream}.{definition.name}", request)
+    except NotFound:
+        raise
+    except ServerRefused as error:
+        raise StreamRefused(what, error.code, f"{error.description}; {remedy}") from None
+    found: dict[str, Any] = answer["config"]
+    if different := [name for name, value in wanted.items() if not _is_kept(found.get(name), value)]:
+        raise StreamRefused(what, 0, f"the server keeps it otherwise: {', '.join(different)}; {remedy}")
+    return found
+
+
+def _is_kept(found: Any, wanted: Any) -> bool:
+    """Whether a setting is as it must be; a server adds metadata of its own."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and wanted.items() <= found.items()
+    return bool(found == wanted)
+
+
+async def consumer_config(session: JetStream, stream: str, name: str) -> dict[str, Any] | None:
+    """The configuration of a consumer as the server has it; None when there is none of that name.
+
+    Raises:
+        NatsUnavailable: no answer.
+    """
+    try:
+        found: dict[str, Any] = (await session.api(f"CONSUMER.INFO.{stream}.{name}"))["config"]
+    except NotFound:
+        return None
+    return found
+
+
+class PullLoop:
+    """Works through one durable consumer with one handler.
+
+    At most ``max_inflight`` messages are with the handler at a time, in no order
+    among each other; with 1 they are handled strictly in order, save for those that
+    are delivered again. As long as a handler works, the server is told so. A
+    handler that raises is as one that returns ``Again``. A message whose
+    acknowledgement is lost comes again: the handler must know what it has done.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        stream: str,
+        consumer: ConsumerDefinition,
+        handle: Handler,
+        settings: PullSettings | None = None,
+        *,
+        bury: Bury | None = None,
+    ) -> None:
+        self._sessions, self._stream, self._consumer = sessions, stream, consumer
+        self._handle, self._bury = handle, bury
+        self._settings = settings or PullSettings()
+        self._working: dict[asyncio.Task[None], Delivery] = {}
+        self._room = asyncio.Event()
+        self._pulling: asyncio.Task[None] | None = None
+        self._finishing = False
+        self.counts: Counter[str] = Counter()
+        """``delivered``, ``done``, ``again``, ``poison``, ``unanswered``, ``renewed``."""
+
+    @property
+    def working(self) -> int:
+        """Messages that are with the handler now."""
+        return len(self._working)
+
+    @property
+    def is_handling(self) -> bool:
+        """Whether the task that runs now is a handler of this loop."""
+        return asyncio.current_task() in self._working
+
+    async def run(self) -> None:
+        """Work until ``finish``. Cancelled, handlers under way are cancelled too, and their messages come again.
+
+        A loop runs once.
+        """
+        keep_alive = asyncio.create_task(self._keep_alive())
+        self._pulling = asyncio.create_task(self._pull_on())
+        try:
+            if not self._finishing:
+                await asyncio.wait((self._pulling,))
+            else:
+                self._pulling.cancel()
+            while self._working:
+                await asyncio.wait(list(self._working))
+            if self._pulling.done() and not self._pulling.cancelled():
+                self._pulling.result()
+        finally:
+            self._finishing = True
+            tasks = [keep_alive, self._pulling, *self._working]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def finish(self) -> None:
+        """Take no more messages; ``run`` returns when those that are with the handler are finished. Idempotent."""
+        if not self._finishing and self._pulling is not None:
+            self._pulling.cancel()
+        self._finishing = True
+
+    async def _pull_on(self) -> None:
+        pause = 0.0
+        while not self._finishing:
+            session = await self._sessions.wait()
+            before = self.counts["delivered"]
+            try:
+                await ensure_consumer(session, self._stream, self._consumer)
+                await self._pull(session)
+            except NatsError as error:
+                log.warning("the consumer %s of %s is taken up again: %s", self._consumer.name, self._stream, error)
+            self.counts["renewed"] += 1
+            pause = 0.05 if self.counts["delivered"] > before else min(max(pause * 2, 0.05), 5.0)
+            await asyncio.sleep(pause)
+
+    async def _pull(self, session: JetStream) -> None:
+        settings = self._settings
+        heartbeat = min(settings.heartbeat_s, settings.fetch_timeout_s / 2.5)
+        expires = {"expires": int(settings.fetch_timeout_s * _NS), "idle_heartbeat": int(heartbeat * _NS)}
+        inbox = session.new_inbox()
+        arrived: asyncio.Queue[Received] = asyncio.Queue()
+        patience = settings.warmup_timeout_s
+        subject = f"{API}CONSUMER.MSG.NEXT.{self._stream}.{self._consumer.name}"
+        number = 0
+        try:
+            async with session.hearing(f"{inbox}.*", arrived.put_nowait):
+                while not self._finishing:
+                    asked = min(settings.batch_size, await self._free())
+                    number += 1
+                    request = json.dumps({"batch": asked, **expires}).encode()
+                    reply = f"{inbox}.{number}"
+                    await session.send(subject, request, reply=reply)
+                    while asked > 0:
+                        message = await arriving(session, arrived, patience)
+                        patience = 3 * heartbeat + 1.0
+                        if not message.status:
+                            self._take(message)
+                            asked -= 1
+                        elif message.status != HEARTBEAT and message.subject == reply:
+                            if message.status not in EXPIRED:
+                                why = message.description or message.status
+                                raise NatsUnavailable(f"the server ended the request: {why}")
+                            break
+        finally:
+            # What came and was not taken any more: others need not wait until its time is over.
+            while not arrived.empty():
+                left = arrived.get_nowait()
+                if not left.status:
+                    await self._send(left.reply, b"-NAK")
+
+    async def _free(self) -> int:
+        """How many more messages may be with the handler; waits until it is one at least."""
+        while len(self._working) >= self._settings.max_inflight:
+            self._room.clear()
+            await self._room.wait()
+        return self._settings.max_inflight - len(self._working)
+
+    def _take(self, message: Received) -> None:
+        place = Delivered.of(message.reply)
+        if place is None:
+            self.counts["unanswered"] += 1
+            log.warning("a message of %s came without a place in it", self._stream)
+            return
+        self.counts["delivered"] += 1
+        delivery = Delivery(
+            message.subject,
+            message.headers,
+            message.body,
+            place.stream,
+            place.stream_sequence,
+            place.count,
+            message.reply,
+        )
+        task = asyncio.create_task(self._work(delivery))
+        self._working[task] = delivery
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        del self._working[task]
+        self._room.set()
+
+    async def _work(self, delivery: Delivery) -> None:
+        outcome: Outcome
+        if delivery.count > self._settings.attempts:
+            outcome = Poison(f"delivered {delivery.count} times and never finished")
+        else:
+            try:
+                outcome = await self._handle(delivery)
+            except Exception as error:  # noqa: BLE001 - whatever a handler does, the loop goes on
+                log.warning("handling %s failed: %s", delivery.subject, type(error).__name__)
+                outcome = Again()
+        if isinstance(outcome, Again) and delivery.count >= self._settings.attempts:
+            outcome = Poison(f"failed {delivery.count} times")
+        if isinstance(outcome, Poison) and self._bury is not None:
+            try:
+                await self._bury(delivery, outcome.reason)
+            except NatsError as error:
+                log.warning("%s could not be put to the dead letters: %s", delivery.subject, error)
+                outcome = Again()
+        await self._tell(delivery, outcome)
+
+    async def _tell(self, delivery: Delivery, outcome: Outcome) -> None:
+        match outcome:
+            case Done():
+                word, name = b"+ACK", "done"
+            case Again(delay_s):
+                pause = self._backoff(delivery.count) if delay_s is None else delay_s
+                word, name = b'-NAK {"delay": %d}' % int(pause * _NS), "again"
+            case Poison():
+                word, name = b"+TERM", "poison"
+        self.counts[name] += 1
+        await self._answer(delivery, word)
+
+    def _backoff(self, count: int) -> float:
+        return min(self._settings.backoff_s * float(1 << min(count - 1, 32)), self._settings.longest_backoff_s)
+
+    async def _answer(self, delivery: Delivery, word: bytes) -> None:
+        if not await self._send(delivery.reply, word):
+            self.counts["unanswered"] += 1
+            log.warning("%s comes again: its acknowledgement could not be sent", delivery.subject)
+
+    async def _send(self, reply: str, word: bytes) -> bool:
+        """Tell the server's consumer, over whichever connection there is now; whether that could be done."""
+        try:
+            await (await self._sessions.get()).send(reply, word)
+        except NatsError:
+            return False
+        return True
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._consumer.ack_wait_s / 3)
+            for delivery in list(self._working.values()):
+                await self._answer(delivery, b"+WPI")
+
+
+async def remove_consumer(session: JetStream, stream: str, name: str) -> None:
+    """Remove a durable consumer, and with it where it had come to. One that is not there is fine.
+
+    Raises:
+        NatsUnavailable: no answer.
+    """
+    try:
+        await session.api(f"CONSUMER.DELETE.{stream}.{name}")
+    except NotFound:
+        return

@@ -1,0 +1,239 @@
+"""The streams on the server, as data, and what to do about those that are there. Pure.
+
+``wanted`` says which streams there must be. ``plan`` compares them with what a
+server answered (its JSON, times in nanoseconds) and says for each: create,
+update, keep, or refuse, with reasons. Only what this table names is compared;
+what an administrator set besides stays, and an update carries it along.
+
+Source: seed 000, "Streams"; seed 002, 2.1; DESIGN 9; corrections in FEATURES.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from bridge.nats.subjects import PROTOCOL_VERSION, escape, stream_pattern
+from streams.bus.subjects import DEAD_LETTERS, REST, covers, overlap
+
+EVENTS: Final = "MESHFORGE_EVENTS"
+COMMANDS: Final = "MESHFORGE_COMMANDS"
+DEAD: Final = "MESHFORGE_DLQ"
+L0_EVENTS: Final = f"cg_evt_{escape(PROTOCOL_VERSION)}"
+
+HOUR_S: Final = 3600
+DAY_S: Final = 24 * HOUR_S
+DUPLICATE_WINDOW_S: Final = 120
+UNLIMITED: Final = -1
+
+Retention = Literal["limits", "workqueue"]
+Action = Literal["create", "update", "keep", "refuse"]
+_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDefinition:
+    """One stream as it must be. ``max_age_s`` 0 and ``max_bytes`` -1 are "no limit"."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: Retention
+    description: str
+    max_age_s: int = 0
+    max_bytes: int = UNLIMITED
+    duplicate_window_s: int = DUPLICATE_WINDOW_S
+    atomic: bool = False
+    """Whether atomic batches are published to it, where the server can take them."""
+
+    def config(self, server: tuple[int, int]) -> dict[str, Any]:
+        """The configuration to create it with, in the server's JSON; ``server`` is its (major, minor) version."""
+        config: dict[str, Any] = {
+            "name": self.name,
+            "description": self.description,
+            "subjects": list(self.subjects),
+            "retention": self.retention,
+            "storage": "file",
+            "discard": "old",
+            "max_age": self.max_age_s * _NS,
+            "max_bytes": self.max_bytes,
+            "max_msgs": UNLIMITED,
+            "max_msgs_per_subject": UNLIMITED,
+            "max_msg_size": UNLIMITED,
+            "duplicate_window": self.duplicate_window_s * _NS,
+            "no_ack": False,
+            "allow_direct": True,
+        }
+        for name, (since, value) in _NEWER.items():
+            if server >= since and getattr(self, value):
+                config[name] = True
+        return config
+
+
+_NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12), "atomic")}
+"""What only newer servers know: its first version, and the field of ours that asks for it. Read back, never assumed."""
+
+
+def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
+    """Every stream there must be. ``max_bytes`` bounds the copy of the log alone: it can be made again.
+
+    ``str`` is in none of them: what nobody listens to at once is gone.
+    """
+    token = escape(version)
+    return (
+        StreamDefinition(
+            EVENTS, (f"evt.{REST}",), "limits", "Every record of every log, in order", max_bytes=max_bytes, atomic=True
+        ),
+        StreamDefinition(COMMANDS, (f"cmd.{REST}",), "workqueue", "Commands for agents, each for one worker"),
+        StreamDefinition(
+            f"cg_cmd_{token}",
+            (stream_pattern("cmd", version),),
+            "workqueue",
+            "Commands of the L0 protocol",
+            max_age_s=DAY_S,
+        ),
+        StreamDefinition(
+            f"cg_evt_{token}",
+            (stream_pattern("evt", version),),
+            "limits",
+            "Events of the L0 protocol",
+            max_age_s=7 * DAY_S,
+            atomic=True,
+        ),
+        StreamDefinition(DEAD, (f"{DEAD_LETTERS}.{REST}",), "limits", "Messages that could not be handled"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting that differs: what the server has and what it must be."""
+
+    setting: str
+    found: Any
+    wanted: Any
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.found!r} → {self.wanted!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What to do about one stream.
+
+    ``config`` is the whole configuration to send for ``create`` and ``update``,
+    empty otherwise. ``reasons`` say why it is refused; nothing is changed then.
+    """
+
+    name: str
+    action: Action
+    config: dict[str, Any] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        why = "; ".join(self.reasons or tuple(map(str, self.changes)))
+        return f"stream {self.name}: {self.action}{f' ({why})' if why else ''}"
+
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "retention": "limits",
+    "storage": "file",
+    "discard": "old",
+    "max_age": 0,
+    "max_bytes": UNLIMITED,
+    "max_msgs": UNLIMITED,
+    "max_msgs_per_subject": UNLIMITED,
+    "max_msg_size": UNLIMITED,
+    "no_ack": False,
+    "allow_direct": False,
+    "allow_atomic": False,
+    "description": "",
+    "subjects": (),
+}
+"""What a server means when it leaves a setting out."""
+
+_COUNTS: Final = frozenset({"max_bytes", "max_msgs", "max_msgs_per_subject", "max_msg_size"})
+"""Settings whose 0 and -1 are the same: unlimited."""
+
+_IN_THE_WAY: Final[dict[str, str]] = {
+    "mirror": "it is a mirror of another stream, to which nothing can be published",
+    "sources": "it takes messages from other streams, which would be no records",
+    "sealed": "it is sealed: nothing can be added any more",
+    "subject_transform": "it renames subjects, by which records are found",
+    "allow_msg_counter": "it is a counter and takes no messages",
+    "deny_purge": "it cannot be purged, so `mirror rebuild` could not work",
+    "deny_delete": "its messages cannot be deleted, so what is forgotten would stay",
+}
+"""Settings that cannot be taken back and make the stream useless to us."""
+
+
+def plan_stream(
+    definition: StreamDefinition,
+    found: Mapping[str, Any] | None,
+    *,
+    server: tuple[int, int],
+    others: Iterable[Mapping[str, Any]] = (),
+) -> StreamPlan:
+    """What to do about one stream; ``found`` is its configuration on the server, ``None`` if there is none.
+
+    ``others`` are the configurations of the account's other streams: no two may take in one subject.
+    """
+    name = definition.name
+    reasons = [
+        f"the stream {other.get('name')} takes in {theirs} as well; change or remove it"
+        for other in others
+        if other.get("name") != name
+        for theirs in other.get("subjects") or ()
+        if any(overlap(mine, theirs) for mine in definition.subjects)
+    ]
+    config = definition.config(server)
+    if found is None:
+        return StreamPlan(name, "refuse", reasons=tuple(reasons)) if reasons else StreamPlan(name, "create", config)
+    reasons += [why for setting, why in _IN_THE_WAY.items() if found.get(setting)]
+    changes = tuple(_changes(config, found))
+    for change in changes:
+        if change.setting == "storage":
+            reasons.append(f"it is kept in {change.found}, not in files, and that cannot be changed")
+        if change.setting == "retention" and "workqueue" in (change.found, change.wanted):
+            reasons.append(f"its retention is {change.found}, must be {change.wanted}, and cannot be changed")
+    if reasons:
+        remedy = f"move its messages elsewhere and remove the stream {name}, or use another account"
+        return StreamPlan(name, "refuse", changes=changes, reasons=(*reasons, remedy))
+    if not changes:
+        return StreamPlan(name, "keep")
+    return StreamPlan(name, "update", {**found, **config}, changes)
+
+
+def plan(
+    definitions: Iterable[StreamDefinition], found: Iterable[Mapping[str, Any]], *, server: tuple[int, int]
+) -> list[StreamPlan]:
+    """What to do about each stream, in order; ``found`` are the configurations of all streams of the account."""
+    there = {str(config.get("name")): config for config in found}
+    return [plan_stream(each, there.get(each.name), server=server, others=list(there.values())) for each in definitions]
+
+
+def server_version(text: str) -> tuple[int, int]:
+    """(major, minor) of what a server calls itself, as ``2.10.29`` or ``v2.15.0-beta.1``; (0, 0) when it is unreadable.
+
+    (0, 0) is older than anything, so nothing is asked of such a server that only newer ones know.
+    """
+    numbers = re.match(r"v?(\d{1,6})\.(\d{1,6})", text)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def keeps(definitions: Iterable[StreamDefinition], subject: str) -> StreamDefinition | None:
+    """The stream that takes in ``subject``, or ``None``: then it is lossy, or nobody's."""
+    return next((each for each in definitions if any(covers(mine, subject) for mine in each.subjects)), None)
+
+
+def _changes(config: Mapping[str, Any], found: Mapping[str, Any]) -> Iterable[Change]:
+    for setting, value in config.items():
+        there = found.get(setting)
+        if there is None:
+            there = _DEFAULTS.get(setting)
+        same = sorted(there or ()) == sorted(value) if setting == "subjects" else there == value
+        if setting in _COUNTS and value == UNLIMITED and there in (0, UNLIMITED):
+            same = True
+        if not same:
+            yield Change(setting, there, value)

@@ -1,0 +1,147 @@
+"""What stands on the wire: messages as they came, and the command that publishes one. Pure.
+
+Whoever reads millions of messages looks into the headers of few: a block that
+came is kept as it is, and taken apart when somebody asks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+from bridge.nats.headers import are_lines, header_lines
+from bridge.nats.jetstream.errors import NatsRefused, too_large
+from streams.bus.subjects import SubjectError, check_subject
+
+VERSION: Final = b"NATS/1.0"
+_LINE_END: Final = b"\r\n"
+_SPACE: Final = " \t\n\r\x0b\x0c"
+_NAME: Final = re.compile(r"[^\s]+")
+_SERVERS_OWN: Final = re.compile(rb"(?:Nats-(?!Msg-Id:)[^\r\n]*\r\n)*\r\n")
+
+
+class HeaderBlock(Mapping[str, str]):
+    """The headers of a message that came; ``raw`` is the block with its version line and the empty line at its end.
+
+    What is no header is left out, and of a name that is there twice the last counts. A status that the server put
+    into the version line is ``Status``, its words ``Description``.
+    """
+
+    __slots__ = ("_parsed", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self._parsed: dict[str, str] | None = None
+
+    @property
+    def has_status(self) -> bool:
+        """Whether it is a notice of the server, and no message."""
+        return self.raw[len(VERSION) : len(VERSION) + 1] == b" "
+
+    def begins_with(self, headers: Mapping[str, str]) -> bool:
+        """Whether the headers are exactly these, in their order, and nothing behind them but the server's ``Nats-``."""
+        lines = VERSION + _LINE_END + header_lines(headers).encode()
+        return self.raw.startswith(lines) and _SERVERS_OWN.fullmatch(self.raw, len(lines)) is not None
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """As of any mapping; one header is found without taking all apart."""
+        if self._parsed is None:
+            mark = name.encode()
+            at = self.raw.find(b"\r\n%b: " % mark)
+            if at >= 0 and self.raw.count(mark) == 1:
+                start = at + len(mark) + 4
+                return self.raw[start : self.raw.find(_LINE_END, start)].decode("utf-8", "replace").strip(_SPACE)
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __getitem__(self, name: str) -> str:
+        if self._parsed is None:
+            self._parsed = _parsed(self.raw)
+        return self._parsed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        if self._parsed is None:
+            self._parsed = _parsed(self.raw)
+        return iter(self._parsed)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"HeaderBlock({dict(self)!r})"
+
+
+def _parsed(raw: bytes) -> dict[str, str]:
+    first, _, rest = raw.partition(_LINE_END)
+    found: dict[str, str] = {}
+    status, _, words = first[len(VERSION) :].decode("utf-8", "replace").strip(_SPACE).partition(" ")
+    if status.isdigit():
+        found["Status"] = status
+        if words:
+            found["Description"] = words
+    for line in rest.decode("utf-8", "replace").split("\r\n"):
+        name, colon, value = line.partition(":")
+        name = name.strip(_SPACE)
+        if colon and name.isascii() and _NAME.fullmatch(name):
+            found[name] = value.strip(_SPACE)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server said of itself. ``max_payload`` is in bytes, headers included."""
+
+    id: str
+    version: str
+    max_payload: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message as it came. ``status`` is set on the server's own notices, such as ``408``, and empty on messages."""
+
+    subject: str
+    reply: str
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+    @property
+    def status(self) -> str:
+        if isinstance(self.headers, HeaderBlock) and not self.headers.has_status:
+            return ""
+        return self.headers.get("Status", "")
+
+    @property
+    def description(self) -> str:
+        """The words that come with a status."""
+        return self.headers.get("Description", "")
+
+
+def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, max_payload: int) -> bytes:
+    """The command that publishes a message with headers.
+
+    Raises:
+        NatsRefused: something of it is no subject or no header, or it is too large.
+    """
+    lines = header_lines(headers)
+    # Whoever made it has checked it; a line too many would be somebody else's header, or a command of its own.
+    if not are_lines(lines, len(headers)) or not _is_subject(subject):
+        raise NatsRefused("a message has a header or a subject that cannot be sent", "escape what it is made of")
+    head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")
+    total = len(head) + len(body)
+    if total > max_payload:
+        raise too_large()
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject.encode("ascii"), len(head), total, head, body)
+
+
+@lru_cache(maxsize=4096)
+def _is_subject(subject: str) -> bool:
+    try:
+        return check_subject(subject).isascii()
+    except SubjectError:
+        return False

@@ -1,0 +1,472 @@
+"""What a stream on the server keeps of a log, against the log itself. Pure, and in one pass over both.
+
+``Comparer`` is given the log's records in their order and the stream's messages
+in theirs, and says what differs:
+
+===============  ===============================================================================
+``missing``      the stream lacks a message that it must have
+``extra``        it has one that it must not have: a second one of the same record, or one of a
+                 record that the log never had
+``changed``      subject, headers or body are not what ``messages.mirrored`` gives for the record
+``order``        it comes after a message of a later record
+``unforgotten``  it still says what was forgotten in the log
+===============  ===============================================================================
+
+What is no difference:
+
+* *Waiting*: records after the last one that was ever mirrored.
+* *Expired*: what the stream's own limits removed. They take the oldest messages
+  of the stream and nothing else. So a message has expired only if all of this
+  holds, and is missing otherwise: the stream has a limit; the record stands before
+  the first one that the stream still keeps of this log; no message was removed
+  from between the stream's first and that one (``front_is_whole``); and the limit
+  reaches so far: the record is older than the greatest age, or the stream is full.
+  What means something in the L0 protocol is not even published at that age, so
+  there the age alone decides.
+* *Pruned*: messages of records that the log itself has pruned.
+* A pointer or a stub where the record itself would fit, and the other way round:
+  the server's limit was another one when it was published.
+
+Where the log lost the beginning of a stream, or its payloads, it no longer says
+to which project, at which depth and in which turn the rest belongs; that is then
+not compared.
+
+Memory: two bytes a record, and up to ``HELD_BYTES`` of records whose messages did not come yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import orjson
+
+from bridge.nats import headers as h
+from bridge.nats.jetstream.wire import HeaderBlock
+from bridge.nats.l0.places import Place
+from bridge.nats.mirror.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored, wire_size
+from streams.retention import Gone
+from streams.store import NOTHING, Record
+
+Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
+Family = Literal["records", "meanings"]
+"""Which messages of a record a stream takes in: its own, or what it means in the L0 protocol."""
+
+HELD_RECORDS: Final = 10_000
+HELD_BYTES: Final = 32 * 1024 * 1024
+SKEW_MS: Final = 60_000
+"""By how much the server's clock may be ahead of ours without a message being held for missing that has expired."""
+
+_OWN: Final = ""
+_ID: Final = re.compile(r"([^:]{1,128})((?::[a-z][a-z0-9_]*)*)(?::([1-9][0-9]{0,17}))?")
+_POSITION: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+_THERE, _OLD, _FORGOTTEN = 0x80, 0x40, 0x20
+_PARTS: Final = ("", "l0", "l0:state")
+"""What an id adds to the event's; the place is the bit in ``_wanted`` and ``_seen``. A test holds it to the table."""
+
+
+class KeptMessage(Protocol):
+    """A message of a stream; ``keeping.Found`` is one."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def body(self) -> bytes: ...
+
+
+class Difference(NamedTuple):
+    """One thing that is not as it must be.
+
+    ``position`` to ``last`` are the records concerned: one, but for ``missing``, where they
+    may be many. ``sequence`` is the message's in the stream, ``None`` where there is none.
+    """
+
+    kind: Kind
+    stream: str
+    position: int
+    last: int
+    sequence: int | None
+    text: str
+    events: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        records = f"record {self.position}" if self.last == self.position else f"records {self.position} to {self.last}"
+        where = f"{self.stream}" if self.sequence is None else f"{self.stream}, message {self.sequence}"
+        return f"{self.kind}: {where}: {records}: {self.text}"
+
+    def as_json(self) -> dict[str, Any]:
+        """As commands print it."""
+        return self._asdict()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a stream does to its oldest messages. ``max_age_ms`` 0: nothing by age; ``is_full``: no room for more."""
+
+    max_age_ms: int = 0
+    is_full: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], state: Mapping[str, Any], largest: int) -> Limits:
+        """From a stream's configuration and state as the server tells them; ``largest`` message in bytes.
+
+        A stream over its size drops whole messages, so one that dropped any lacks less than one message to its limit.
+        """
+        most_bytes, most = int(config.get("max_bytes") or 0), int(config.get("max_msgs") or 0)
+        full = 0 < most_bytes <= int(state.get("bytes") or 0) + largest
+        full = full or 0 < most <= int(state.get("messages") or 0)
+        return cls(int(config.get("max_age") or 0) // 1_000_000, full)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What was found in one stream, in numbers; all but ``first_position`` are of messages.
+
+    ``first_position`` and ``first_sequence`` are of the first message of the log that the stream keeps, or ``None``.
+    """
+
+    stream: str
+    messages: int = 0
+    compared: int = 0
+    pruned: int = 0
+    expired: int = 0
+    waiting: int = 0
+    first_position: int | None = None
+    first_sequence: int | None = None
+    differences: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> dict[str, Any]:
+        """As commands print it."""
+        names = ("stream", "messages", "compared", "pruned", "expired", "waiting")
+        return {**{name: getattr(self, name) for name in names}, "differences": dict(self.differences)}
+
+
+class _Held(NamedTuple):
+    """A record with what is expected of it and did not come yet, by part."""
+
+    record: Record
+    place: Place
+    open: dict[str, Message]
+    size: int
+
+
+class Comparer:
+    """One stream against one log. Give it each record (``expect``) and, before the next one, ``take`` the messages
+    that ``is_due`` (``takes_exactly`` is both, and quick, where it says yes); after the last record ``take`` what is
+    left, then ask ``finish``.
+
+    ``head`` is the last position of the log, and no record after it is given.
+    ``removed`` is what the log says it has lost. ``now_ms`` is the time, in ms UTC.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        family: Family,
+        mirror: Mirror,
+        *,
+        head: int,
+        removed: Mapping[str, Gone],
+        limits: Limits,
+        now_ms: int,
+    ) -> None:
+        self.result = Comparison(stream)
+        self._family, self._mirror, self._head = family, mirror, head
+        self._removed, self._limits = removed, limits
+        skew = SKEW_MS if family == "records" else 0  # of the others it is the publisher's clock that decides
+        self._old_before = now_ms - limits.max_age_ms - skew if limits.max_age_ms else None
+        self._wanted, self._seen = bytearray(head + 1), bytearray(head + 1)
+        self._current: _Held | None = None
+        self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._held_bytes = 0
+        self._last = self._latest = NOTHING
+        self._required = NOTHING
+        self._front_is_whole = False
+        self.rebuild = mirror.rebuild
+        """Number of the rebuild that published the last message that was taken apart."""
+
+    # --- the two sides ---
+
+    def expect(self, record: Record, place: Place, messages: tuple[Message, ...]) -> None:
+        """The next record of the log; ``messages`` as ``mirrored`` gives them for it."""
+        mine = messages[-1:] if self._family == "records" else messages[:-1]
+        opened: dict[str, Message] = {}
+        flags = _THERE
+        if self._is_forgotten(record):
+            flags |= _FORGOTTEN
+        if self._old_before is not None and record.event.ts <= self._old_before:
+            flags |= _OLD
+        for message in mine:
+            part = _OWN if self._family == "records" else _split_id(message.headers[h.MESSAGE_ID])[1]
+            flags |= 1 << _PARTS.index(part)
+            opened[part] = message
+        self._wanted[record.position] = flags
+        self._last = record.position
+        self._move_on(_Held(record, place, opened, sum(len(message.body) for message in mine) + 1024))
+
+    def takes_exactly(self, message: KeptMessage) -> bool:
+        """Take the message if it is byte for byte the next one expected of the current record; else nothing is done.
+
+        Nearly all are, and to see it costs a tenth of taking one apart.
+        """
+        current, headers = self._current, message.headers
+        if current is None or not current.open or not isinstance(headers, HeaderBlock):
+            return False
+        part, expected = next(iter(current.open.items()))
+        if (
+            message.body != expected.body
+            or message.subject != expected.subject
+            or not headers.begins_with(expected.headers)
+        ):
+            return False
+        position, bit = current.record.position, _PARTS.index(part)
+        place = position * len(_PARTS) + bit
+        if place < self._latest:
+            return False
+        del current.open[part]
+        self._seen[position] |= 1 << bit
+        self._latest = place
+        self._came(position, message)
+        self.result.messages += 1
+        self.result.compared += 1
+        return True
+
+    def is_due(self, message: KeptMessage) -> bool:
+        """Whether the message is to be taken before the next record."""
+        position = self.position_of(message)
+        return position is None or position <= self._last or position > self._head
+
+    def take(self, message: KeptMessage) -> list[Difference]:
+        """The next message of the stream; what is wrong with it."""
+        if self._family == "meanings" and message.headers.get(h.LOG) != h.header_text(self._mirror.log):
+            return []  # another home's: it lies under the same subjects
+        self.result.messages += 1
+        position = self.position_of(message)
+        if position is None:
+            return [self._told("extra", NOTHING, message, "it does not say which record it tells of")]
+        if position > self._head:
+            return [self._told("extra", position, message, "the log has no such record")]
+        if not self._wanted[position] & _THERE:
+            return self._of_no_record(position, message)
+        event, part, rebuild = _split_id(message.headers.get(h.MESSAGE_ID, ""))
+        bit = 1 << _PARTS.index(part) if part in _PARTS else 0
+        held = self._known(position)
+        if held is not None and event != held.record.event.id:
+            return [self._told("extra", position, message, "it has another event's id")]
+        if not self._wanted[position] & bit & 0x1F:
+            return self._not_wanted(position, message, held, part, rebuild)
+        if self._seen[position] & bit:
+            return [self._told("extra", position, message, "the record has another message already")]
+        self._seen[position] |= bit
+        self.rebuild = rebuild
+        found = self._content(message, held, part, rebuild)
+        place = position * len(_PARTS) + _PARTS.index(part)
+        if place < self._latest:
+            found.append(self._told("order", position, message, "it comes after a later record's"))
+        self._latest = max(self._latest, place)
+        self._came(position, message)
+        if held is not None:
+            held.open.pop(part, None)
+            if not held.open:
+                self._drop(position)
+        return found
+
+    def finish(self, mirrored_to: int, *, front_is_whole: bool) -> Iterator[Difference]:
+        """What never came. ``mirrored_to`` is the last position known to have been mirrored, or ``NOTHING``.
+
+        ``front_is_whole``: between the stream's first message and the first one of this
+        log (its end, where it keeps none) no place is empty.
+        """
+        self._held.clear()
+        self._required = max(mirrored_to, self._latest // len(_PARTS) if self._latest != NOTHING else NOTHING)
+        self._front_is_whole = front_is_whole
+        first = last = NOTHING
+        count = 0
+        for position in range(self._head + 1):
+            lacking = self._count_lacking(position)
+            if not lacking:
+                continue
+            # Positions that the stream has nothing of, such as pruned ones, do not end a run.
+            if count and any(self._wanted[between] & 0x1F for between in range(last + 1, position)):
+                yield self._missing(first, last, count)
+                count = 0
+            first, last, count = (position if not count else first), position, count + lacking
+        if count:
+            yield self._missing(first, last, count)
+
+    def is_missing(self, position: int) -> bool:
+        """After ``finish``: whether a message of this record is missing."""
+        return bool(self._lacking(position)) and not self._reason(position)
+
+    @staticmethod
+    def position_of(message: KeptMessage) -> int | None:
+        """The record that a message says it tells of."""
+        text = message.headers.get(h.POSITION, "")
+        return int(text) if _POSITION.fullmatch(text) else None
+
+    # --- inside ---
+
+    def _told(self, kind: Kind, position: int, message: KeptMessage, text: str) -> Difference:
+        self.result.differences[kind] += 1
+        event = message.headers.get(h.MESSAGE_ID, "").partition(":")[0]
+        return Difference(kind, self.result.stream, position, position, message.sequence, text, (event,))
+
+    def _missing(self, first: int, last: int, count: int) -> Difference:
+        self.result.differences["missing"] += count
+        text = "1 message is not there" if count == 1 else f"{count} messages are not there"
+        return Difference("missing", self.result.stream, first, last, None, text)
+
+    def _came(self, position: int, message: KeptMessage) -> None:
+        if self.result.first_position is None:
+            self.result.first_position, self.result.first_sequence = position, message.sequence
+
+    def _known(self, position: int) -> _Held | None:
+        """The record of a position, while it is remembered."""
+        current = self._current
+        return current if current is not None and current.record.position == position else self._held.get(position)
+
+    def _move_on(self, held: _Held) -> None:
+        """Make this the current record; the one before is remembered for as long as messages of it are expected."""
+        before, self._current = self._current, held
+        if before is None or not before.open:
+            return
+        self._held[before.record.position] = before
+        self._held_bytes += before.size
+        while len(self._held) > HELD_RECORDS or self._held_bytes > HELD_BYTES:
+            self._drop(next(iter(self._held)))
+
+    def _drop(self, position: int) -> None:
+        gone = self._held.pop(position, None)
+        self._held_bytes -= gone.size if gone is not None else 0
+
+    def _is_forgotten(self, record: Record) -> bool:
+        gone = self._removed.get(record.event.stream_id)
+        return gone is not None and record.offset < gone.forgotten_to and is_forgotten(record.event)
+
+    def _of_no_record(self, position: int, message: KeptMessage) -> list[Difference]:
+        """A message of a position that the log does not have: it was pruned, or never was."""
+        stream, offset = _stream_and_offset(message)
+        if self._family == "meanings" and self._removed:
+            pruned = any(gone.first_offset for gone in self._removed.values())
+        else:
+            gone = self._removed.get(stream or "")
+            pruned = gone is not None and offset is not None and offset < gone.first_offset
+        if pruned:
+            self.result.pruned += 1
+            return []
+        return [self._told("extra", position, message, "the log has no such record, and did not prune it")]
+
+    def _not_wanted(
+        self, position: int, message: KeptMessage, held: _Held | None, part: str, rebuild: int
+    ) -> list[Difference]:
+        if self._wanted[position] & _FORGOTTEN:
+            return [self._told("unforgotten", position, message, "it says what was forgotten in the log")]
+        if held is not None and self._fitting(message, held, part, rebuild) is not None:
+            return []  # the server takes less now than it did; then it was told, now it would not be
+        return [self._told("extra", position, message, "the record has no such message")]
+
+    def _content(self, message: KeptMessage, held: _Held | None, part: str, rebuild: int) -> list[Difference]:
+        if held is None or part not in held.open:
+            return []  # too long ago to be still known; that it comes so late is told
+        self.result.compared += 1
+        record, expected = held.record, held.open[part]
+        if self._is_forgotten(record) and message.headers.get(h.FORM) in ("whole", None):
+            return [self._told("unforgotten", record.position, message, "it says what was forgotten in the log")]
+        different = self._different(message, expected, record)
+        if different:
+            other = self._fitting(message, held, part, rebuild)
+            different = different if other is None else self._different(message, other, record)
+        if not different:
+            return []
+        return [self._told("changed", record.position, message, f"not as published: {', '.join(different)}")]
+
+    def _fitting(self, message: KeptMessage, held: _Held, part: str, rebuild: int) -> Message | None:
+        """What would be published of it to a server that takes messages of just this size."""
+        sent = {name: value for name, value in message.headers.items() if _is_ours(name) or name == h.MESSAGE_ID}
+        if h.FORM in sent:
+            sent[h.FORM] = "forgotten"  # as which headers are counted before the form is known
+        limit = BATCH_RESERVE + wire_size(sent, len(message.body))
+        made = mirrored(held.record, held.place, replace(self._mirror, rebuild=rebuild, max_payload=limit))
+        return next((each for each in made.messages if _split_id(each.headers[h.MESSAGE_ID])[1] == part), None)
+
+    def _different(self, message: KeptMessage, expected: Message, record: Record) -> list[str]:
+        gone = self._removed.get(record.event.stream_id)
+        is_cut = gone is not None and bool(gone.first_offset or gone.forgotten_to)
+        different = []
+        if message.subject != expected.subject and not (is_cut and _same_place(message.subject, expected.subject)):
+            different.append("subject")
+        left_out = {h.RECURSION_DEPTH} if self._removed else set()
+        names = {name for name in {*message.headers, *expected.headers} if _is_ours(name)} - left_out
+        different += sorted(name for name in names if message.headers.get(name) != expected.headers.get(name))
+        if message.body != expected.body and not (is_cut and self._family == "meanings"):
+            different.append("body")
+        return different
+
+    def _lacking(self, position: int) -> int:
+        return self._wanted[position] & ~self._seen[position] & 0x1F
+
+    def _reason(self, position: int) -> Literal["waiting", "expired", ""]:
+        """Why a message may lack."""
+        flags = self._wanted[position]
+        if position > self._required:
+            return "waiting"
+        if flags & _OLD and self._family == "meanings":
+            return "expired"
+        first = self.result.first_position
+        is_before = first is None or position < first
+        if is_before and self._front_is_whole and (self._limits.is_full or flags & _OLD):
+            return "expired"
+        return ""
+
+    def _count_lacking(self, position: int) -> int:
+        """How many messages of a record are missing; what lacks for a reason is counted under it."""
+        lacking = self._lacking(position).bit_count()
+        if not lacking:
+            return 0
+        reason = self._reason(position)
+        if reason:
+            setattr(self.result, reason, getattr(self.result, reason) + lacking)
+            return 0
+        return lacking
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a header is the publisher's and says something of the record, and not of its way to the server."""
+    return not name.startswith("Nats-")
+
+
+def _split_id(text: str) -> tuple[str, str, int]:
+    """Event id, part and rebuild of a message id; empty texts and 0 where it is none of ours."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        return "", "?", 0
+    return found[1], found[2][1:], int(found[3] or 0)
+
+
+def _stream_and_offset(message: KeptMessage) -> tuple[str | None, int | None]:
+    """The stream and the offset that a record's message names."""
+    try:
+        stream = orjson.loads(message.body)["stream_id"]
+    except (ValueError, LookupError, TypeError):
+        return None, None
+    text = message.headers.get(h.OFFSET, "")
+    return (stream if isinstance(stream, str) else None), int(text) if _POSITION.fullmatch(text) else None
+
+
+def _same_place(one: str, other: str) -> bool:
+    """Whether two subjects differ in their project alone."""
+    if one.startswith("evt."):
+        at = 1
+    elif one.startswith("cg."):
+        at = 2
+    else:
+        return False
+    these, those = one.split("."), other.split(".")
+    return these[:at] + these[at + 1 :] == those[:at] + those[at + 1 :]

@@ -1,0 +1,342 @@
+"""One record of the log → the messages that the mirror publishes. Pure.
+
+In this order, with one cursor after all of them:
+
+1. what the record means in the L0 protocol (``bridge/nats/l0/captured.py``), id ``{event}:l0``;
+2. the record itself, on ``evt.{project}.{log}.{stream}.{type}``, id ``{event}``, the canonical event as its body.
+
+The record's headers say where it stands (``DS-Log``, ``DS-Position``, ``DS-Offset``), its chain
+hash (``DS-Hash``) and what the body is (``DS-Form``):
+
+* ``whole``: the canonical event. A reader can chain it: hash = sha256(previous ‖ body with the payload as its digest).
+* ``forgotten``: the same, but the payload was replaced by its digest in the log. The chain still verifies.
+* ``pointer``: the record is over the server's limit, so its payload is its digest here; the log has it.
+* ``stub``: even that is over the limit; id, stream, type and the digest of the whole event are left.
+
+What it means in the L0 protocol says whose it is as well (``DS-Log``, ``DS-Position``): its subject does not.
+
+The same record gives the same messages, byte for byte, whenever and wherever it is mirrored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any, Final, Literal, NamedTuple
+
+from bridge.nats import headers as h
+from bridge.nats.headers import (
+    FORM,
+    HASH,
+    LOG,
+    MESSAGE_ID,
+    MESSAGE_TYPE,
+    OFFSET,
+    POSITION,
+    SENDER,
+    TIMESTAMP,
+    TRACE_MADE,
+    TRACEPARENT,
+    VERSION,
+    HeaderLines,
+)
+from bridge.nats.l0.captured import NotTold, Told, told
+from bridge.nats.l0.payloads import Chunk, L0Payload
+from bridge.nats.l0.places import Place
+from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
+from bridge.nats.trace import TraceContext, made_trace, parse_traceparent
+from streams.event import StreamEvent
+from streams.hashing import canonical, encode
+from streams.store import Record
+
+Form = Literal["whole", "forgotten", "pointer", "stub"]
+
+DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
+"""What a server takes unless it is told otherwise: headers and body together."""
+
+BATCH_RESERVE: Final = 256
+"""Left free for the headers that a publisher of atomic batches adds."""
+
+_VERSION_LINE = len("NATS/1.0\r\n\r\n")
+_LONGEST_FORM = len("forgotten\r\n")
+_OWN_LINES = 6
+"""Headers that are a record's own: id, position, offset, hash, time and form."""
+
+
+class Message(NamedTuple):
+    """What is published. A lossy one (``str``) has no headers and goes to core NATS."""
+
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def id(self) -> str | None:
+        """``Nats-Msg-Id``; ``None`` for a lossy one."""
+        return self.headers.get(h.MESSAGE_ID)
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against the server's limit."""
+        return wire_size(self.headers, len(self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """For whom records are mirrored: ``log`` names the home's log.
+
+    ``max_payload`` is the server's limit in bytes. ``rebuild`` is 0, or the
+    number of the rebuild that publishes everything again.
+    """
+
+    log: str
+    max_payload: int = DEFAULT_MAX_PAYLOAD
+    rebuild: int = 0
+    version: str = PROTOCOL_VERSION
+    channel: str = CHANNEL
+
+
+class Mirrored(NamedTuple):
+    """The messages of one record, in the order in which they are published; the record's own is the last.
+
+    ``notes`` are for counting: ``trace_made``, ``pointer``, ``stub``, ``l0_skipped:{why}``, …
+    """
+
+    messages: tuple[Message, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
+    """Everything that is published of one record. Never refuses one: a mirror may not stop at a record."""
+    event, messages = record.event, []
+    notes: list[str] = []
+    try:
+        for each in told(event, place):
+            message = _l0_message(record, each, place, mirror)
+            if message is None:
+                notes.append(f"l0_skipped:{event.type}:too_large")
+            else:
+                messages.append(message)
+    except NotTold as why:
+        notes.append(f"l0_skipped:{why.reason}")
+    own, own_notes, warnings = _own_message(record, place, mirror)
+    return Mirrored((*messages, own), (*notes, *own_notes), warnings)
+
+
+def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
+    """A piece of an answer on ``str.agent.{session}.chunk``: no headers, no id, may be lost."""
+    return Message(_subject(session, "chunk", project, mirror.channel, mirror.version, "str"), {}, chunk.encode())
+
+
+def is_forgotten(event: StreamEvent) -> bool:
+    """Whether an event's payload is nothing but a digest, as ``forget`` leaves it.
+
+    A payload that was of this form from the beginning looks the same; a reader
+    of the chain tries both.
+    """
+    digest = event.payload.get("$sha256")
+    return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
+
+
+def wire_size(headers: Mapping[str, str], body: int) -> int:
+    """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
+    return body + _VERSION_LINE + len(h.header_lines(headers)) if headers else body
+
+
+def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
+    event = record.event
+    subject = _record_subject(place.project, mirror.log, event.stream_id, event.type)
+    if isinstance(event.metadata.get(h.TRACESTATE), str):
+        return _own_message_by_name(record, place, mirror, subject)
+    # Nearly every message comes here: what it shares with many others is looked up, the rest is written as text.
+    # A test holds both ways to each other.
+    shared = _shared_lines(
+        event.stream_id, event.traceparent, place.depth, mirror.log, mirror.version, event.type, event.source.agent
+    )
+    identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
+    text = (
+        f"{MESSAGE_ID}: {identity}\r\n{POSITION}: {record.position}\r\n{OFFSET}: {record.offset}\r\n"
+        f"{HASH}: {record.hash}\r\n{TIMESTAMP}: {event.ts}\r\n{shared.text}{FORM}: "
+    )
+    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - _VERSION_LINE - len(text) - _LONGEST_FORM)
+    text, count = f"{text}{form}\r\n", shared.lines + _OWN_LINES
+    if not h.are_lines(text, count):
+        # A log that was tampered with: no text of it may pass for a line. What becomes of it is the publisher's matter.
+        return _own_message_by_name(record, place, mirror, subject)
+    found = h.reserved_keys(event.payload)
+    notes, warnings = _noted(shared.notes, found) if found else (shared.notes, ())
+    return Message(subject, HeaderLines(text, count), body), _with_form(notes, form), warnings
+
+
+def _own_message_by_name(
+    record: Record, place: Place, mirror: Mirror, subject: str
+) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
+    event = record.event
+    given = _depth(place)
+    given[LOG] = _header_text(mirror.log)
+    given[POSITION] = str(record.position)
+    given[OFFSET] = str(record.offset)
+    given[HASH] = record.hash
+    identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
+    headers, _, notes, warnings = _filled(event, given, mirror, event.type, identity, event.payload)
+    headers[FORM] = "forgotten"  # the longest that it may become
+    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0))
+    headers[FORM] = form
+    return Message(subject, headers, body), _with_form(notes, form), warnings
+
+
+def _with_form(notes: tuple[str, ...], form: Form) -> tuple[str, ...]:
+    return (*notes, form) if form in ("pointer", "stub") else notes
+
+
+def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
+    body = canonical(event.fields())
+    if len(body) <= room:
+        return ("forgotten" if is_forgotten(event) else "whole"), body
+    if not is_forgotten(event):
+        pointer = encode(event).digest_form
+        if len(pointer) <= room:
+            return "pointer", pointer
+    return "stub", canonical(
+        {
+            "$sha256": sha256(body).hexdigest(),
+            "id": event.id,
+            "ts": event.ts,
+            "stream_id": event.stream_id,
+            "type": event.type,
+        }
+    )
+
+
+def _l0_message(record: Record, told_: Told, place: Place, mirror: Mirror) -> Message | None:
+    """``None`` when the server takes not even what is required."""
+    assert place.session is not None
+    event = record.event
+    subject = _subject(place.session, told_.suffix, place.project, mirror.channel, mirror.version, "evt")
+    part = f"l0:{told_.part}" if told_.part else "l0"
+    identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
+    given = {**_depth(place), h.LOG: h.header_text(mirror.log), h.POSITION: str(record.position)}
+    filled = _filled(event, given, mirror, f"agent.{told_.suffix}", identity, None)
+    room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
+    body = told_.payload.encode()
+    if len(body) > room:
+        body = _required(told_.payload).encode()
+    return Message(subject, filled.headers, body) if len(body) <= room else None
+
+
+def _depth(place: Place) -> dict[str, str]:
+    """What is captured tells its depth where it is known; a chain that is unknown is not given one."""
+    return dict(_depth_header(place.depth)) if place.depth is not None else {}
+
+
+def _required(payload: L0Payload) -> L0Payload:
+    fields: dict[str, Any] = payload.fields()
+    return type(payload)(**{k: fields[k] for k, info in type(payload).model_fields.items() if info.is_required()})
+
+
+def _filled(
+    event: StreamEvent,
+    given: dict[str, str],
+    mirror: Mirror,
+    message_type: str,
+    identity: str,
+    payload: dict[str, Any] | None,
+) -> h.Filled:
+    state = event.metadata.get(h.TRACESTATE)
+    if not isinstance(state, str):
+        return _filled_plainly(event, given, mirror, message_type, identity, payload)
+    given[h.TRACESTATE] = state
+    if event.traceparent is not None:
+        given[h.TRACEPARENT] = event.traceparent
+    return h.fill_headers(
+        given,
+        origin=event.stream_id,
+        timestamp_ms=event.ts,
+        message_type=message_type,
+        sender=event.source.agent,
+        payload=payload,
+        message_id=identity,
+        version=mirror.version,
+    )
+
+
+def _filled_plainly(
+    event: StreamEvent,
+    headers: dict[str, str],
+    mirror: Mirror,
+    message_type: str,
+    identity: str,
+    payload: dict[str, Any] | None,
+) -> h.Filled:
+    """What ``fill_headers`` does, where all that is given is our own and no vendor's state is passed on.
+
+    What most messages share is looked up. A test holds both to each other.
+    """
+    trace, notes = _trace_of(event.stream_id, event.traceparent)
+    headers |= _shared_headers(trace, bool(notes), mirror.version, message_type, event.source.agent)
+    headers[TIMESTAMP] = str(event.ts)
+    headers[MESSAGE_ID] = identity
+    found = h.reserved_keys(payload) if payload is not None else ()
+    notes, warnings = _noted(notes, found) if found else (notes, ())
+    return h.Filled(headers, trace, notes, warnings)
+
+
+def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    warning = f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}"
+    return (*notes, "reserved_keys"), (warning,)
+
+
+@lru_cache(maxsize=1024)
+def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
+    """The trace of an event, and why it was made if it was."""
+    trace = parse_traceparent(traceparent) if traceparent is not None else None
+    if trace is not None:
+        return trace, ()
+    return made_trace(stream), ("trace_made" if traceparent is None else "trace_invalid",)
+
+
+def _shared_headers(trace: TraceContext, is_made: bool, version: str, type_: str, agent: str) -> dict[str, str]:
+    """The headers that many messages have in common."""
+    return {
+        **({TRACE_MADE: "true"} if is_made else {}),
+        TRACEPARENT: str(trace),
+        VERSION: _header_text(version),
+        MESSAGE_TYPE: _header_text(type_),
+        SENDER: _header_text(agent),
+    }
+
+
+class _Shared(NamedTuple):
+    text: str
+    lines: int
+    notes: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def _shared_lines(
+    stream: str, traceparent: str | None, depth: int | None, log: str, version: str, type_: str, agent: str
+) -> _Shared:
+    """What the record's own message has in common with others, as it is sent."""
+    trace, notes = _trace_of(stream, traceparent)
+    headers = {} if depth is None else _depth_header(depth)
+    headers = {**headers, LOG: _header_text(log), **_shared_headers(trace, bool(notes), version, type_, agent)}
+    return _Shared(h.header_lines(headers), len(headers), notes)
+
+
+_depth_header = lru_cache(maxsize=64)(h.depth_header)
+_header_text = lru_cache(maxsize=1024)(h.header_text)
+
+
+@lru_cache(maxsize=4096)
+def _record_subject(project: str, log: str, stream: str, type_: str) -> str:
+    return str(RecordSubject(project, log, stream, type_))
+
+
+@lru_cache(maxsize=4096)
+def _subject(
+    session: str, suffix: str, project: str, channel: str, version: str, category: Literal["str", "evt"]
+) -> str:
+    return str(L0Subject(project, category, "agent", session, suffix, channel, version))

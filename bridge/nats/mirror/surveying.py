@@ -1,0 +1,127 @@
+"""Looking at a log's part of the stream, and taking out of it what must not be there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+from bridge.nats import headers as h
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NatsUnavailable
+from bridge.nats.jetstream.stream_plan import EVENTS
+from bridge.nats.jetstream.streams import (
+    Found,
+    count_messages,
+    delete_messages,
+    facts,
+    last_message,
+    next_message,
+    purge,
+    read_back,
+)
+from bridge.nats.mirror.publish import mirrored_of, position_of, stream_of, told_id
+from bridge.nats.mirror.resuming import StreamSurvey, may_have_removed
+from bridge.nats.subjects import l0_pattern, log_pattern, record_pattern
+from streams.store import NOTHING
+
+TRIES: Final = 20
+AGAIN_SECONDS: Final = 0.05
+"""Between two looks, while messages that were sent before still arrive."""
+
+
+async def survey(session: JetStream, log_id: str) -> StreamSurvey:
+    """What the stream holds of a log, at one moment.
+
+    Raises:
+        NatsUnavailable: no answer, or somebody else publishes under the log's name all the time.
+    """
+    pattern = log_pattern(log_id)
+    before = await last_message(session, EVENTS, pattern)
+    for _ in range(TRIES):
+        count = await count_messages(session, EVENTS, pattern)
+        first = await next_message(session, EVENTS, pattern)
+        found = await facts(session, EVENTS)
+        last = await last_message(session, EVENTS, pattern)
+        if _sequence(before) == _sequence(last) and (first is None) == (last is None):
+            return StreamSurvey(
+                found.created,
+                mirrored_of(first) if first is not None else None,
+                mirrored_of(last) if last is not None else None,
+                count,
+                may_have_removed(found.config, found.state),
+            )
+        before = last
+        await asyncio.sleep(AGAIN_SECONDS)
+    raise NatsUnavailable(
+        f"somebody else publishes records of the log {log_id}", "is this home running elsewhere, too?"
+    )
+
+
+def _sequence(found: Found | None) -> int:
+    return 0 if found is None else found.sequence
+
+
+async def erase_records(session: JetStream, log_id: str, stream_id: str, *, below: int) -> int | None:
+    """Erase the messages that hold a payload of a stream's records with an offset less than ``below``.
+
+    The lowest position among them; ``None`` when there are none: erased already, or never there.
+    """
+    sequences, positions = [], []
+    async for found in read_back(session, EVENTS, subject=record_pattern(log=log_id, stream=stream_id)):
+        offset = found.headers.get(h.OFFSET, "")
+        if found.headers.get(h.FORM) != "forgotten" and (not offset.isdecimal() or int(offset) < below):
+            sequences.append(found.sequence)
+            positions.append(position_of(found.headers))
+    await delete_messages(session, EVENTS, sequences, erase=True)
+    return min(positions) if positions else None
+
+
+async def erase_l0(session: JetStream, event_ids: Collection[str], version: str, channel: str) -> int:
+    """Erase the L0 messages of events; how many there were."""
+    pattern = l0_pattern(channel=channel, category="evt", component="agent", ver=version)
+    stream = stream_of(pattern)
+    sequences = [
+        found.sequence
+        async for found in read_back(session, stream, subject=pattern)
+        if told_id(found.headers).partition(":")[0] in event_ids
+    ]
+    return await delete_messages(session, stream, sequences, erase=True)
+
+
+async def cut(session: JetStream, log_id: str, *, after: int) -> int:
+    """Remove all of a log's messages beyond the position ``after``, or simply all; after which position to go on.
+
+    Nothing else can put a changed record into its place: a stream only grows at its end. Deleting one by one takes
+    about as long as publishing, so where most is to go, the rest goes as well, at once.
+    """
+    pattern = log_pattern(log_id)
+    if after > NOTHING:
+        first = await _first_beyond(session, pattern, after)
+        if first is None:
+            return after
+        count = await count_messages(session, EVENTS, pattern)
+        there = read_back(session, EVENTS, subject=pattern, from_sequence=first.sequence)
+        sequences = [found.sequence async for found in there]
+        if 2 * len(sequences) <= count:
+            await delete_messages(session, EVENTS, sequences, erase=False)
+            return after
+    await purge(session, EVENTS, subject=pattern)
+    return NOTHING
+
+
+async def _first_beyond(session: JetStream, pattern: str, after: int) -> Found | None:
+    """The first message with a position beyond ``after``; positions grow along the stream."""
+    last = await last_message(session, EVENTS, pattern)
+    if last is None or position_of(last.headers) <= after:
+        return None
+    low, high, found = 1, last.sequence, last
+    while low < high:
+        middle = (low + high) // 2
+        there = await next_message(session, EVENTS, pattern, from_sequence=middle)
+        if there is None or position_of(there.headers) > after:
+            high = middle
+            found = there or found
+        else:
+            low = there.sequence + 1
+    return await next_message(session, EVENTS, pattern, from_sequence=low) or found

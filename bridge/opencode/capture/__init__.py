@@ -1,0 +1,1 @@
+"""Capture: from OpenCode's hooks to events. Pure."""

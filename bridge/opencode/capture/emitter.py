@@ -1,0 +1,199 @@
+"""Making events from hook items: the lowest floor of the translator. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from bridge.opencode.capture import shapes
+from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from bridge.opencode.link.frames import HookItem
+from streams.event import StreamEvent, is_stream_id
+from streams.identity import Identity
+from streams.lineage import CREATED, LINKED, RESUMED, traceparent
+
+HOLD_S = 2.0
+"""Longest time an item waits, unacknowledged, for its pair or its parent."""
+
+_ROOTS = frozenset({"human.input", CREATED, RESUMED, LINKED, "capture.gap", "opencode.unreadable"})
+"""Event types that begin a chain of causes; elsewhere a missing cause is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which plugin instance an item came from: the boot (one OpenCode process) and the instance in it."""
+
+    boot_id: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One item of one origin; it is finished when everything it makes is durable."""
+
+    origin: Origin
+    seq: int
+
+
+@dataclass(slots=True)
+class Drained:
+    """What is ready: append ``events`` in order, then finish ``done``; ask OpenCode about ``asks``."""
+
+    events: list[StreamEvent] = field(default_factory=list)
+    done: list[Token] = field(default_factory=list)
+    asks: list[tuple[str, Origin]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Entry:
+    """An item together with its token."""
+
+    token: Token
+    item: HookItem
+
+
+@dataclass(slots=True)
+class Late:
+    """An item that waits for what follows at once: an abort for idle, idle for unfinished tools."""
+
+    entry: Entry
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part belongs: payload fields that say so, its cause, actor, turn and model."""
+
+    payload: dict[str, Any]
+    cause: str | None
+    agent: str
+    user: str | None
+    model: dict[str, Any] | None
+    assistant: bool
+
+
+class Emitter:
+    """Stamps events, remembers them in the state, and collects what is ready."""
+
+    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
+        self.state, self.hold_s = state, hold_s
+        self.counts: Counter[str] = Counter()
+        self.now = 0.0
+        self._identity, self.clean = identity, clean
+        self._out = Drained()
+
+    def drain(self) -> Drained:
+        """Everything ready since the last call, in order."""
+        out, self._out = self._out, Drained()
+        return out
+
+    def finish(self, token: Token) -> None:
+        """The item needs nothing more than what was emitted so far to become durable."""
+        self._out.done.append(token)
+
+    def ask(self, session_id: str, origin: Origin) -> None:
+        """Somebody should ask OpenCode about this session, best through ``origin``."""
+        self._out.asks.append((session_id, origin))
+
+    def late(self, entry: Entry) -> Late:
+        """Hold an item from now on."""
+        return Late(entry, self.now + self.hold_s)
+
+    def own_key(self, entry: Entry) -> str:
+        """The last part of a key for a hook without an id of its own."""
+        origin = entry.token.origin
+        return f"{origin.boot_id}:{origin.instance}:{entry.token.seq}"
+
+    def emit(
+        self,
+        entry: Entry | None,
+        *,
+        type_: str,
+        key: str,
+        payload: dict[str, Any],
+        cause: str | None,
+        actor: str,
+        stream: str,
+        trace: str | None,
+        correlation: str | None = None,
+    ) -> StreamEvent:
+        """Make one event and remember it in the state, as replaying the log would."""
+        metadata: dict[str, Any] = {}
+        if entry is not None:
+            metadata = shapes.present(
+                boot=entry.token.origin.boot_id,
+                seq=entry.token.seq,
+                hook=entry.item.hook,
+                event=shapes.bus_id(entry.item),
+            )
+        if cause is None and type_ not in _ROOTS:
+            self.counts["cause_unknown"] += 1
+        event = self._identity.stamp(
+            shapes.present(
+                ts=entry.item.t if entry is not None else None,
+                type=type_,
+                stream_id=stream,
+                idempotency_key=safe_key(f"{type_}:{key}"),
+                causation_id=cause,
+                correlation_id=correlation,
+                actor=actor,
+                source={"agent": actor, "adapter": "opencode"},
+                traceparent=trace,
+                payload=self.clean(payload),
+                metadata=metadata,
+            )
+        )
+        self.state.apply(event)
+        self._out.events.append(event)
+        return event
+
+    def put(
+        self,
+        entry: Entry | None,
+        session: SessionState | None,
+        type_: str,
+        key: str,
+        payload: dict[str, Any],
+        *,
+        cause: str | None = None,
+        actor: str | None = None,
+        correlation: str | None = None,
+        turn: Place | Turn | None = None,
+    ) -> StreamEvent:
+        """Emit an event of a session (or of ``system``), filling in what its turn tells."""
+        if isinstance(turn, Place):
+            cause, correlation = cause or turn.cause, correlation or turn.user
+            actor = actor or turn.agent
+        elif turn is not None:
+            cause, correlation = cause or turn.event_id, correlation or turn.user_message
+            actor = actor or turn.agent
+        session_id = session.id if session is not None else "-"
+        return self.emit(
+            entry,
+            type_=type_,
+            key=f"{session_id}:{key}",
+            payload={"session": session.id, **payload} if session is not None else payload,
+            cause=cause,
+            actor=actor or "opencode",
+            stream=session.stream if session is not None else "system",
+            trace=traceparent(session.root, session.id) if session is not None else None,
+            correlation=correlation,
+        )
+
+
+def safe_stream(session_id: str) -> str:
+    """A stream id for a session id, whatever a foreign program put there."""
+    if is_stream_id(session_id):
+        return session_id
+    return "x-" + sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def safe_key(key: str) -> str:
+    """An idempotency key of bounded length that prints on one line."""
+    if len(key) <= 400 and key.isprintable():
+        return key
+    scope = key.partition(":")[0]
+    return f"{scope}:sha256:{sha256(key.encode('utf-8', 'replace')).hexdigest()}"

@@ -1,0 +1,210 @@
+"""The shapes of hooks that the rules understand. Pure.
+
+A rule may drop a hook only when it knows that the hook is not final. So an item
+is first compared with the shape of its source: what its rule reads to decide,
+and what it records in a field of a fixed type. An item that does not fit is
+kept whole, and no rule guesses at it.
+
+Fields that no rule reads may have any shape, and fields may be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from bridge.opencode.capture import shapes
+from bridge.opencode.capture.shapes import mapping, properties_of
+from bridge.opencode.link.frames import HookItem
+
+Shape: TypeAlias = "type | str | frozenset[str] | dict[str, Shape] | list[Shape] | Callable[[Any], bool]"
+"""A type, a constant, one of some strings, an object's fields (``name?`` may be missing or null), a list of one
+shape, or a test."""
+
+
+def _id(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _time(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _any(value: Any) -> bool:
+    return True
+
+
+def _model(value: Any) -> bool:
+    return fits({"id?": _id, "modelID?": _id, "providerID?": _id}, value) and bool({"id", "modelID"} & value.keys())
+
+
+_SESSION_INFO: Final[Shape] = {
+    "id": _id,
+    "parentID?": _id,
+    **{f"{name}?": str for name in ("title", "agent", "projectID", "directory", "version")},
+    "metadata?": dict,
+}
+
+_ERROR: Final[Shape] = {
+    "name": _id,
+    "message?": str,
+    "data?": {"message?": str, "statusCode?": _number},
+}
+
+_MESSAGES: Final[dict[str, Shape]] = {
+    "user": {"id": _id},
+    "assistant": {
+        "id": _id,
+        "parentID": _id,
+        "time": {"created?": _number, "completed?": _number},
+        "agent?": str,
+        "error?": _ERROR,
+        "model?": _model,
+        "modelID?": _id,
+        "providerID?": _id,
+    },
+}
+"""``message.updated`` by role."""
+
+_SPAN: Final[Shape] = {"start": _time, "end?": _time}
+
+_BEGUN: Final[Shape] = {"metadata?": {"sessionId?": _id}}
+_ENDED: Final[Shape] = {"metadata?": {"sessionId?": _id}, "title?": str, "time?": _SPAN}
+_TOOL_STATES: Final[dict[str, Shape]] = {"pending": _BEGUN, "running": _BEGUN, "completed": _ENDED, "error": _ENDED}
+"""A tool part's ``state`` by status."""
+
+_TEXT: Final[Shape] = {
+    "id": _id,
+    "messageID": _id,
+    "text": str,
+    "synthetic?": bool,
+    "time?": _SPAN,
+    "metadata?": dict,
+}
+
+_PARTS: Final[dict[str, Shape]] = {
+    "tool": {"id": _id, "messageID": _id, "callID": _id, "tool": _id},
+    "text": _TEXT,
+    "reasoning": _TEXT,
+    "step-finish": {
+        "id": _id,
+        "messageID": _id,
+        "reason?": str,
+        "tokens?": dict,
+        "cost?": _number,
+        "snapshot?": str,
+    },
+    # These are noise, or stand in the input.
+    **{kind: {} for kind in ("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask")},
+}
+"""Message parts by type."""
+
+
+def _one_of(kinds: dict[str, Shape], name: str) -> Callable[[Any], bool]:
+    """An object whose field ``name`` says which of some shapes it has."""
+
+    def check(value: Any) -> bool:
+        kind = mapping(value).get(name)
+        return isinstance(kind, str) and kind in kinds and fits(kinds[kind], value)
+
+    return check
+
+
+def _part(value: Any) -> bool:
+    if not _one_of(_PARTS, "type")(value):
+        return False
+    return value["type"] != "tool" or _one_of(_TOOL_STATES, "status")(value.get("state"))
+
+
+_ASKED: Final[Shape] = {"sessionID": _id, "id": _id, "requestID?": _id, "tool?": {"callID": _id}}
+_REPLIED: Final[Shape] = {"sessionID": _id, "requestID": _id, "id?": _id, "tool?": {"callID": _id}}
+_IN_SESSION: Final[Shape] = {"sessionID": _id}
+
+PROPERTIES: Final[dict[str, Shape]] = {
+    "session.created": {"info": _SESSION_INFO},
+    "session.updated": {"info": _SESSION_INFO},
+    "session.deleted": {"info": _SESSION_INFO},
+    "session.idle": _IN_SESSION,
+    "session.status": {"sessionID": _id, "status": {"type": frozenset({"idle", "busy", "retry"})}},
+    "session.error": {"sessionID?": _id, "error": _ERROR},
+    "session.compacted": _IN_SESSION,
+    "session.diff": {},
+    "message.updated": {"info": _one_of(_MESSAGES, "role")},
+    "message.part.updated": {"part": _part},
+    "permission.asked": _ASKED,
+    "permission.replied": _REPLIED,
+    "question.asked": _ASKED,
+    "question.replied": _REPLIED,
+    "question.rejected": _REPLIED,
+    "todo.updated": {},
+    "file.edited": {},
+    "chat.message": {"sessionID": _id, "messageID?": _id, "agent?": str},
+    "tool.execute.after": {"sessionID": _id, "callID": _id, "tool": _id},
+    "capture.gap": {},
+}
+"""The properties of a bus event, or a hook's input, by what ``source_of`` calls it."""
+
+OUTPUTS: Final[dict[str, Shape]] = {
+    "chat.message": {
+        "message": {"id": _id, "role?": "user", "agent?": str, "model?": _model},
+        "parts": [{"type": _id, "synthetic?": bool, "metadata?": dict}],
+    },
+    "tool.execute.after": {"title?": str, "metadata?": dict},
+}
+"""The output of a hook that has one."""
+
+_SESSIONLESS: Final = frozenset({"session.error", "session.diff", "todo.updated", "file.edited", "capture.gap"})
+"""Sources that may name no session."""
+
+
+def is_known(item: HookItem) -> bool:
+    """Whether the rule of this item's source understands it.
+
+    Always true for a source without a shape: it is dropped by its name, or kept whole anyway.
+    """
+    source = shapes.source_of(item)
+    if source not in PROPERTIES:
+        return True
+    properties = shapes.bus_event(item).get("properties") if item.hook == "event" else item.input
+    if not fits(PROPERTIES[source], properties) or not fits(OUTPUTS.get(source, _any), item.output):
+        return False
+    if item.hook == "event" and not fits({"id?": _id}, shapes.bus_event(item)):
+        return False
+    named = _named_sessions(item)
+    return source in _SESSIONLESS or (len(named) == 1 and all(map(_id, named)))
+
+
+def _named_sessions(item: HookItem) -> list[Any]:
+    """The session ids that an item holds in its known places, each once."""
+    properties = properties_of(item)
+    holders = [properties, *(mapping(properties.get(name)) for name in ("info", "part"))]
+    holders.append(mapping(mapping(item.output).get("message")))
+    found = [holder["sessionID"] for holder in holders if holder.get("sessionID") is not None]
+    info = shapes.session_info(item)
+    if info is not None:
+        found.append(info["id"])
+    return [value for n, value in enumerate(found) if value not in found[:n]]
+
+
+def fits(shape: Shape, value: Any) -> bool:
+    """Whether ``value`` has this shape."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(_field_fits(name, one, value) for name, one in shape.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(shape[0], one) for one in value)
+    if isinstance(shape, frozenset):
+        return isinstance(value, str) and value in shape
+    if isinstance(shape, str):
+        return bool(value == shape)
+    if isinstance(shape, type):
+        return isinstance(value, shape)
+    return shape(value)
+
+
+def _field_fits(name: str, shape: Shape, holder: dict[str, Any]) -> bool:
+    value = holder.get(name.removesuffix("?"))
+    return (value is None and name.endswith("?")) or fits(shape, value)

@@ -1,0 +1,218 @@
+"""What the translator does with message parts: steps, outputs, child sessions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.opencode.capture import shapes
+from bridge.opencode.capture.emitter import Entry, Place
+from bridge.opencode.capture.shapes import mapping, present, text
+from bridge.opencode.capture.state import CaptureState, SessionState, input_digest
+from bridge.opencode.capture.table import FINAL_PARTS
+from bridge.opencode.capture.turns import Turns
+from streams.identity import Identity
+
+
+@dataclass(slots=True)
+class _Open:
+    """A tool part that has not ended, and where it belongs."""
+
+    session: str
+    part: str
+    call: str
+    inputs: set[str] = field(default_factory=set)
+    """Digests of its inputs. It has two when OpenCode makes one part of two calls with one id."""
+
+
+@dataclass(slots=True)
+class _After:
+    """A ``tool.execute.after`` whose part has not ended yet."""
+
+    entry: Entry
+    session: str
+    call: str
+    place: Place
+    deadline: float
+
+
+class Parts(Turns):
+    """Steps, outputs and the child sessions that tools start."""
+
+    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
+        super().__init__(identity, state, clean, hold_s)
+        self._open: dict[str, _Open] = {}
+        self._afters: list[_After] = []
+
+    def open_tools(self, session_id: str) -> list[str]:
+        return [part for part, tool in self._open.items() if tool.session == session_id]
+
+    def forget_tools(self, session_id: str) -> None:
+        for part in self.open_tools(session_id):
+            del self._open[part]
+
+    def deadlines(self) -> list[float]:
+        """When held items must be written at the latest."""
+        late = [*self._aborts.values(), *self._endings.values(), *self._errors.values()]
+        return [after.deadline for after in self._afters] + [one.deadline for one in late]
+
+    def expire(self, now: float) -> None:
+        """Write what has waited long enough."""
+        for after in [a for a in self._afters if a.deadline <= now]:
+            self._afters.remove(after)
+            self._write_after(after)
+        for session_id, late in list(self._errors.items()):
+            if late.deadline <= now:
+                self.write_late_error(session_id, None)
+        for session_id, late in list(self._endings.items()):
+            if late.deadline <= now:
+                self.finish_ending(session_id)
+        for session_id, late in list(self._aborts.items()):
+            if late.deadline <= now:
+                del self._aborts[session_id]
+                self.finish(late.entry.token)
+
+    # Parts: steps, outputs, child sessions
+
+    def part_updated(self, entry: Entry, session: SessionState | None) -> bool:
+        part = shapes.properties_of(entry.item)["part"]
+        kind = part["type"]
+        if session is None or kind not in FINAL_PARTS:
+            self.counts[f"not_final:part.{kind}"] += 1
+            return False
+        part_id = part["id"]
+        if kind == "tool":
+            return self._tool_part(entry, session, part, part_id)
+        place = self.place_of(session, part)
+        ended = kind == "step-finish" or (mapping(part.get("time")).get("end") and place.assistant)
+        if not ended:
+            self.counts[f"not_final:part.{kind}"] += 1
+        elif self._is_copied(session, part["messageID"]):
+            self.counts["copied:message.part.updated"] += 1
+        elif kind == "step-finish":
+            payload = {**place.payload, **shapes.inference_step(part), **present(model=place.model)}
+            self.put(entry, session, "execution.step", part_id, payload, turn=place)
+        else:
+            payload = {**place.payload, **shapes.output_of(part)}
+            self.put(entry, session, "execution.output", part_id, payload, turn=place)
+        return False
+
+    def _is_copied(self, session: SessionState, message: str) -> bool:
+        """Whether an answer is history that a fork brought along: it is older than the first message given here."""
+        if session.misread:
+            return False
+        if message in self._copied:
+            return True
+        first = session.first_message
+        return session.born and (first is None or (message[:4] == first[:4] and message < first))
+
+    def _tool_part(self, entry: Entry, session: SessionState, part: dict[str, Any], part_id: str) -> bool:
+        state, call = part["state"], part["callID"]
+        place = self.place_of(session, part)
+        child = text(mapping(state.get("metadata")).get("sessionId"))
+        if child is not None and part_id not in session.spawning:
+            self._write_spawn(entry, session, part, part_id, child, place)
+        if state["status"] not in ("completed", "error"):
+            opened = self._open.setdefault(part_id, _Open(session.id, part_id, call))
+            if state["status"] == "running":
+                opened.inputs.add(input_digest(state.get("input")))
+            self.counts["not_final:part.tool"] += 1
+            return False
+        self._open.pop(part_id, None)
+        payload = {**place.payload, **shapes.tool_step(part)}
+        afters = self._take_afters(session, call, state)
+        given = afters[0].entry.item.input.get("args") if afters else None
+        if given is not None and given != payload.get("input"):
+            payload["executed_input"] = given
+        cause = None
+        if child is not None:
+            known = self.state.sessions.get(child)
+            cause = known.last_end if known is not None and known.last_end else session.spawning.get(part_id)
+            payload["child"] = child
+        self.put(entry, session, "execution.step", part_id, payload, cause=cause, turn=place)
+        for after in afters:
+            self.finish(after.entry.token)
+        if session.id in self._endings and not self.is_unsettled(session):
+            self.finish_ending(session.id)
+        return False
+
+    def _write_spawn(
+        self,
+        entry: Entry,
+        session: SessionState,
+        part: dict[str, Any],
+        part_id: str,
+        child: str,
+        place: Place,
+    ) -> None:
+        asked = mapping(mapping(part.get("state")).get("input"))
+        payload = {
+            **place.payload,
+            **present(
+                child=child,
+                call=text(part.get("callID")),
+                agent=text(asked.get("subagent_type")),
+                description=text(asked.get("description")),
+            ),
+        }
+        self.put(entry, session, "agent.spawned", part_id, payload, turn=place)
+
+    def tool_after(self, entry: Entry, session: SessionState | None) -> bool:
+        call = entry.item.input["callID"]
+        if session is None:
+            return self.unknown_event(entry, session)
+        is_open = any(t.session == session.id and t.call == call for t in self._open.values())
+        if not is_open and self._is_echo(session, call, entry.item.input.get("args")):
+            self.counts["duplicate:tool.execute.after"] += 1
+            return False
+        part = next((p for p in self.open_tools(session.id) if self._open[p].call == call), None)
+        place = self.place_of(session, present(id=part))
+        self._afters.append(_After(entry, session.id, call, place, self.now + self.hold_s))
+        return True
+
+    def _is_echo(self, session: SessionState, call: str, given: Any) -> bool:
+        """Whether the step of this call is recorded: the provider's call ids repeat, so the input decides."""
+        return input_digest(self.clean(given)) in session.calls.get(call, "").split()
+
+    def _take_afters(self, session: SessionState, call: str, state: dict[str, Any]) -> list[_After]:
+        """The held hooks that say the same as a tool part that ended: one from each plugin copy.
+
+        Two calls may share an id, so the input decides. A plugin may have
+        changed a call's input before it ran: then no held hook has the part's
+        input, and the one input that is left is the changed one; but a part
+        that is recorded is only sent again, and its twin waits by itself.
+        """
+        held = [after for after in self._afters if after.session == session.id and after.call == call]
+        taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]
+        if not taken and state["status"] == "completed" and not self._is_echo(session, call, state.get("input")):
+            rest = [one for one in held if not self._is_echo(session, call, one.entry.item.input.get("args"))]
+            taken = rest if len({_given(after.entry) for after in rest}) == 1 else []
+        self._afters = [after for after in self._afters if after not in taken]
+        return taken
+
+    def _write_after(self, after: _After) -> None:
+        """The part's end never came: the hook alone becomes the step."""
+        session = self.state.sessions.get(after.session)
+        if session is None:  # pruned or forgotten while the hook was held: nothing more is to be known of it
+            self.counts["session_removed:tool.execute.after"] += 1
+            self.finish(after.entry.token)
+            return
+        opened = [t for t in self._open.values() if t.session == after.session and t.call == after.call]
+        # A part of two calls takes the step of the one that OpenCode ends it with: which one is not known yet.
+        part = next((one.part for one in opened if len(one.inputs) < 2), None)
+        if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args")):
+            self.counts["duplicate:tool.execute.after"] += 1
+        else:
+            place = after.place
+            payload = {**place.payload, **shapes.tool_step_from_after(after.entry.item)}
+            key = part or f"{after.call}:{input_digest(self.clean(payload.get('input')))}"
+            self.put(after.entry, session, "execution.step", key, payload, turn=place)
+            if part is not None:
+                self._open.pop(part, None)
+        self.finish(after.entry.token)
+
+
+def _given(entry: Entry) -> str:
+    """The digest of the input that a ``tool.execute.after`` names."""
+    return input_digest(entry.item.input.get("args"))

@@ -1,0 +1,193 @@
+"""Reading what OpenCode hands to hooks, and the payloads made from it. Pure.
+
+OpenCode's types lag behind what it sends, so nothing here trusts a shape:
+what is missing is left out, what is odd is kept as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.opencode.link.frames import HookItem
+
+_TOLD = frozenset(
+    # What a provider sent back may hold anything; the rest stands in fields of its own.
+    ("responseHeaders", "responseBody", "requestBodyValues", "stack", "message", "statusCode", "isRetryable")
+)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """``value`` if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def text(value: Any) -> str | None:
+    """``value`` if it is a non-empty string."""
+    return value if isinstance(value, str) and value else None
+
+
+def number(value: Any) -> int | None:
+    """``value`` as milliseconds if it is a number."""
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def present(**fields: Any) -> dict[str, Any]:
+    """The fields that have a value; JSON nulls are not worth storing."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def bus_event(item: HookItem) -> dict[str, Any]:
+    """The bus event of an ``event`` hook: ``{id, type, properties}``."""
+    return mapping(mapping(item.input).get("event"))
+
+
+def bus_id(item: HookItem) -> str | None:
+    """The bus event's own id; the same for every plugin copy. ``None`` for other hooks."""
+    return text(bus_event(item).get("id")) if item.hook == "event" else None
+
+
+def source_of(item: HookItem) -> str:
+    """What the rules table calls this item: the bus event's type, or the hook's name."""
+    if item.hook != "event":
+        return item.hook
+    return text(bus_event(item).get("type")) or "event"
+
+
+def properties_of(item: HookItem) -> dict[str, Any]:
+    """A bus event's properties, or the hook's input."""
+    if item.hook == "event":
+        return mapping(bus_event(item).get("properties"))
+    return mapping(item.input)
+
+
+def whole(item: HookItem, type_: str) -> dict[str, Any]:
+    """Everything that an item of this type holds: a bus event's properties if that is all, else input and output."""
+    event = bus_event(item)
+    usual = {"event": {"id": bus_id(item), "type": type_, "properties": event.get("properties")}}
+    if item.output is None and item.input in (usual, {"event": present(**usual["event"])}):
+        return {"properties": event.get("properties")}
+    return present(input=item.input, output=item.output)
+
+
+def session_of(item: HookItem) -> str | None:
+    """The session an item belongs to, or ``None``."""
+    properties = properties_of(item)
+    holders = (properties, *(mapping(properties.get(name)) for name in ("info", "part")))
+    named = next((found for holder in holders if (found := text(holder.get("sessionID")))), None)
+    return named or text(mapping(session_info(item)).get("id"))
+
+
+def session_info(item: HookItem) -> dict[str, Any] | None:
+    """What a ``session.*`` bus event says of its session, parent included; ``None`` for other items."""
+    if item.hook == "event" and source_of(item).startswith("session."):
+        info = properties_of(item).get("info")
+        return info if isinstance(info, dict) and text(info.get("id")) else None
+    return None
+
+
+def appeared(info: dict[str, Any], lineage: str) -> dict[str, Any]:
+    """Payload of a session that was created or resumed."""
+    return present(
+        session=info.get("id"),
+        parent=text(info.get("parentID")),
+        lineage=lineage,
+        title=text(info.get("title")),
+        agent=text(info.get("agent")),
+        project=text(info.get("projectID")),
+        directory=text(info.get("directory")),
+        version=text(info.get("version")),
+        metadata=mapping(info.get("metadata")) or None,
+    )
+
+
+def model_of(info: dict[str, Any]) -> dict[str, Any] | None:
+    """``{provider, model}`` of a message, however this OpenCode spells it."""
+    nested = mapping(info.get("model"))
+    model = text(info.get("modelID")) or text(nested.get("modelID")) or text(nested.get("id"))
+    provider = text(info.get("providerID")) or text(nested.get("providerID"))
+    return present(provider=provider, model=model) if model else None
+
+
+def tool_step(part: dict[str, Any]) -> dict[str, Any]:
+    """Payload of a tool part that completed or failed, without its place in session and turn."""
+    state = mapping(part.get("state"))
+    time = mapping(state.get("time"))
+    started, ended = number(time.get("start")), number(time.get("end"))
+    return present(
+        kind="tool",
+        tool=text(part.get("tool")),
+        call=text(part.get("callID")),
+        status=text(state.get("status")),
+        title=text(state.get("title")),
+        input=state.get("input"),
+        output=state.get("output"),
+        error=state.get("error"),
+        metadata=mapping(state.get("metadata")) or None,
+        attachments=state.get("attachments") or None,
+        started_ms=started,
+        ended_ms=ended,
+        duration_ms=ended - started if started is not None and ended is not None else None,
+    )
+
+
+def tool_step_from_after(item: HookItem) -> dict[str, Any]:
+    """Payload of a tool call whose part's last update never came."""
+    given, result = mapping(item.input), mapping(item.output)
+    return present(
+        kind="tool",
+        tool=text(given.get("tool")),
+        call=text(given.get("callID")),
+        status="completed",
+        title=text(result.get("title")),
+        input=given.get("args"),
+        output=result.get("output"),
+        metadata=mapping(result.get("metadata")) or None,
+    )
+
+
+def inference_step(part: dict[str, Any]) -> dict[str, Any]:
+    """Payload of a ``step-finish`` part."""
+    return present(
+        kind="inference",
+        finish=text(part.get("reason")),
+        tokens=mapping(part.get("tokens")) or None,
+        cost=part.get("cost"),
+        snapshot=text(part.get("snapshot")),
+    )
+
+
+def output_of(part: dict[str, Any]) -> dict[str, Any]:
+    """Payload of a text or reasoning part that ended."""
+    time = mapping(part.get("time"))
+    return present(
+        kind=part.get("type"),
+        text=part.get("text"),
+        started_ms=number(time.get("start")),
+        ended_ms=number(time.get("end")),
+        metadata=mapping(part.get("metadata")) or None,
+    )
+
+
+def error_of(error: dict[str, Any]) -> dict[str, Any]:
+    """Payload of an error; what the provider sent back may hold anything and is left out."""
+    data = mapping(error.get("data"))
+    return present(
+        name=text(error.get("name")) or "UnknownError",
+        reason=text(data.get("message")) or text(error.get("message")),
+        status=number(data.get("statusCode")),
+        retryable=data.get("isRetryable"),
+        data={k: v for k, v in data.items() if k not in _TOLD} or None,
+    )
+
+
+def is_abort(error: dict[str, Any]) -> bool:
+    """An abort is no error: it ends the turn."""
+    return error.get("name") == "MessageAbortedError"
+
+
+def is_human(parts: list[Any]) -> bool:
+    """Whether a prompt has a part that a person wrote: not synthetic, not injected by us."""
+    objects = [mapping(part) for part in parts]
+    return any(
+        not part.get("synthetic") and not mapping(part.get("metadata")).get("durable_stream") for part in objects
+    )

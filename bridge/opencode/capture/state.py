@@ -1,0 +1,293 @@
+"""What the translator must remember of each session, as a fold over its own events.
+
+Everything here can be rebuilt by replaying the log, so a sidecar that was
+killed continues as if nothing had happened. What cannot be rebuilt (updates
+that are not final) is kept beside it in the translator and may be lost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Annotated, Any
+
+import orjson
+from pydantic import PlainSerializer, TypeAdapter
+
+from bridge.opencode.capture.tokens import add_tokens
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.lineage import CREATED, ENDED, LINKED, RESUMED
+
+STATE_VERSION = 4
+"""Form of the dumped state, and of what the fold does: a greater one makes older snapshots worthless."""
+
+REMEMBERED = 256
+"""Inputs, turns and calls remembered a session. Older ones are still once: the log knows their keys."""
+
+BUSY_SESSIONS = 64
+"""Sessions that remember so much: those that last began a turn or appeared. The state of a log of any length
+stays small, and with it the snapshot, the start and the memory."""
+
+REMEMBERED_AT_REST = 4
+"""What is remembered of each kind in the other sessions."""
+
+
+# Equal states are equal bytes: a set has another order in each process, what a payload holds another one in the log.
+Names = Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]
+Fields = Annotated[dict[str, Any], PlainSerializer(lambda found: orjson.loads(canonical(found)))]
+# A count that comes back as 10.0 would make another payload of the turn's end.
+Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sorted(found.items())))]
+
+
+@dataclass(slots=True)
+class Turn:
+    """The turn a session is in: a user message being answered."""
+
+    user_message: str
+    assistant_message: str
+    """The first answer; later ones sort after it, earlier turns' before."""
+    event_id: str
+    started_ms: int
+    boot: str
+    agent: str
+    model: Fields | None
+    finish: str | None = None
+    error: str | None = None
+    steps: int = 0
+    cost: float = 0.0
+    tokens: Sums = field(default_factory=dict)
+    counted: Names = field(default_factory=set)
+    """Keys of the steps in these sums: one that is sent again, because its ack was lost, counts once."""
+
+
+@dataclass(slots=True)
+class SessionState:
+    """One session: where its records go and what its next event may be caused by."""
+
+    id: str
+    stream: str
+    root: str
+    parent: str | None
+    known: bool
+    event_id: str
+    directory: str | None = None
+    boots: Names = field(default_factory=set)
+    born: bool = False
+    """Its creation is in the log, so no turn of it can be missing before."""
+    first_message: str | None = None
+    """The user message of its first input or turn: OpenCode's ids ascend, so what is before it came from elsewhere."""
+    misread: bool = False
+    """Something in it was not understood and kept whole: what looks like history may be new."""
+    ended: bool = False
+    title: str | None = None
+    turn: Turn | None = None
+    last_turn: Turn | None = None
+    last_end: str | None = None
+    compacted: str | None = None
+    inputs: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    turns: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    calls: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """Finished tool calls by the provider's call id, with the digests of their inputs."""
+    asks: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    errors: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    spawning: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """Task parts that already told of their child, with the ``agent.spawned`` event's id."""
+
+    def rest(self) -> None:
+        """Others are busy now: forget all but the newest."""
+        for known in (self.inputs, self.turns, self.calls, self.asks, self.errors, self.spawning):
+            while len(known) > REMEMBERED_AT_REST:
+                known.popitem(last=False)
+
+
+def input_digest(value: Any) -> str:
+    """What is remembered of a tool call's input, to tell a second call with the same id from an echo."""
+    return sha256(canonical(value)).hexdigest()[:16]
+
+
+def remember(known: OrderedDict[str, str], key: str, value: str) -> None:
+    """Keep ``key``, forgetting the oldest beyond ``REMEMBERED``."""
+    known[key] = value
+    if len(known) > REMEMBERED:
+        known.popitem(last=False)
+
+
+class CaptureState:
+    """All sessions, folded from capture events. ``apply`` in position order, each event once or more."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, SessionState] = {}
+        self.told: OrderedDict[str, str] = OrderedDict()
+        """Bus events that became an error or a compaction, which nothing else tells from a resend."""
+        self.spawns: dict[str, str] = {}
+        """The latest ``agent.spawned`` event of each child session."""
+        self.busy: OrderedDict[str, None] = OrderedDict()
+        """The sessions that remember the most, the one that rested longest first."""
+
+    def dump(self) -> bytes:
+        """Everything, as JSON that ``load`` takes; for a snapshot in the form ``STATE_VERSION``."""
+        return _ADAPTER.dump_json(_Dump(self.sessions, self.told, self.spawns, list(self.busy)))
+
+    @classmethod
+    def load(cls, dumped: bytes) -> CaptureState:
+        """The state that ``dump`` gave. Raises ``ValueError`` when it is something else."""
+        found = _ADAPTER.validate_json(dumped)
+        state = cls()
+        state.sessions, state.told, state.spawns = found.sessions, OrderedDict(found.told), found.spawns
+        state.busy = OrderedDict.fromkeys(found.busy)
+        return state
+
+    def unknown(self) -> list[SessionState]:
+        """Sessions whose parent is not known."""
+        return [session for session in self.sessions.values() if not session.known]
+
+    def unfinished(self) -> set[str]:
+        """Streams in which a turn is under way, as far as the log tells: its OpenCode may have died."""
+        return {session.stream for session in self.sessions.values() if session.turn is not None}
+
+    def turn_of(self, session_id: str) -> str | None:
+        """The user message that a session answers now, as far as that is known."""
+        session = self.sessions.get(session_id)
+        return session.turn.user_message if session is not None and session.turn is not None else None
+
+    def drop(self, streams: Collection[str]) -> None:
+        """Know nothing more of the sessions in these streams, as a fold over a log without their payloads would.
+
+        One that is heard of again appears as resumed.
+        """
+        gone = {session.id for session in self.sessions.values() if session.stream in streams}
+        for session_id in gone:
+            del self.sessions[session_id]
+            self.spawns.pop(session_id, None)
+            self.busy.pop(session_id, None)
+
+    def apply(self, event: StreamEvent) -> None:
+        """Take one event; types that are not capture's change nothing."""
+        payload = event.payload
+        bus_id = event.metadata.get("event")
+        if event.type in ("agent.error", "lifecycle.session.compacted") and isinstance(bus_id, str):
+            remember(self.told, bus_id, event.id)
+        session_id = payload.get("session")
+        if not isinstance(session_id, str):
+            return
+        if event.type in (CREATED, RESUMED):
+            self._appeared(event, session_id)
+            return
+        session = self.sessions.get(session_id)
+        if session is None:
+            return
+        if event.type == LINKED:
+            session.known, session.parent = True, payload.get("parent")
+        elif event.type == ENDED:
+            session.ended, session.turn = True, None
+        elif event.type in ("human.input", "agent.input"):
+            session.first_message = session.first_message or payload["message"]
+            remember(session.inputs, payload["message"], event.id)
+        elif event.type == "turn.started":
+            self._turn_started(session, event)
+        elif event.type == "turn.ended":
+            if session.turn is not None and session.turn.user_message == payload["message"]:
+                session.turn.counted.clear()  # its sums are told: nothing more is added to them
+                session.last_turn, session.turn = session.turn, None
+            session.last_end = event.id
+        elif event.type == "execution.step":
+            self._step(session, event)
+        elif event.type == "agent.error":
+            if payload.get("message"):
+                remember(session.errors, payload["message"], event.id)
+            if session.turn is not None and payload.get("turn") == session.turn.user_message:
+                session.turn.error = str(payload.get("name"))
+        elif event.type == "agent.spawned":
+            self._spawned_child(session, event)
+        elif event.type == "workflow.checkpoint":
+            remember(session.asks, f"{payload['request']}:{payload['state']}", event.id)
+        elif event.type == "lifecycle.session.compacted":
+            session.compacted = event.id
+        elif event.type.startswith("opencode."):
+            session.misread = True
+
+    def _appeared(self, event: StreamEvent, session_id: str) -> None:
+        payload = event.payload
+        session = self.sessions.get(session_id)
+        if session is None:
+            parent = self.sessions.get(payload.get("parent") or "")
+            known = payload.get("lineage") != "unknown"
+            session = self.sessions[session_id] = SessionState(
+                id=session_id,
+                stream=event.stream_id,
+                root=parent.root if parent is not None and known else session_id,
+                parent=payload.get("parent"),
+                known=known,
+                event_id=event.id,
+                directory=payload.get("directory"),
+                title=payload.get("title"),
+                born=event.type == CREATED,
+            )
+            self._is_busy(session)
+        session.ended = False
+        boot = event.metadata.get("boot")
+        if isinstance(boot, str) and boot not in session.boots:
+            session.boots.add(boot)
+            self._is_busy(session)
+
+    def _is_busy(self, session: SessionState) -> None:
+        """Only what a record says for the first time comes here, so that one that is sent again changes nothing."""
+        self.busy[session.id] = None
+        self.busy.move_to_end(session.id)
+        if len(self.busy) > BUSY_SESSIONS:
+            resting, _ = self.busy.popitem(last=False)
+            # A snapshot of an older version may name one that was removed.
+            if resting in self.sessions:
+                self.sessions[resting].rest()
+
+    def _turn_started(self, session: SessionState, event: StreamEvent) -> None:
+        payload = event.payload
+        session.turn = Turn(
+            user_message=payload["message"],
+            assistant_message=payload.get("assistant_message") or "",
+            event_id=event.id,
+            started_ms=event.ts,
+            boot=str(event.metadata.get("boot")),
+            agent=payload.get("agent") or "",
+            model=payload.get("model"),
+        )
+        session.compacted = None
+        session.first_message = session.first_message or payload["message"]
+        if payload["message"] not in session.turns:
+            self._is_busy(session)
+        remember(session.turns, payload["message"], event.id)
+
+    def _step(self, session: SessionState, event: StreamEvent) -> None:
+        payload = event.payload
+        if payload.get("call"):
+            # What its `tool.execute.after` names. The part's input may be that of another call with this id.
+            ran = input_digest(payload.get("executed_input", payload.get("input")))
+            remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {ran}"[-400:])
+        turn = session.turn
+        if turn is None or payload.get("turn") != turn.user_message or event.idempotency_key in turn.counted:
+            return
+        turn.counted.add(event.idempotency_key)
+        turn.steps += 1
+        if payload.get("kind") == "inference":
+            turn.finish = payload.get("finish")
+            turn.cost += payload.get("cost") or 0
+            add_tokens(turn.tokens, payload.get("tokens"))
+
+    def _spawned_child(self, session: SessionState, event: StreamEvent) -> None:
+        child = event.payload["child"]
+        remember(session.spawning, event.payload["part"], event.id)
+        self.spawns[child] = event.id
+
+
+@dataclass(slots=True)
+class _Dump:
+    sessions: dict[str, SessionState]
+    told: OrderedDict[str, str]
+    spawns: dict[str, str]
+    busy: list[str]
+
+
+_ADAPTER = TypeAdapter(_Dump)

@@ -1,0 +1,306 @@
+"""From hooks to events: the translator. Pure, sans-I/O.
+
+``feed`` takes hook items as they arrive, ``drain`` gives the events they make
+and the items that are finished once those events are durable. Time comes in as
+a monotonic clock reading, so nothing here waits: an item that must (its pair or
+its parent is missing) is held at most ``hold_s`` and then written as it is.
+
+Hooks of one session keep their order; other sessions go on meanwhile.
+
+Three floors: ``Emitter`` makes events, ``Turns`` and ``Parts`` know what each
+hook means inside a session, ``Translator`` decides which session that is.
+
+Source: seed 004, 3.2 ("Bridging Hooks"); FEATURES D14-D16.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.opencode.capture import shapes
+from bridge.opencode.capture.emitter import HOLD_S, Drained, Entry, Origin, Token, safe_stream
+from bridge.opencode.capture.known import is_known
+from bridge.opencode.capture.parts import Parts
+from bridge.opencode.capture.shapes import mapping, present, text
+from bridge.opencode.capture.state import CaptureState, SessionState
+from bridge.opencode.capture.table import rule_for
+from bridge.opencode.link.frames import HookItem
+from streams.errors import InvalidEvent
+from streams.identity import Identity
+from streams.lineage import CREATED, ENDED, LINKED, RESUMED, traceparent
+
+__all__ = ["HOLD_S", "Drained", "Origin", "Token", "Translator"]
+
+_SEEN_EVENTS = 50_000
+"""Bus event ids remembered, to know what a second plugin copy tells again."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A session that cannot be placed yet: its hooks in order, until its parent or its call is known.
+
+    ``first`` is the hook that made us look; ``entries`` is empty when that hook
+    belongs to a child of this session.
+    """
+
+    first: Entry
+    deadline: float
+    entries: deque[Entry] = field(default_factory=deque)
+    info: dict[str, Any] | None = None
+    asked: bool = False
+
+
+class Translator(Parts):
+    """One for all links of a sidecar.
+
+    ``state`` is folded from the log beforehand. ``clean`` redacts payloads.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        state: CaptureState | None = None,
+        *,
+        clean: Callable[[Any], Any] = lambda value: value,
+        hold_s: float = HOLD_S,
+    ) -> None:
+        super().__init__(identity, state if state is not None else CaptureState(), clean, hold_s)
+        self._waiting: dict[str, _Waiting] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    # What the owner calls
+
+    def feed(self, token: Token, item: HookItem, now: float) -> None:
+        """Take one item. Order matters within one origin."""
+        self.now = now
+        entry = Entry(token, item)
+        source = shapes.source_of(item)
+        if rule_for(source) is None:
+            self.counts[f"dropped:{source[:60]}"] += 1
+            self.finish(token)
+            return
+        if item.hook == "event" and self._told_before(item):
+            self.counts[f"duplicate:{source[:60]}"] += 1
+            self.finish(token)
+            return
+        session_id = shapes.session_of(item)
+        if session_id is None:
+            self._run(entry, None)
+            return
+        waiting = self._waiting.get(session_id)
+        if waiting is not None:
+            waiting.entries.append(entry)
+            waiting.info = shapes.session_info(item) or waiting.info
+        elif (session := self.state.sessions.get(session_id)) is not None or source == "session.deleted":
+            self._run(entry, session)
+        else:
+            info = shapes.session_info(item)
+            self._waiting[session_id] = _Waiting(entry, now + self.hold_s, deque([entry]), info)
+        self._place_waiting()
+
+    def answer(self, session_id: str, info: dict[str, Any] | None, now: float) -> None:
+        """What OpenCode said of a session that was asked about; ``None`` when nobody could say."""
+        self.now = now
+        waiting = self._waiting.get(session_id)
+        if info is None or waiting is None:
+            return
+        waiting.info = waiting.info or info
+        self._place_waiting()
+
+    def tick(self, now: float) -> None:
+        """Write what has waited long enough."""
+        self.now = now
+        for session_id, waiting in list(self._waiting.items()):
+            if waiting.deadline <= now and self._waiting.get(session_id) is waiting:
+                self._place(session_id, waiting, give_up=True)
+        self._place_waiting()
+        self.expire(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` has something to do next; ``None`` while nothing waits."""
+        return min([waiting.deadline for waiting in self._waiting.values()] + self.deadlines(), default=None)
+
+    def end_missing(self, session_id: str, now: float) -> None:
+        """A session of the log is no more in OpenCode: record its end, once."""
+        self.now = now
+        session = self.state.sessions.get(session_id)
+        if session is not None and not session.ended:
+            self._end(None, session_id, {}, "gone")
+
+    def _told_before(self, item: HookItem) -> bool:
+        event_id = shapes.bus_id(item)
+        if event_id is None:
+            return False
+        if event_id in self._seen:
+            return True
+        self._seen[event_id] = None
+        if len(self._seen) > _SEEN_EVENTS:
+            self._seen.popitem(last=False)
+        return False
+
+    # Placing sessions
+
+    def _place_waiting(self) -> None:
+        """Place every waiting session that can be placed now; one may free the next."""
+        progress = bool(self._waiting)
+        while progress:
+            progress = False
+            for session_id, waiting in list(self._waiting.items()):
+                progress = self._place(session_id, waiting, give_up=False) or progress
+
+    def _place(self, session_id: str, waiting: _Waiting, *, give_up: bool) -> bool:
+        """Write a session's first event if its place is known (or given up on), then its held hooks."""
+        info = waiting.info
+        parent_id = text(mapping(info).get("parentID"))
+        parent = self.state.sessions.get(parent_id) if parent_id else None
+        created = bool(waiting.entries) and shapes.source_of(waiting.first.item) == "session.created"
+        if not give_up and not self._is_placeable(session_id, waiting, parent_id, parent, created):
+            return False
+        del self._waiting[session_id]
+        if not waiting.entries and info is None:
+            return True  # only its children were seen, and nobody knows it
+        is_root = info is not None and info.get("parentID") is None
+        lineage = "child" if parent is not None else "root" if is_root else "unknown"
+        if lineage == "unknown":
+            self.counts["lineage_unknown"] += 1
+        self._appear(waiting.first, {**(info or {}), "id": session_id}, lineage, created=created)
+        for entry in waiting.entries:
+            self._run(entry, self.state.sessions.get(session_id))
+        return True
+
+    def _is_placeable(
+        self,
+        session_id: str,
+        waiting: _Waiting,
+        parent_id: str | None,
+        parent: SessionState | None,
+        created: bool,
+    ) -> bool:
+        if waiting.info is None:
+            if not waiting.asked:
+                waiting.asked = True
+                self.ask(session_id, waiting.first.token.origin)
+            return False
+        if parent_id and parent is None:
+            # The parent may be on its way, or older than this log: then it is asked about too.
+            if parent_id not in self._waiting and parent_id != session_id:
+                self._waiting[parent_id] = _Waiting(waiting.first, waiting.deadline)
+            return False
+        # The `task` call that made it must come first: it is the cause.
+        return not (created and parent is not None and parent.turn and session_id not in self.state.spawns)
+
+    def _appear(self, entry: Entry, info: dict[str, Any], lineage: str, *, created: bool) -> None:
+        session_id = info["id"]
+        parent = self.state.sessions.get(text(info.get("parentID")) or "") if lineage == "child" else None
+        boot = entry.token.origin.boot_id
+        self.emit(
+            entry,
+            type_=CREATED if created else RESUMED,
+            key=session_id if created else f"{session_id}:{boot}",
+            payload=shapes.appeared(info, lineage),
+            cause=self.state.spawns.get(session_id) if created else None,
+            actor=text(info.get("agent")) or "opencode",
+            stream=parent.stream if parent is not None else safe_stream(session_id),
+            trace=traceparent(parent.root if parent is not None else session_id, session_id),
+        )
+        for orphan in [s for s in self.state.unknown() if s.parent == session_id]:
+            self._link(orphan, session_id, entry)
+
+    def _link(self, session: SessionState, parent_id: str | None, entry: Entry) -> None:
+        """Join a session that was recorded as unknown to its root; with no parent it is a root itself."""
+        parent = self.state.sessions.get(parent_id) if parent_id else None
+        if session.known or (parent_id and parent is None):
+            return
+        self.emit(
+            entry,
+            type_=LINKED,
+            key=session.id,
+            payload=present(
+                session=session.id, parent=parent_id, root=parent.root if parent is not None else session.id
+            ),
+            cause=session.event_id,
+            actor="opencode",
+            stream=session.stream,
+            trace=traceparent(session.root, session.id),
+        )
+
+    def _meet(self, session: SessionState, entry: Entry) -> None:
+        """A hook of a known session: note a new boot, and a parent that was unknown so far."""
+        info = shapes.session_info(entry.item)
+        if info is not None and not session.known:
+            self._link(session, text(info.get("parentID")), entry)
+        boot = entry.token.origin.boot_id
+        source = shapes.source_of(entry.item)
+        if boot in session.boots or session.ended or source in ("session.created", "session.deleted"):
+            return
+        known = {"id": session.id, "parentID": session.parent, **mapping(info)}
+        lineage = "unknown" if not session.known else "child" if session.parent else "root"
+        self._appear(entry, known, lineage, created=False)
+
+    # Running the rules
+
+    def _run(self, entry: Entry, session: SessionState | None) -> None:
+        """Apply the item's rule if it has the shape that the rule understands; else, and on any fault, keep it."""
+        source = shapes.source_of(entry.item)
+        rule = rule_for(source)
+        held = False
+        if rule is not None:
+            try:
+                if session is not None:
+                    self._meet(session, entry)
+                if is_known(entry.item):
+                    held = getattr(self, rule.handle)(entry, session)
+                    if rule.kind == "state":
+                        self.counts[f"not_final:{source}"] += 1
+                else:
+                    self.counts[f"kept_whole:{source}"] += 1
+                    self.unknown_event(entry, session)
+            except (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError) as fault:
+                self._keep_unreadable(entry, session, fault)
+        if not held:
+            self.finish(entry.token)
+
+    def _keep_unreadable(self, entry: Entry, session: SessionState | None, fault: Exception) -> None:
+        """An item that a rule fails on is stored as it came, and counted."""
+        self.counts["unreadable"] += 1
+        raw = {"hook": entry.item.hook, "input": entry.item.input, "output": entry.item.output}
+        payload = {"fault": type(fault).__name__, "item": raw}
+        self.put(entry, session, "opencode.unreadable", self.own_key(entry), payload)
+
+    # Rules for whole sessions (the others: turns.py, parts.py)
+
+    def session_created(self, entry: Entry, session: SessionState | None) -> bool:
+        """The event was written when the session was placed."""
+        return False
+
+    def session_deleted(self, entry: Entry, session: SessionState | None) -> bool:
+        info = shapes.session_info(entry.item) or {}
+        session_id = text(info.get("id")) or shapes.session_of(entry.item)
+        self._current.pop(session_id or "", None)
+        if session_id is not None and not (session is not None and session.ended):
+            self._end(entry, session_id, info, "deleted")
+        return False
+
+    def _end(self, entry: Entry | None, session_id: str, info: dict[str, Any], reason: str) -> None:
+        session = self.state.sessions.get(session_id)
+        if session is not None and session.turn is not None:
+            self.end_turn(entry, session, "aborted")
+        self.emit(
+            entry,
+            type_=ENDED,
+            key=session_id,
+            payload=present(
+                session=session_id,
+                reason=reason,
+                title=text(info.get("title")),
+                cost=info.get("cost"),
+                tokens=info.get("tokens"),
+            ),
+            cause=(session.last_end or session.event_id) if session is not None else None,
+            actor="opencode",
+            stream=session.stream if session is not None else safe_stream(session_id),
+            trace=traceparent(session.root if session is not None else session_id, session_id),
+        )

@@ -1,0 +1,375 @@
+"""What the translator does with inputs, turns, errors and asks. Pure.
+
+Each method is named in the rules table. It emits events and returns true when
+the item must stay unfinished for now; the method that ends the wait finishes it.
+
+What is kept here may be lost in a crash: everything that decides an event's
+content is in the state, or in a hook that is not acknowledged before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from bridge.opencode.capture import shapes
+from bridge.opencode.capture.emitter import Emitter, Entry, Late, Place
+from bridge.opencode.capture.shapes import mapping, present, text
+from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from streams.identity import Identity
+
+_REMEMBERED_MESSAGES = 4000
+
+_ANSWERED = frozenset({"stop", "length"})
+"""Reasons with which a model ends its last answer; ``tool-calls`` means that it wanted to go on."""
+
+
+class Turns(Emitter):
+    """Inputs, turns, errors, asks."""
+
+    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
+        super().__init__(identity, state, clean, hold_s)
+        self._messages: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._copied: OrderedDict[str, None] = OrderedDict()
+        self._users: OrderedDict[str, None] = OrderedDict()
+        self._current: dict[str, str] = {}
+        self._titles: dict[str, str] = {}
+        self._aborts: dict[str, Late] = {}
+        self._aborted: set[str] = set()
+        self._endings: dict[str, Late] = {}
+        self._errors: dict[str, Late] = {}
+
+    def open_tools(self, session_id: str) -> list[str]:
+        """Tool parts of a session that have begun and not ended; the floor above knows."""
+        return []
+
+    def forget_tools(self, session_id: str) -> None:
+        """The session's turn is over: no tool of it is open any more."""
+
+    # Small things
+
+    def nothing(self, entry: Entry, session: SessionState | None) -> bool:
+        return False
+
+    def unknown_event(self, entry: Entry, session: SessionState | None) -> bool:
+        """Keep an item whole: of an unknown type, or not of the shape that its rule understands."""
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in shapes.source_of(entry.item))
+        type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
+        key = shapes.bus_id(entry.item) or self.own_key(entry)
+        self.put(entry, session, type_, key, shapes.whole(entry.item, type_.removeprefix("opencode.")))
+        return False
+
+    def capture_gap(self, entry: Entry, session: SessionState | None) -> bool:
+        self.counts["gaps"] += 1
+        self.put(entry, None, "capture.gap", self.own_key(entry), mapping(entry.item.input))
+        return False
+
+    def session_updated(self, entry: Entry, session: SessionState | None) -> bool:
+        info = shapes.session_info(entry.item) or {}
+        title = text(info.get("title"))
+        if title is not None and session is not None:
+            self._titles[session.id] = title
+        return False
+
+    def session_status(self, entry: Entry, session: SessionState | None) -> bool:
+        status = mapping(shapes.properties_of(entry.item).get("status"))
+        return self.session_idle(entry, session) if status.get("type") == "idle" else False
+
+    def session_compacted(self, entry: Entry, session: SessionState | None) -> bool:
+        if self._is_told(entry):
+            return False
+        key = shapes.bus_id(entry.item) or self.own_key(entry)
+        self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self._turn_at(session, entry.item.t))
+        return False
+
+    # Inputs and turns
+
+    def chat_message(self, entry: Entry, session: SessionState | None) -> bool:
+        output = mapping(entry.item.output)
+        message = mapping(output.get("message"))
+        message_id, parts = message["id"], output["parts"]
+        if session is None:
+            return self.unknown_event(entry, session)
+        if message_id in session.inputs:
+            # A second plugin copy, or a prompt repeated under its id: the first one stands.
+            self.counts["duplicate:chat.message"] += 1
+            return False
+        human = session.known and session.parent is None and (not parts or shapes.is_human(parts))
+        agent = text(message.get("agent")) or text(mapping(entry.item.input).get("agent"))
+        self.put(
+            entry,
+            session,
+            "human.input" if human else "agent.input",
+            message_id,
+            present(message=message_id, agent=agent, model=shapes.model_of(message), parts=parts),
+            cause=None if human else self.state.spawns.get(session.id),
+            actor="user" if human else "opencode",
+            correlation=message_id,
+        )
+        return False
+
+    def message_updated(self, entry: Entry, session: SessionState | None) -> bool:
+        info = mapping(shapes.properties_of(entry.item).get("info"))
+        message_id = info["id"]
+        if session is None or info["role"] == "user":
+            self._users[message_id] = None
+            return False
+        answered = info["parentID"]
+        completed = info["time"].get("completed") is not None
+        expected = message_id in self._messages or answered in session.turns or answered in session.inputs
+        if completed and not expected and not session.misread:
+            # A fork copies finished messages into a new session: history, not something that happens.
+            self._copied[message_id] = None
+            return False
+        known = {"user": answered, "agent": text(info.get("agent")), "model": shapes.model_of(info)}
+        self._messages[message_id] = known
+        for remembered in (self._messages, self._copied, self._users):
+            if len(remembered) > _REMEMBERED_MESSAGES:
+                remembered.popitem(last=False)
+        if not completed:
+            self._current[session.id] = message_id
+        if answered not in session.turns:
+            self._start_turn(entry, session, answered, message_id, info)
+        error = mapping(info.get("error"))
+        if shapes.is_abort(error):
+            self._aborted.add(answered)
+        elif error:
+            self.write_late_error(session.id, message_id)
+            self._write_error(entry, session, message_id, error)
+        return False
+
+    def _start_turn(self, entry: Entry, session: SessionState, user: str, message: str, info: dict[str, Any]) -> None:
+        agent = text(info.get("agent")) or "opencode"
+        cause = session.inputs.get(user)
+        trigger = "prompt" if cause is not None else "compaction" if agent == "compaction" else "unknown"
+        if session.turn is not None:
+            goes_on = trigger == "compaction" and session.turn.finish not in _ANSWERED
+            crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
+            self.end_turn(entry, session, "interrupted" if crashed else "continued" if goes_on else None)
+        if trigger == "unknown" and session.compacted is not None:
+            # After a compaction OpenCode goes on by itself, with a user message of its own making.
+            trigger, cause = "continuation", session.compacted
+        self.put(
+            entry,
+            session,
+            "turn.started",
+            user,
+            present(message=user, assistant_message=message, trigger=trigger, agent=agent, model=shapes.model_of(info)),
+            cause=cause,
+            actor=agent,
+            correlation=user,
+        )
+
+    def session_idle(self, entry: Entry, session: SessionState | None) -> bool:
+        """The turn is over. After an abort or an error its last parts follow, and idle comes again."""
+        if session is None:
+            return False
+        turn = session.turn
+        if turn is None:
+            self._current.pop(session.id, None)
+            return False
+        if entry.item.t < turn.started_ms:
+            # Another copy of the plugin told this late: it ended the turn before.
+            self.counts["duplicate:session.idle"] += 1
+            return False
+        source = shapes.source_of(entry.item)
+        ending = self._endings.get(session.id)
+        if ending is not None:
+            if shapes.source_of(ending.entry.item) == source:
+                self.finish_ending(session.id)
+            return False
+        if self.is_unsettled(session):
+            self._endings[session.id] = self.late(entry)
+            return True
+        self.end_turn(entry, session, None)
+        return False
+
+    def is_unsettled(self, session: SessionState) -> bool:
+        """Whether more of the session's turn is to come although OpenCode says idle."""
+        turn = session.turn
+        failed = turn is not None and (turn.error is not None or turn.user_message in self._aborted)
+        return failed or bool(self.open_tools(session.id))
+
+    def finish_ending(self, session_id: str) -> None:
+        late = self._endings.pop(session_id, None)
+        if late is None:
+            return
+        session = self.state.sessions.get(session_id)
+        if session is not None and session.turn is not None:
+            self.end_turn(late.entry, session, None)
+        self.finish(late.entry.token)
+
+    def end_turn(self, entry: Entry | None, session: SessionState, outcome: str | None) -> None:
+        """Write ``turn.ended`` for the session's open turn; ``outcome`` is judged when it is not given."""
+        turn = session.turn
+        if turn is None:
+            return
+        self.write_late_error(session.id, None)
+        self.forget_tools(session.id)
+        outcome = outcome or self._judge(session, turn)
+        self._aborted.discard(turn.user_message)
+        self._current.pop(session.id, None)
+        self.put(
+            entry,
+            session,
+            "turn.ended",
+            turn.user_message,
+            present(
+                message=turn.user_message,
+                outcome=outcome,
+                error=turn.error,
+                steps=turn.steps,
+                model=turn.model,
+                tokens=turn.tokens or None,
+                cost=turn.cost,
+                title=self._titles.get(session.id) or session.title,
+            ),
+            cause=turn.event_id,
+            actor=turn.agent or "opencode",
+            correlation=turn.user_message,
+        )
+        abort = self._aborts.pop(session.id, None)
+        if abort is not None:
+            self.finish(abort.entry.token)
+        ending = self._endings.pop(session.id, None)
+        if ending is not None and ending.entry is not entry:
+            self.finish(ending.entry.token)
+
+    def _judge(self, session: SessionState, turn: Turn) -> str:
+        if turn.user_message in self._aborted:
+            return "aborted"
+        if turn.error is not None:
+            return "failed"
+        if turn.finish is None:
+            return "aborted"  # idle without any answer: an abort during a retry's back-off sends no error
+        return "stopped" if turn.finish == "tool-calls" else "completed"
+
+    def place_of(self, session: SessionState, part: dict[str, Any]) -> Place:
+        """Which turn a part belongs to. Where the message is not remembered (a crash), its id tells:
+        a session's turns follow one another and OpenCode's ids ascend."""
+        message = text(part.get("messageID"))
+        known = self._messages.get(message or "")
+        turns = [turn for turn in (session.turn, session.last_turn) if turn is not None]
+        if known is not None:
+            user = known["user"]
+            turn = next((turn for turn in turns if turn.user_message == user), None)
+        else:
+            turn = next((turn for turn in turns if message is None or message >= turn.assistant_message), None)
+            user = turn.user_message if turn is not None else None
+        agent = (known or {}).get("agent") or (turn.agent if turn is not None else None)
+        model = (known or {}).get("model") or (turn.model if turn is not None else None)
+        payload = present(message=message, part=text(part.get("id")), turn=user)
+        cause = session.turns.get(user) if user is not None else None
+        # A user's own parts are already in the input; only an answer's parts are output.
+        users = message in session.inputs or message in self._users or bool(part.get("synthetic"))
+        assistant = known is not None or not users
+        return Place(payload, cause, agent or "opencode", user, model, assistant)
+
+    # Errors and asks
+
+    def session_error(self, entry: Entry, session: SessionState | None) -> bool:
+        if self._is_told(entry):
+            return False
+        error = mapping(shapes.properties_of(entry.item).get("error"))
+        turn = self._turn_at(session, entry.item.t)
+        is_open = session is not None and turn is not None and turn is session.turn
+        if shapes.is_abort(error):
+            if session is None or turn is None or not is_open:
+                return False
+            self._aborted.add(turn.user_message)
+            replaced = self._aborts.pop(session.id, None)
+            if replaced is not None:
+                self.finish(replaced.entry.token)
+            self._aborts[session.id] = self.late(entry)
+            return True
+        message = self._current.get(session.id) if session is not None and (is_open or turn is None) else None
+        if message is None and session is not None and turn is not None:
+            if is_open and turn.finish is not None:
+                # Which answer failed was forgotten in a crash; its own update says so next.
+                self._errors[session.id] = self.late(entry)
+                return True
+            message = turn.assistant_message if turn.finish is None else None
+        self._write_error(entry, session, message, error)
+        return False
+
+    def _turn_at(self, session: SessionState | None, t: int) -> Turn | None:
+        """The turn that was open at the time of a hook; an old one may be sent again much later."""
+        turns = (session.turn, session.last_turn) if session is not None else ()
+        return next((turn for turn in turns if turn is not None and t >= turn.started_ms), None)
+
+    def _is_told(self, entry: Entry) -> bool:
+        """Whether this very bus event is in the log: it was durable, but its ack was lost with a sidecar."""
+        told = shapes.bus_id(entry.item) in self.state.told
+        if told:
+            self.counts[f"duplicate:{shapes.source_of(entry.item)}"] += 1
+        return told
+
+    def write_late_error(self, session_id: str, message: str | None) -> None:
+        """Write an error that waited to learn which answer it belongs to."""
+        late = self._errors.pop(session_id, None)
+        if late is not None:
+            error = mapping(shapes.properties_of(late.entry.item).get("error"))
+            self._write_error(late.entry, self.state.sessions.get(session_id), message, error)
+            self.finish(late.entry.token)
+
+    def _write_error(
+        self, entry: Entry, session: SessionState | None, message: str | None, error: dict[str, Any]
+    ) -> None:
+        known = self._messages.get(message or "")
+        user = known["user"] if known is not None else None
+        turn = self._turn_at(session, entry.item.t)
+        if user is None and turn is not None:
+            user = turn.user_message
+        key = message or shapes.bus_id(entry.item) or self.own_key(entry)
+        if session is not None and key in session.errors:
+            self.counts["duplicate:agent.error"] += 1
+            return
+        payload = present(message=message, turn=user, **shapes.error_of(error))
+        cause = session.turns.get(user) if session is not None and user is not None else None
+        actor = (known or {}).get("agent") or (turn.agent if turn is not None else None) or "opencode"
+        self.put(entry, session, "agent.error", key, payload, cause=cause, actor=actor, correlation=user)
+
+    def permission_asked(self, entry: Entry, session: SessionState | None) -> bool:
+        return self._ask_checkpoint(entry, session, "permission", "asked")
+
+    def permission_replied(self, entry: Entry, session: SessionState | None) -> bool:
+        return self._ask_checkpoint(entry, session, "permission", "replied")
+
+    def question_asked(self, entry: Entry, session: SessionState | None) -> bool:
+        return self._ask_checkpoint(entry, session, "question", "asked")
+
+    def question_replied(self, entry: Entry, session: SessionState | None) -> bool:
+        return self._ask_checkpoint(entry, session, "question", "replied")
+
+    def question_rejected(self, entry: Entry, session: SessionState | None) -> bool:
+        return self._ask_checkpoint(entry, session, "question", "rejected")
+
+    def _ask_checkpoint(self, entry: Entry, session: SessionState | None, kind: str, state: str) -> bool:
+        properties = shapes.properties_of(entry.item)
+        request = properties.get("requestID") or properties["id"]
+        if session is not None and f"{request}:{state}" in session.asks:
+            self.counts["duplicate:workflow.checkpoint"] += 1
+            return False
+        content = {k: v for k, v in properties.items() if k not in ("sessionID", "requestID", "id", "tool")}
+        tool = mapping(properties.get("tool"))
+        turn = session.turn if session is not None else None
+        cause = turn.event_id if turn is not None else None
+        if state != "asked" and session is not None:
+            cause = session.asks.get(f"{request}:asked")
+        payload = {
+            **present(kind=kind, state=state, request=request, call=text(tool.get("callID"))),
+            **present(turn=turn.user_message if turn is not None else None),
+            **content,
+        }
+        self.put(
+            entry,
+            session,
+            "workflow.checkpoint",
+            f"{request}:{state}",
+            payload,
+            cause=cause,
+            actor="user" if state != "asked" else turn.agent if turn is not None and turn.agent else "opencode",
+            correlation=turn.user_message if turn is not None else None,
+        )
+        return False

@@ -1,0 +1,1 @@
+"""The link between a shim and the sidecar: its frames, its protocol, the spool's lines. Pure, sans-I/O."""

@@ -1,0 +1,459 @@
+"""The frames of link protocol 1: what shim, sidecar and command line say to each other.
+
+One frame is one JSON object in one websocket text message, told apart by
+``type``. ``decode`` reads a message, ``encode`` writes one; both are pure.
+
+Hook items are the hot path, thousands a second, and their ``input`` and
+``output`` belong to the user: they are carried, never looked into. Only the
+shape around them is checked.
+
+What JavaScript may legally write but JSON readers refuse must not cost the
+link a frame, because the shim would send the same frame again for ever. It is
+repaired and counted in ``Hooks.repaired``: see ``lenient.py``.
+
+``docs/frames.schema.json`` is generated from here by ``tools/generate_schema.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from bridge.opencode.link.lenient import FrameError, UnknownFrame, read_leniently, repair
+
+__all__ = [
+    "BATCH_BYTES",
+    "BATCH_ITEMS",
+    "MAX_FRAME_BYTES",
+    "MAX_SEQ",
+    "PROTOCOL",
+    "Ack",
+    "Bye",
+    "ByeReason",
+    "Call",
+    "Challenge",
+    "Context",
+    "ErrorBody",
+    "Frame",
+    "FrameError",
+    "Hello",
+    "HookItem",
+    "Hooks",
+    "Identify",
+    "Lossy",
+    "Request",
+    "Result",
+    "Role",
+    "ShimIdentity",
+    "Tool",
+    "UnknownFrame",
+    "Welcome",
+    "batches",
+    "decode",
+    "encode",
+    "json_schema",
+]
+
+PROTOCOL: Final = 1
+
+MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+"""Largest message either side takes; a larger one closes the connection with 1009."""
+
+BATCH_ITEMS: Final = 256
+"""Most items a sender puts in one ``hooks`` frame."""
+
+BATCH_BYTES: Final = 1024 * 1024
+"""Where a sender closes a batch; one item larger than this goes alone."""
+
+MAX_ITEMS: Final = 200_000
+"""Most items taken in one frame: twice the largest window there can be."""
+
+_LARGE_BYTES: Final = 256 * 1024
+
+MAX_SEQ: Final = 2**53 - 1
+"""JavaScript's largest safe integer."""
+
+Role: TypeAlias = Literal["shim", "control"]
+ByeReason: TypeAlias = Literal[
+    "draining", "idle", "disposed", "protocol", "auth", "upgrade", "unsupported", "replaced", "window"
+]
+"""What ends a link; ``docs/protocol.md`` says who says which, and what the other side does then."""
+
+
+# --- the hot path: plain dataclasses, checked by hand -----------------------------------------------
+
+
+@dataclass(slots=True)  # not frozen: a frozen dataclass costs four times as much to make
+class HookItem:
+    """One call of one OpenCode hook. ``t`` is the hook's own time, ms since 1970 UTC."""
+
+    hook: Annotated[str, Field(min_length=1, max_length=200)]
+    t: Annotated[int, Field(ge=0, le=MAX_SEQ)]
+    input: Any = None
+    output: Any = None
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Items with consecutive seqs from ``first_seq``; acknowledged when durable."""
+
+    first_seq: Annotated[int, Field(ge=1, le=MAX_SEQ)]
+    items: list[HookItem]
+    type: Literal["hooks"] = "hooks"
+    repaired: Annotated[int, Field(exclude=True)] = 0
+    """Values that had to be changed to be readable. Not on the wire."""
+
+
+@dataclass(slots=True)
+class Lossy:
+    """Items without seqs: best effort, never acknowledged, never stored."""
+
+    items: list[HookItem]
+    type: Literal["lossy"] = "lossy"
+
+
+# --- everything else: pydantic ----------------------------------------------------------------------
+
+Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+HexId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
+Name = Annotated[str, Field(max_length=200)]
+Place = Annotated[str, Field(max_length=8192)]
+Seq = Annotated[int, Field(ge=0, le=MAX_SEQ)]
+Pid = Annotated[int, Field(ge=0, le=2**31)]
+CallId = Annotated[str, Field(max_length=100)] | int
+
+
+class _Frame(BaseModel):
+    # hide_input: a validation error must never carry payload into a log.
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
+
+    def wire(self) -> dict[str, Any]:
+        """The frame's fields as they travel; optional ones that are unset are left out."""
+        return {name: value for name, value in self.__dict__.items() if value is not None}
+
+
+class Hello(_Frame):
+    """First frame of a connection, from the shim or the command line."""
+
+    type: Literal["hello"] = "hello"
+    role: Role
+    protocol: Annotated[int, Field(ge=0, le=MAX_SEQ)]
+    nonce: Hex64
+
+
+class Challenge(_Frame):
+    """The sidecar proves that it holds the token, and asks for the same."""
+
+    type: Literal["challenge"] = "challenge"
+    protocol: Annotated[int, Field(ge=0, le=MAX_SEQ)]
+    nonce: Hex64
+    proof: Hex64
+    sidecar_version: Name
+
+
+@dataclass(frozen=True, slots=True)
+class ShimIdentity:
+    """Which plugin instance of which OpenCode process a link belongs to.
+
+    ``boot_id`` names the process (or, for a played recording, its file),
+    ``instance`` the plugin copy; together they own one sequence of seqs.
+    ``last_seq`` is the highest seq the shim has given out so far.
+    """
+
+    shim_version: str
+    boot_id: str
+    instance: str
+    pid: int
+    project: str
+    directory: str
+    worktree: str
+    opencode_version: str
+    last_seq: int
+
+
+class Identify(_Frame):
+    """The peer's own proof. A shim fills every field but ``client_version``; control that, proof and pid."""
+
+    type: Literal["identify"] = "identify"
+    proof: Hex64
+    pid: Pid
+    client_version: Name | None = None
+    shim_version: Name | None = None
+    boot_id: HexId | None = None
+    instance: HexId | None = None
+    project: Place | None = None
+    directory: Place | None = None
+    worktree: Place | None = None
+    opencode_version: Name | None = None
+    last_seq: Seq | None = None
+
+    @property
+    def shim(self) -> ShimIdentity | None:
+        """The shim's fields, or ``None`` when one is missing that a link cannot do without.
+
+        What a shim may not know yet (its project, OpenCode's version) is empty then.
+        """
+        if self.shim_version is None or self.boot_id is None or self.instance is None or self.last_seq is None:
+            return None
+        return ShimIdentity(
+            shim_version=self.shim_version,
+            boot_id=self.boot_id,
+            instance=self.instance,
+            pid=self.pid,
+            project=self.project or "",
+            directory=self.directory or "",
+            worktree=self.worktree or "",
+            opencode_version=self.opencode_version or "",
+            last_seq=self.last_seq,
+        )
+
+
+class Welcome(_Frame):
+    """The handshake is over. The shim resends what it still holds above ``acked_seq``."""
+
+    type: Literal["welcome"] = "welcome"
+    sidecar_boot: Name
+    sidecar_version: Name
+    acked_seq: Seq
+    window: Annotated[int, Field(ge=1, le=1_000_000)]
+    context: dict[str, Any]
+
+
+class Ack(_Frame):
+    """Everything up to ``seq`` is durable, or known to make no event. Cumulative."""
+
+    type: Literal["ack"] = "ack"
+    seq: Seq
+
+
+class Call(_Frame):
+    """The sidecar asks the shim to run a method of OpenCode's in-process client."""
+
+    type: Literal["call"] = "call"
+    id: CallId
+    method: Name
+    args: dict[str, Any]
+
+
+class ErrorBody(BaseModel):
+    """Why a call, request or tool failed. ``status`` is OpenCode's HTTP status where it is known."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
+
+    code: Name
+    message: str
+    status: int | None = None
+
+
+class Result(_Frame):
+    """The answer to a ``call``, ``request`` or ``tool``: a value, null included, or an error."""
+
+    type: Literal["result"] = "result"
+    id: CallId
+    value: Any = None
+    error: ErrorBody | None = None
+
+    @model_validator(mode="after")
+    def _not_both(self) -> Result:
+        if self.error is not None and self.value is not None:
+            raise ValueError("both value and error")
+        return self
+
+    def wire(self) -> dict[str, Any]:
+        if self.error is None:
+            return {"type": "result", "id": self.id, "value": self.value}
+        return {"type": "result", "id": self.id, "error": self.error.model_dump(exclude_none=True)}
+
+
+class Request(_Frame):
+    """The command line asks the sidecar."""
+
+    type: Literal["request"] = "request"
+    id: CallId
+    method: Name
+    args: dict[str, Any]
+
+
+class Tool(_Frame):
+    """A plugin's tool asks the sidecar. Reserved: no tool exists yet."""
+
+    type: Literal["tool"] = "tool"
+    id: CallId
+    name: Name
+    args: dict[str, Any]
+    context: dict[str, Any]
+
+
+class Context(_Frame):
+    """Replaces the shim's local copy of what mutating hooks answer from."""
+
+    type: Literal["context"] = "context"
+    context: dict[str, Any]
+
+
+class Bye(_Frame):
+    """The last frame of a side that closes on purpose. ``detail`` says in words what ``reason`` does not."""
+
+    type: Literal["bye"] = "bye"
+    reason: ByeReason
+    detail: Annotated[str, Field(max_length=1000)] | None = None
+
+
+Frame: TypeAlias = (
+    Hello | Challenge | Identify | Welcome | Hooks | Ack | Call | Result | Request | Tool | Context | Lossy | Bye
+)
+
+_ADAPTER: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="type")])
+
+_MODELS: Final[dict[str, type[_Frame]]] = {
+    model.model_fields["type"].default: model
+    for model in (
+        Hello,
+        Challenge,
+        Identify,
+        Welcome,
+        Ack,
+        Call,
+        Result,
+        Request,
+        Tool,
+        Context,
+        Bye,
+    )
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of every frame, discriminated by ``type``."""
+    schema = _ADAPTER.json_schema()
+    for definition in schema["$defs"].values():
+        # Pydantic sees a default and calls the tag optional; on the wire it is what tells frames apart.
+        if "const" in definition["properties"].get("type", {}):
+            definition["required"] = ["type", *definition.get("required", [])]
+    hooks = schema["$defs"]["Hooks"]["properties"]
+    hooks.pop("repaired", None)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Durable Stream link protocol {PROTOCOL}",
+        **schema,
+    }
+
+
+def decode(message: str | bytes) -> Frame:
+    """Read one message.
+
+    Raises:
+        FrameError: it is not UTF-8, not JSON, not an object, or lacks what its type needs.
+        UnknownFrame: its type is not one of this protocol.
+    """
+    if len(message) < _LARGE_BYTES or not gc.isenabled():
+        return _decode(message)
+    # A large message may hold millions of values; the collector would walk them again and again.
+    gc.disable()
+    try:
+        return _decode(message)
+    finally:
+        gc.enable()
+
+
+def _decode(message: str | bytes) -> Frame:
+    repaired = 0
+    try:
+        obj = orjson.loads(message)
+    except ValueError:
+        obj, repaired = read_leniently(message)
+    if type(obj) is not dict:
+        raise FrameError("a frame must be a JSON object")
+    kind = obj.get("type")
+    if kind == "hooks":
+        first_seq = obj.get("first_seq")
+        if type(first_seq) is not int or not 1 <= first_seq <= MAX_SEQ:
+            raise FrameError("hooks.first_seq must be an integer from 1")
+        return Hooks(first_seq, _items(obj, "hooks"), repaired=repaired)
+    if kind == "lossy":
+        return Lossy(_items(obj, "lossy"))
+    model = _MODELS.get(kind) if type(kind) is str else None
+    if model is None:
+        # The value itself could be anything, payload included: it is not repeated.
+        raise UnknownFrame("unknown frame type") if type(kind) is str else FrameError("type must be a string")
+    try:
+        return cast("Frame", model.model_validate(obj))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        where = ".".join([str(kind), *(str(part) for part in first["loc"])])
+        raise FrameError(f"{where}: {first['type']}") from None
+
+
+def encode(frame: Frame) -> str:
+    """Write one frame as the text of one message. Values JSON cannot hold are repaired as in ``decode``."""
+    if isinstance(frame, _Frame):
+        return _dumps(frame.wire())
+    items = [_item_fields(item) for item in frame.items]
+    if isinstance(frame, Hooks):
+        return _dumps({"type": "hooks", "first_seq": frame.first_seq, "items": items})
+    return _dumps({"type": "lossy", "items": items})
+
+
+def batches(
+    first_seq: int, items: Sequence[HookItem], *, max_items: int = BATCH_ITEMS, max_bytes: int = BATCH_BYTES
+) -> Iterator[tuple[int, str]]:
+    """Cut ``items`` into ``hooks`` messages; yields (last seq in the message, its text), in order.
+
+    A message holds at most ``max_items`` items and about ``max_bytes``; an item
+    larger than that goes alone. No items yield nothing.
+    """
+    texts: list[str] = []
+    size = 0
+    start = first_seq
+    for seq, item in enumerate(items, first_seq):
+        text = _dumps(_item_fields(item))
+        if texts and (len(texts) >= max_items or size + len(text) > max_bytes):
+            yield seq - 1, f'{{"type":"hooks","first_seq":{start},"items":[{",".join(texts)}]}}'
+            texts, size, start = [], 0, seq
+        texts.append(text)
+        size += len(text)
+    if texts:
+        last = start + len(texts) - 1
+        yield last, f'{{"type":"hooks","first_seq":{start},"items":[{",".join(texts)}]}}'
+
+
+def _items(obj: dict[str, Any], kind: str) -> list[HookItem]:
+    raw = obj.get("items")
+    if type(raw) is not list:
+        raise FrameError(f"{kind}.items must be a list")
+    if len(raw) > MAX_ITEMS:
+        raise FrameError(f"{kind}.items must not be more than {MAX_ITEMS}")
+    items = []
+    for index, entry in enumerate(raw):
+        if type(entry) is not dict:
+            raise FrameError(f"{kind}.items.{index} must be an object")
+        hook, t = entry.get("hook"), entry.get("t")
+        if type(hook) is not str or not 0 < len(hook) <= 200:
+            raise FrameError(f"{kind}.items.{index}.hook must be a string of 1 to 200 characters")
+        if type(t) is not int:
+            if type(t) is not float:
+                raise FrameError(f"{kind}.items.{index}.t must be a number")
+            t = int(t)  # finite: neither reader lets another float through
+        if not 0 <= t <= MAX_SEQ:
+            raise FrameError(f"{kind}.items.{index}.t must be milliseconds since 1970")
+        items.append(HookItem(hook, t, entry.get("input"), entry.get("output")))
+    return items
+
+
+def _item_fields(item: HookItem) -> dict[str, Any]:
+    return {"hook": item.hook, "t": item.t, "input": item.input, "output": item.output}
+
+
+def _dumps(value: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # what orjson's writer refuses: lone surrogates, huge integers, deep nesting
+        try:
+            return orjson.dumps(repair(value)).decode()
+        except TypeError as error:
+            raise FrameError(f"a value JSON has no form for ({type(error).__name__})") from None

@@ -1,0 +1,480 @@
+"""Link protocol 1 without I/O: data in, events out, messages to send.
+
+``SidecarLink`` is the sidecar's end of one connection, ``ClientLink`` the
+other end in either role: ``shim`` (``durable-stream play``, as the plugin
+would) or ``control`` (the command line). Neither reads a clock, a socket or
+randomness: nonces and the token are given, and what ``data_to_send`` returns
+is the caller's to deliver, in order. After the event ``Closed`` the caller
+sends what is left and closes the connection.
+
+The states and their tables, the events and the errors are in ``protocol.py``.
+Nothing of the user's leaves the client before the sidecar's proof was found
+right: on a wrong one the client falls silent, without even a ``bye``.
+
+What a peer sends never raises: a broken rule is the event ``Closed``.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bridge.opencode.link.frames import (
+    MAX_FRAME_BYTES,
+    MAX_SEQ,
+    PROTOCOL,
+    Ack,
+    Bye,
+    ByeReason,
+    Call,
+    Challenge,
+    Context,
+    Frame,
+    Hello,
+    HookItem,
+    Hooks,
+    Identify,
+    Lossy,
+    Request,
+    Result,
+    Role,
+    ShimIdentity,
+    Tool,
+    Welcome,
+    batches,
+    decode,
+    encode,
+)
+from bridge.opencode.link.lenient import FrameError, UnknownFrame
+from bridge.opencode.link.protocol import (
+    CLIENT,
+    OPEN,
+    SIDECAR,
+    Acked,
+    CallError,
+    CallReceived,
+    Closed,
+    ContextReceived,
+    Event,
+    HooksReceived,
+    Identified,
+    LinkError,
+    LocalProtocolError,
+    LossyReceived,
+    Refused,
+    RemoteError,
+    RequestError,
+    RequestReceived,
+    ResultReceived,
+    SeqWentBack,
+    State,
+    Table,
+    ToolReceived,
+    Welcomed,
+    WindowError,
+    WindowOverrun,
+    proof,
+)
+from bridge.opencode.link.window import DEFAULT_WINDOW, AckWindow
+
+__all__ = [
+    "DEFAULT_WINDOW",
+    "AckWindow",
+    "Acked",
+    "CallError",
+    "CallReceived",
+    "ClientLink",
+    "Closed",
+    "ContextReceived",
+    "Event",
+    "HooksReceived",
+    "Identified",
+    "LinkError",
+    "LocalProtocolError",
+    "LossyReceived",
+    "Refused",
+    "RemoteError",
+    "RequestError",
+    "RequestReceived",
+    "ResultReceived",
+    "SeqWentBack",
+    "SidecarLink",
+    "State",
+    "ToolReceived",
+    "Welcomed",
+    "WindowError",
+    "WindowOverrun",
+    "proof",
+]
+
+
+class _Link:
+    """What both ends share: the state, the messages to send, the way out."""
+
+    table: Table
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._out: list[str] = []
+
+    @property
+    def is_open(self) -> bool:
+        """The handshake is over and nobody said bye."""
+        return self.state in (State.OPEN_SHIM, State.OPEN_CONTROL)
+
+    @property
+    def pending(self) -> int:
+        """Messages waiting for ``data_to_send``."""
+        return len(self._out)
+
+    def data_to_send(self) -> list[str]:
+        """The messages to send now, in order; each is returned once."""
+        out, self._out = self._out, []
+        return out
+
+    def receive(self, message: str | bytes) -> list[Event]:
+        """Take one message; returns what it means, empty for nothing. Never raises for what a peer sent."""
+        if self.state is State.CLOSED:
+            return []
+        try:
+            frame = decode(message)
+        except UnknownFrame as error:
+            return self._unknown(error)
+        except FrameError as error:
+            return self._fail("protocol", error.reason)
+        after = self.table[self.state].get(type(frame))
+        if after is None:
+            return self._fail("protocol", f"{frame.type} in state {self.state.value}")
+        if isinstance(frame, Bye):
+            self.state = after
+            return [Closed(frame.reason, frame.detail or "", by_peer=True)]
+        return self._take(frame, after)
+
+    def bye(self, reason: ByeReason, detail: str | None = None) -> None:
+        """Say the last word. Nothing is sent after it; a no-op on a closed link."""
+        if self.state not in (State.LEAVING, State.CLOSED):
+            self._send(Bye(reason=reason, detail=detail))
+        self.state = State.CLOSED
+
+    def result(self, call_id: str | int, value: Any = None, error: RemoteError | None = None) -> None:
+        """Answer a call, request or tool. On a closed link nothing happens: nobody waits for it."""
+        if self.is_open:
+            body = None if error is None else error.body()
+            self._send(Result(id=call_id, value=value if error is None else None, error=body))
+
+    def _send(self, frame: Frame) -> None:
+        text = encode(frame)
+        if len(text) > MAX_FRAME_BYTES:  # characters, so at least as many bytes: the peer would close with 1009
+            raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters is over the limit")
+        self._out.append(text)
+
+    def _fail(self, reason: ByeReason, detail: str) -> list[Event]:
+        # Of a broken rule the peer hears the reason only: the detail may name what it sent.
+        self.bye(reason, detail if reason == "unsupported" else None)
+        return [Closed(reason, detail, by_peer=False)]
+
+    def _need(self, *states: State) -> None:
+        if self.state not in states:
+            raise LocalProtocolError(f"the link is in state {self.state.value}")
+
+    def _unknown(self, error: UnknownFrame) -> list[Event]:
+        return self._fail("protocol", error.reason)
+
+    def _take(self, frame: Frame, after: State) -> list[Event]:
+        raise NotImplementedError
+
+
+class SidecarLink(_Link):
+    """The sidecar's end of one connection.
+
+    ``nonce`` is 64 hex characters, fresh for each connection; ``boot`` names
+    this life of the sidecar.
+    """
+
+    table = SIDECAR
+
+    def __init__(
+        self, *, token: str, port: int, nonce: str, boot: str, version: str, window: int = DEFAULT_WINDOW
+    ) -> None:
+        super().__init__(State.AWAIT_HELLO)
+        self.role: Role | None = None
+        self.acks = AckWindow(0, window)
+        self._token, self._port, self._nonce = token, port, nonce
+        self._boot, self._version = boot, version
+        self._client_nonce = ""
+        self._client_protocol = PROTOCOL
+        self._ack_sent = 0
+
+    def welcome(self, *, acked_seq: int = 0, context: Mapping[str, Any] | None = None) -> None:
+        """Open the link. ``acked_seq``: the highest seq of this instance known durable, 0 for unknown."""
+        self._need(State.AWAIT_WELCOME)
+        assert self.role is not None
+        self.acks = AckWindow(acked_seq, self.acks.window)
+        self._ack_sent = acked_seq
+        self._send(
+            Welcome(
+                sidecar_boot=self._boot,
+                sidecar_version=self._version,
+                acked_seq=acked_seq,
+                window=self.acks.window,
+                context=dict(context or {}),
+            )
+        )
+        self.state = OPEN[self.role]
+
+    def call(self, call_id: str, method: str, args: Mapping[str, Any]) -> None:
+        """Ask the shim to run ``method``; a ``ResultReceived`` with this id answers."""
+        self._need(State.OPEN_SHIM)
+        self._send(Call(id=call_id, method=method, args=dict(args)))
+
+    def push_context(self, context: Mapping[str, Any]) -> None:
+        """Replace the shim's context."""
+        self._need(State.OPEN_SHIM)
+        self._send(Context(context=dict(context)))
+
+    def finish(self, seqs: Iterable[int]) -> bool:
+        """Mark items as finished; true when that moved ``acks.acked``. Legal after the link closed.
+
+        Raises:
+            ValueError: one was never received.
+        """
+        before = self.acks.acked
+        for seq in seqs:
+            self.acks.finish(seq)
+        return self.acks.acked > before
+
+    def data_to_send(self) -> list[str]:
+        """As above; ends with one cumulative ack for all that was finished since the last."""
+        self._ack()
+        return super().data_to_send()
+
+    def bye(self, reason: ByeReason, detail: str | None = None) -> None:
+        self._ack()
+        super().bye(reason, detail)
+
+    def leave(self, reason: ByeReason) -> None:
+        """Say bye to a shim, but go on taking the hooks that are on their way, without acks; to others as ``bye``.
+
+        Ends when the peer closes, or with ``bye``, which then says nothing more.
+        """
+        was = self.state
+        self.bye(reason)
+        if was is State.OPEN_SHIM:
+            self.state = State.LEAVING
+
+    def _ack(self) -> None:
+        if self.state is State.OPEN_SHIM and self.acks.acked > self._ack_sent:
+            self._ack_sent = self.acks.acked
+            self._send(Ack(seq=self._ack_sent))
+
+    def _take(self, frame: Frame, after: State) -> list[Event]:
+        match frame:
+            case Hooks():
+                return self._hooks(frame)
+            case Lossy():
+                return [LossyReceived(frame.items)]
+            case Result():
+                return [ResultReceived(frame.id, frame.value, frame.error)]
+            case Request():
+                return [RequestReceived(frame.id, frame.method, frame.args)]
+            case Tool():
+                return [ToolReceived(frame.id, frame.name, frame.args, frame.context)]
+            case Hello():
+                return self._hello(frame, after)
+            case Identify():
+                return self._identify(frame, after)
+            case _:  # pragma: no cover - the table lets nothing else through
+                raise AssertionError(frame.type)
+
+    def _hello(self, frame: Hello, after: State) -> list[Event]:
+        # Another protocol is refused after the handshake, which is the same in all of them: so the
+        # refusal comes from a proved sidecar and is counted for a proved peer.
+        self.role, self._client_nonce, self._client_protocol = frame.role, frame.nonce, frame.protocol
+        self._send(
+            Challenge(
+                protocol=PROTOCOL,
+                nonce=self._nonce,
+                proof=proof(self._token, "sidecar", self._port, frame.nonce, self._nonce),
+                sidecar_version=self._version,
+            )
+        )
+        self.state = after
+        return []
+
+    def _identify(self, frame: Identify, after: State) -> list[Event]:
+        assert self.role is not None
+        expected = proof(self._token, self.role, self._port, self._client_nonce, self._nonce)
+        if not hmac.compare_digest(expected, frame.proof):
+            return self._fail("auth", "wrong proof")
+        if self._client_protocol != PROTOCOL:
+            version = frame.shim_version or frame.client_version or "unknown"
+            refused = Refused(self.role, version, frame.pid, self._client_protocol)
+            return [refused, *self._fail("unsupported", self._why_unsupported(version))]
+        shim = frame.shim if self.role == "shim" else None
+        if self.role == "shim" and shim is None:
+            return self._fail("protocol", "identify lacks fields of a shim")
+        self.state = after
+        version = shim.shim_version if shim is not None else frame.client_version or ""
+        return [Identified(self.role, shim, version, frame.pid)]
+
+    def _why_unsupported(self, version: str) -> str:
+        is_old = self._client_protocol < PROTOCOL
+        if self.role == "shim":
+            peer = "plugin"
+            remedy = (
+                "run `durable-stream install`, then restart OpenCode" if is_old else "the sidecar makes room for it"
+            )
+        else:
+            peer = "command"
+            remedy = "use a durable-stream as new as the sidecar" if is_old else "run `durable-stream stop`, try again"
+        return (
+            f"the sidecar ({self._version}) speaks link protocol {PROTOCOL}, "
+            f"the {peer} ({version[:50]}) speaks {self._client_protocol}: {remedy}"
+        )
+
+    def _hooks(self, frame: Hooks) -> list[Event]:
+        count = len(frame.items)
+        if frame.first_seq + count - 1 > MAX_SEQ:
+            return self._fail("protocol", "seq over the largest")
+        try:
+            known = self.acks.begin(frame.first_seq, count)
+        except WindowOverrun as error:
+            return self._fail("window", str(error))
+        except SeqWentBack as error:
+            return self._fail("protocol", str(error))
+        if known and self.acks.acked:
+            self._ack_sent = self.acks.acked - 1  # the peer missed the ack: say it again
+        if known == count:
+            return []
+        return [HooksReceived(frame.first_seq + known, frame.items[known:], frame.repaired)]
+
+
+class ClientLink(_Link):
+    """The other end: ``shim`` with its identity, or ``control`` without. Starts by queueing ``hello``."""
+
+    table = CLIENT
+
+    def __init__(
+        self,
+        *,
+        token: str,
+        port: int,
+        nonce: str,
+        version: str,
+        pid: int,
+        shim: ShimIdentity | None = None,
+    ) -> None:
+        super().__init__(State.AWAIT_CHALLENGE)
+        self.role: Role = "control" if shim is None else "shim"
+        self.welcomed: Welcome | None = None
+        self.acked = 0
+        self.last_sent = 0
+        self.unknown = 0
+        """Frames of a type this side does not know; a newer sidecar may send them, they are passed over."""
+        self._token, self._port, self._nonce = token, port, nonce
+        self._version, self._pid, self._shim = version, pid, shim
+        self._flight: deque[tuple[int, int]] = deque()  # (last seq, items) of each run sent
+        self._in_flight = 0
+        self._send(Hello(role=self.role, protocol=PROTOCOL, nonce=nonce))
+
+    @property
+    def in_flight(self) -> int:
+        """Items sent and not acknowledged."""
+        return self._in_flight
+
+    @property
+    def room(self) -> int:
+        """How many more items the window takes now; 0 before the welcome."""
+        return 0 if self.welcomed is None else max(0, self.welcomed.window - self._in_flight)
+
+    def send_hooks(self, first_seq: int, items: Sequence[HookItem]) -> None:
+        """Send ``items`` with seqs from ``first_seq``, cut into frames of the usual size.
+
+        Raises:
+            LocalProtocolError: the link is not open, ``first_seq`` is not above what was
+                sent, or there is no ``room``. Nothing was queued.
+        """
+        self._need(State.OPEN_SHIM)
+        if first_seq <= self.last_sent:
+            raise LocalProtocolError(f"seq {first_seq} was sent before (last: {self.last_sent})")
+        if len(items) > self.room:
+            raise LocalProtocolError(f"{len(items)} items do not fit the window ({self.room} left)")
+        for last_seq, text in batches(first_seq, items):
+            self._out.append(text)
+            self._flight.append((last_seq, last_seq - max(first_seq - 1, self.last_sent)))
+            self._in_flight += self._flight[-1][1]
+            self.last_sent = last_seq
+
+    def send_lossy(self, items: Sequence[HookItem]) -> None:
+        """Send items without seqs; they may be lost."""
+        self._need(State.OPEN_SHIM)
+        self._send(Lossy(list(items)))
+
+    def request(self, request_id: str, method: str, args: Mapping[str, Any]) -> None:
+        """Ask the sidecar; a ``ResultReceived`` with this id answers."""
+        self._need(State.OPEN_CONTROL)
+        self._send(Request(id=request_id, method=method, args=dict(args)))
+
+    def tool(self, tool_id: str, name: str, args: Mapping[str, Any], context: Mapping[str, Any]) -> None:
+        """Ask the sidecar as a plugin's tool; a ``ResultReceived`` with this id answers."""
+        self._need(State.OPEN_SHIM)
+        self._send(Tool(id=tool_id, name=name, args=dict(args), context=dict(context)))
+
+    def _unknown(self, error: UnknownFrame) -> list[Event]:
+        self.unknown += 1
+        return []
+
+    def _take(self, frame: Frame, after: State) -> list[Event]:
+        match frame:
+            case Ack():
+                return self._acked(frame.seq)
+            case Result():
+                return [ResultReceived(frame.id, frame.value, frame.error)]
+            case Call():
+                return [CallReceived(frame.id, frame.method, frame.args)]
+            case Context():
+                return [ContextReceived(frame.context)]
+            case Challenge():
+                return self._challenge(frame, after)
+            case Welcome():
+                self.welcomed = frame
+                self.acked = frame.acked_seq
+                self.state = OPEN[self.role]
+                return [Welcomed(frame)]
+            case _:  # pragma: no cover - the table lets nothing else through
+                raise AssertionError(frame.type)
+
+    def _challenge(self, frame: Challenge, after: State) -> list[Event]:
+        expected = proof(self._token, "sidecar", self._port, self._nonce, frame.nonce)
+        if not hmac.compare_digest(expected, frame.proof):
+            self.state = State.CLOSED
+            return [Closed("impostor", "wrong proof", by_peer=False)]
+        if frame.protocol != PROTOCOL:
+            detail = (
+                f"the sidecar ({frame.sidecar_version}) speaks link protocol {frame.protocol}, this side {PROTOCOL}"
+            )
+            return self._fail("unsupported", detail)
+        own = proof(self._token, self.role, self._port, self._nonce, frame.nonce)
+        if self._shim is None:
+            self._send(Identify(proof=own, pid=self._pid, client_version=self._version))
+        else:
+            shim = self._shim
+            self._send(Identify(proof=own, **{name: getattr(shim, name) for name in shim.__slots__}))
+        self.state = after
+        return []
+
+    def _acked(self, seq: int) -> list[Event]:
+        if seq > max(self.last_sent, self.acked):
+            return self._fail("protocol", f"seq {seq} acknowledged, but {self.last_sent} was the last sent")
+        while self._flight and self._flight[0][0] <= seq:
+            self._in_flight -= self._flight.popleft()[1]
+        if self._flight and seq > self.acked:
+            # An ack within a run: the run's seqs are consecutive, so its open part is known.
+            last, count = self._flight[0]
+            left = min(count, last - seq)
+            self._flight[0] = (last, left)
+            self._in_flight -= count - left
+        self.acked = max(self.acked, seq)
+        return [Acked(self.acked)]

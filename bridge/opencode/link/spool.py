@@ -1,0 +1,98 @@
+"""The spool file's lines: what a shim writes when no sidecar takes its hooks. Pure.
+
+The first line is a header, each further one
+``{"seq":n,"sum":"…","item":{hook, t, input, output}}``. ``sum`` is the first 16
+hex digits of SHA-256 over ``n``, a comma and the item's bytes. Seqs are written
+without holes. So one rule finds all damage: a line with a wrong sum is lost,
+and a missing seq is a lost item.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
+from bridge.opencode.link.frames import MAX_SEQ, HookItem
+from bridge.opencode.link.lenient import FrameError, read_leniently
+
+_LINE = re.compile(rb'\{"seq":([1-9][0-9]{0,15}),"sum":"([0-9a-f]{16})","item":(.*)\}', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolHeader:
+    """Whose spool it is. ``started_ms`` is when the instance began, ms since 1970 UTC."""
+
+    pid: int
+    started_ms: int
+    directory: str
+
+
+def parse_header(line: bytes) -> SpoolHeader:
+    """Read the first line. Raises ``FrameError`` when it is none."""
+    fields = _object(line)
+    pid, started, directory = fields.get("pid"), fields.get("started_ms"), fields.get("directory")
+    if fields.get("spool") != 1 or type(pid) is not int or pid <= 0:
+        raise FrameError("not a spool header")
+    return SpoolHeader(pid, started if type(started) is int else 0, directory if type(directory) is str else "")
+
+
+def parse_line(line: bytes) -> tuple[int, HookItem]:
+    """(seq, item) of a further line, without its newline. Raises ``FrameError`` when it is damaged."""
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise FrameError("not a spool line")
+    digits, found, text = match.groups()
+    if sha256(digits + b"," + text).hexdigest()[:16].encode() != found:
+        raise FrameError("a wrong sum")
+    seq, item = int(digits), _object(text)
+    hook, t = item.get("hook"), item.get("t")
+    if seq > MAX_SEQ or type(hook) is not str or not hook or type(t) is not int or not 0 <= t <= MAX_SEQ:
+        raise FrameError("not a hook")
+    return seq, HookItem(hook, t, item.get("input"), item.get("output"))
+
+
+def read_items(lines: Iterable[bytes]) -> Iterator[tuple[int, HookItem]]:
+    """The items of the lines behind the header, their seqs ascending.
+
+    A ``capture.gap`` stands in the place of what is lost, with the last lost
+    seq as its own. Before the first readable line and after the last one the
+    number of damaged lines says how much that is.
+    """
+    last = damaged = t = 0
+    for line in lines:
+        try:
+            seq, item = parse_line(line)
+        except FrameError:
+            damaged += 1
+            continue
+        if seq <= last:
+            continue  # a copy of an earlier line
+        t = item.t
+        # What comes before the first line was acknowledged, unless damaged lines stand there.
+        first = last + 1 if last else max(1, seq - damaged)
+        if first < seq:
+            yield seq - 1, _gap(first, seq - 1, t)
+        yield seq, item
+        last, damaged = seq, 0
+    if damaged:
+        yield last + damaged, _gap(last + 1, last + damaged, t)
+
+
+def _gap(first: int, last: int, t: int) -> HookItem:
+    lost = {"lost": last - first + 1, "reason": "spool_damaged", "first_seq": first, "last_seq": last}
+    return HookItem("capture.gap", t, lost, None)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(line)
+    except ValueError:
+        value, _ = read_leniently(line)
+    if type(value) is not dict:
+        raise FrameError("not an object")
+    return value

@@ -1,0 +1,66 @@
+"""Which items of a link are settled: the sidecar's bookkeeping behind cumulative acks. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from bridge.opencode.link.protocol import SeqWentBack, WindowOverrun
+
+DEFAULT_WINDOW: Final = 512
+"""Most unacknowledged items a shim keeps in flight."""
+
+
+class AckWindow:
+    """Which received items are finished, and how far that is complete.
+
+    ``acked`` is the highest received seq such that everything received up to
+    it is finished. A hole in the seqs is what the shim lost, and the item after
+    it says so; it is passed over when that one is finished, never before.
+    """
+
+    def __init__(self, acked: int = 0, window: int = DEFAULT_WINDOW) -> None:
+        self.acked = acked
+        self.received = acked
+        self.window = window
+        self._order: deque[int] = deque()  # received above acked, ascending
+        self._done: set[int] = set()  # those of them that are finished
+
+    @property
+    def unacked(self) -> int:
+        """How many received items are above ``acked``."""
+        return len(self._order)
+
+    def begin(self, seq: int, count: int = 1) -> int:
+        """Take ``count`` items from ``seq`` on; returns how many leading ones were finished before.
+
+        Raises:
+            SeqWentBack: one of them is neither new nor finished. Nothing was taken.
+            WindowOverrun: more than twice the window would be unacknowledged. Nothing was taken.
+        """
+        known = min(count, max(0, self.received - seq + 1))
+        for again in range(max(seq, self.acked + 1), seq + known):
+            if again not in self._done:
+                raise SeqWentBack(again, self.received)
+        unacked = len(self._order) + count - known
+        if unacked > 2 * self.window:
+            raise WindowOverrun(unacked, self.window)
+        if known < count:
+            self._order.extend(range(seq + known, seq + count))
+            self.received = seq + count - 1
+        return known
+
+    def finish(self, seq: int) -> None:
+        """``seq`` is durable, or makes no event. Finishing twice is harmless.
+
+        Raises:
+            ValueError: ``seq`` was never begun.
+        """
+        if seq <= self.acked:
+            return
+        if seq > self.received:
+            raise ValueError(f"seq {seq} was never received (last: {self.received})")
+        self._done.add(seq)
+        while self._order and self._order[0] in self._done:
+            self.acked = self._order.popleft()
+            self._done.discard(self.acked)

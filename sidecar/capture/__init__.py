@@ -1,0 +1,1 @@
+"""From links and spools into the log: ingest, spools of dead processes, exclusion, playing a recording."""

@@ -1,0 +1,273 @@
+"""From links and spools to the log: feeds the translator, appends what it makes, then finishes the items.
+
+The route of a hook: ``server`` → ``hooks`` → translator → ``append`` → durable →
+``link.finish`` → ack. Appends run side by side and share syncs; items are
+finished strictly in the order they were fed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from bridge.opencode.capture.translate import Drained, Origin, Token, Translator
+from bridge.opencode.link.frames import HookItem
+from bridge.opencode.link.link import CallError
+from sidecar.capture.exclusion import Exclusion
+from streams.errors import StreamError
+from streams.event import StreamEvent
+from streams.store import MAX_BATCH, StreamStore
+
+log = logging.getLogger("sidecar.capture.ingest")
+
+ASK_SECONDS: Final = 1.5
+"""How long OpenCode may take to say who a session is; the hook waits no longer than the translator holds it."""
+
+MAX_MISSING_CHECKS: Final = 200
+"""Most sessions looked for, one by one, when a directory's first link delivers."""
+
+
+class Link(Protocol):
+    """What ingest needs of a ``ShimConnection``."""
+
+    boot_id: str
+    instance: str
+    directory: str
+
+    @property
+    def is_open(self) -> bool: ...
+
+    async def call(self, method: str, args: dict[str, Any], timeout: float = ...) -> Any: ...  # noqa: ASYNC109
+
+    def finish(self, seqs: Iterable[int]) -> None: ...
+
+
+class Ingest:
+    """One for the sidecar. All methods belong to its event loop.
+
+    ``failed`` is set when the log can no longer be written: nothing is
+    acknowledged any more and the owner must stop.
+    """
+
+    def __init__(self, store: StreamStore, translator: Translator, *, exclude: Iterable[Path] = ()) -> None:
+        self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
+        self.excluded = 0
+        self.appended = 0
+        self.duplicates = 0
+        self._store, self._translator = store, translator
+        self._exclusion = Exclusion(exclude)
+        self._links: dict[Origin, Link] = {}
+        self._delivering: set[Origin] = set()
+        self._unfinished: dict[Token, list[Link]] = {}
+        self._held: Counter[Origin] = Counter()  # how many of these each instance has
+        self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
+        self._appends = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._progress = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._finisher = asyncio.create_task(self._finish_in_order())
+
+    # Links
+
+    def opened(self, link: Link) -> None:
+        """A link may now deliver."""
+        self._links[Origin(link.boot_id, link.instance)] = link
+
+    def closed(self, link: Link) -> None:
+        """A link is gone; what it handed over is still written."""
+        origin = Origin(link.boot_id, link.instance)
+        if self._links.get(origin) is link:
+            del self._links[origin]
+            self._delivering.discard(origin)
+
+    def is_linked(self, origin: Origin) -> bool:
+        """Whether a link of this instance is open."""
+        return origin in self._links
+
+    def delivers(self, link: Link) -> bool:
+        """Whether this instance ever handed over a hook; only such a one is asked to act."""
+        return Origin(link.boot_id, link.instance) in self._delivering
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the translator's state is what the log holds: no item held, no event on its way to the disk."""
+        return not self._unfinished and not self._appends and not self.failed.done()
+
+    @property
+    def held(self) -> int:
+        """Items that were taken and are not finished."""
+        return len(self._unfinished)
+
+    # Items
+
+    def take(self, origin: Origin, first_seq: int, items: Iterable[HookItem], link: Link | None) -> None:
+        """Feed consecutive items; each is finished on ``link`` once what it makes is durable.
+
+        ``link`` is ``None`` for a spool; ``at_most`` tells when those are done.
+        """
+        now = self._loop.time()
+        if link is not None and self.excludes(link.directory):
+            count = len(list(items))
+            self.excluded += count
+            link.finish(range(first_seq, first_seq + count))
+            return
+        for seq, item in enumerate(items, first_seq):
+            token = Token(origin, seq)
+            waiting = self._unfinished.get(token)
+            if waiting is not None:
+                # Sent again over a new link while the first copy is still on its way to the disk.
+                if link is not None:
+                    waiting.append(link)
+                continue
+            self._unfinished[token] = [link] if link is not None else []
+            self._held[origin] += 1
+            try:
+                self._translator.feed(token, item, now)
+            except BaseException:
+                self._drop(token)  # else it would count as on its way when it is sent again
+                raise
+        if link is not None and origin not in self._delivering:
+            self._delivering.add(origin)
+            self._spawn(self._find_missing(link))
+        self.pump()
+
+    def excludes(self, directory: str) -> bool:
+        """Whether what comes from this directory is not recorded."""
+        return self._exclusion.covers(directory)
+
+    async def at_most(self, count: int, origin: Origin) -> bool:
+        """Wait until at most ``count`` items of ``origin`` are not durable; false when the log failed before that."""
+        while self._held[origin] > count:
+            if self.failed.done():
+                return False
+            self._progress.clear()
+            await self._progress.wait()
+        return not self.failed.done()
+
+    def pump(self) -> None:
+        """Append what the translator has ready, and arrange for its next deadline."""
+        drained = self._translator.drain()
+        for session_id, origin in drained.asks:
+            self._spawn(self._ask(session_id, origin))
+        if drained.events or drained.done:
+            self._appends += 1
+            appended = self._spawn(self._append(drained.events))
+            appended.add_done_callback(_seen)
+            self._order.put_nowait((appended, drained))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._translator.next_deadline()
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._translator.tick(self._loop.time())
+        self.pump()
+
+    async def _append(self, events: list[StreamEvent]) -> None:
+        if self.failed.done():
+            raise self.failed.result()
+        for begin in range(0, len(events), MAX_BATCH):
+            records = await self._store.append(events[begin : begin + MAX_BATCH], on_known="keep_first")
+            for record in records:
+                if record.duplicate:
+                    self.duplicates += 1
+                    # The first record's id is the one that causes; the translator made another.
+                    self._translator.state.apply(record.event)
+                else:
+                    self.appended += 1
+
+    async def _finish_in_order(self) -> None:
+        while (ready := await self._order.get()) is not None:
+            appended, drained = ready
+            try:
+                await appended
+            except StreamError as error:
+                self._fail(error)
+                return
+            for token in drained.done:
+                for link in self._drop(token):
+                    link.finish([token.seq])
+            self._appends -= 1
+            self._progress.set()
+
+    def _drop(self, token: Token) -> list[Link]:
+        """Forget an item that is done; returns the links that wait for it."""
+        links = self._unfinished.pop(token, None)
+        if links is None:
+            return []
+        self._held[token.origin] -= 1
+        if not self._held[token.origin]:
+            del self._held[token.origin]
+        return links
+
+    def _fail(self, error: StreamError) -> None:
+        if not self.failed.done():
+            log.error("the log cannot be written: %s", type(error).__name__)
+            self.failed.set_result(error)
+        self._progress.set()
+
+    # Asking OpenCode
+
+    async def _ask(self, session_id: str, origin: Origin) -> None:
+        link = self._links.get(origin) or next((known for known in self._links.values() if known.is_open), None)
+        info = await self._session(link, session_id) if link is not None else None
+        self._translator.answer(session_id, info if isinstance(info, dict) else None, self._loop.time())
+        self.pump()
+
+    async def _session(self, link: Link, session_id: str) -> Any:
+        """What OpenCode says of a session; ``None`` when it cannot say, ``False`` when it has none of that id."""
+        try:
+            return await link.call("session.get", {"path": {"id": session_id}}, timeout=ASK_SECONDS)
+        except CallError as error:
+            return False if error.status == 404 else None
+
+    async def _find_missing(self, link: Link) -> None:
+        """Sessions of this directory that were deleted while nobody listened have ended."""
+        sessions = self._translator.state.sessions
+        open_here = [s.id for s in sessions.values() if not s.ended and s.directory == link.directory]
+        if not open_here:
+            return
+        try:
+            listed = await link.call("session.list", {"query": {"directory": link.directory}}, timeout=10.0)
+        except CallError:
+            return
+        known = {entry.get("id") for entry in listed if isinstance(entry, dict)} if isinstance(listed, list) else set()
+        for session_id in [s for s in open_here if s not in known][:MAX_MISSING_CHECKS]:
+            if await self._session(link, session_id) is False:
+                self._translator.end_missing(session_id, self._loop.time())
+        self.pump()
+
+    # Ending
+
+    async def close(self) -> None:
+        """Write what is ready and stop. Held items stay unacknowledged: their shims send them again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.pump()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._order.put_nowait(None)
+        await self._finisher
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _seen(appended: asyncio.Task[Any]) -> None:
+    """The first append that fails ends the sidecar and is told; those behind it fail alike and are not."""
+    if not appended.cancelled():
+        appended.exception()

@@ -1,0 +1,285 @@
+"""Playing a recording: sends raw hooks through a real link, as the shim would.
+
+A recording is JSON lines ``{"t": ms, "hook": name, "input": …, "output": …}``.
+The boot is the file's digest and each item's seq its line number, so a
+recording that is played twice adds nothing the second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from bridge.opencode.link.frames import MAX_SEQ, HookItem, ShimIdentity
+from bridge.opencode.link.lenient import FrameError, read_leniently
+from sidecar.home import Home, SidecarInfo
+from sidecar.launch import START_SECONDS, LastWords, ended, ensure_running
+from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
+from sidecar.version import VERSION
+from streams.identity import system_identity
+from streams.log.reader import LogReader
+
+INSTANCE: Final = sha256(b"play").hexdigest()[:16]
+GIVE_UP_SECONDS: Final = 60.0
+"""After so long with nothing acknowledged, playing is given up. Until then a sidecar that ended is started again."""
+
+_MAX_PAUSE_SECONDS: Final = 1.0
+
+MAX_EXPLAINED: Final = 2
+"""Sidecars that said why they ended, with nothing acknowledged between, before playing is given up: the second one
+met what the first had met, as a full disk."""
+
+_END_SECONDS: Final = 5.0
+"""How long a sidecar that closed its link may take to say why and to end."""
+
+_LOOK_SECONDS: Final = 0.02
+
+_CHUNK: Final = 64
+
+
+class RecordingError(Exception):
+    """The file is no recording: which line, and why."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """A parsed recording: items with their line numbers, and what was left out."""
+
+    boot_id: str
+    items: list[tuple[int, HookItem]]
+    skipped: int
+    """Lines of the recorder itself (hooks beginning with ``__``)."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a play is. ``relinked`` counts links that were lost and opened again."""
+
+    total: int
+    acked: int = 0
+    relinked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlayResult:
+    """What a finished play did; everything is durable."""
+
+    items: int
+    skipped: int
+    relinked: int
+    added: int
+    """By how many records the log grew meanwhile; 0 when all of it was known. Never negative."""
+
+
+def read_recording(path: Path) -> Recording:
+    """Parse a recording.
+
+    Raises:
+        RecordingError: a line is not a hook; names the line.
+        OSError: the file cannot be read.
+    """
+    content = path.read_bytes()
+    items: list[tuple[int, HookItem]] = []
+    skipped = 0
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        item = _item(line, f"{path}:{number}")
+        if item.hook.startswith("__"):
+            skipped += 1
+        else:
+            items.append((number, item))
+    return Recording(sha256(content).hexdigest(), items, skipped)
+
+
+def _item(line: bytes, where: str) -> HookItem:
+    try:
+        fields: Any = orjson.loads(line)
+    except ValueError:
+        try:
+            fields, _ = read_leniently(line)
+        except FrameError as error:
+            raise RecordingError(f"{where}: is not JSON ({error}); nothing of the file was sent") from None
+    if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
+        raise RecordingError(f"{where}: is no hook: it needs at least t and hook; nothing of the file was sent")
+    t = fields.get("t")
+    if not isinstance(t, int | float) or not 0 <= t <= MAX_SEQ:
+        raise RecordingError(f"{where}: t must be milliseconds since 1970; nothing of the file was sent")
+    return HookItem(fields["hook"], int(t), fields.get("input"), fields.get("output"))
+
+
+async def play(
+    home: Home,
+    path: Path,
+    *,
+    speed: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    start_seconds: float = START_SECONDS,
+    give_up_seconds: float = GIVE_UP_SECONDS,
+) -> PlayResult:
+    """Send a recording to the home's sidecar (started if none runs); returns when all of it is durable.
+
+    ``speed`` is a factor on the recorded pace, ``None`` as fast as acks allow.
+    A sidecar that dies meanwhile is started again and gets again what it had
+    not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
+    Calls of the sidecar are answered ``unavailable``.
+    Cancelling leaves a first part recorded; playing again completes it.
+
+    Raises:
+        RecordingError, OSError: the file; nothing was sent.
+        LinkUnavailable, HomeError: no sidecar could be reached or none took anything, or another process plays
+            the same recording.
+    """
+    recording = await asyncio.to_thread(read_recording, path)
+    progress = Progress(total=len(recording.items))
+    identity = _identity(recording)
+    player = _Player(recording, progress, speed, on_progress)
+    words = await asyncio.to_thread(LastWords)
+    try:
+        added = await _played(home, path, identity, player, start_seconds, give_up_seconds, words)
+    finally:
+        words.close()
+    return PlayResult(progress.total, recording.skipped, progress.relinked, added)
+
+
+async def _played(
+    home: Home,
+    path: Path,
+    identity: ShimIdentity,
+    player: _Player,
+    start_seconds: float,
+    give_up_seconds: float,
+    words: LastWords,
+) -> int:
+    """Send all of it, over as many links as that takes; by how many records the log grew."""
+    progress = player.progress
+    loop = asyncio.get_running_loop()
+    failures = explained = 0
+    lowest = _head(home)
+    give_up_at = loop.time() + give_up_seconds
+    while True:
+        acked, heard = progress.acked, words.size
+        starting = True
+        try:
+            info = await ensure_running(home, start_seconds, words)
+            starting = False
+            # A killed sidecar may have left records that nobody acknowledged; recovery cuts them off.
+            lowest = min(lowest, _head(home))
+            async with await ShimClient.connect(home, identity=identity, nonce=system_identity().nonce) as client:
+                await player.run(client)
+                break
+        except LinkClosed as error:
+            if error.reason == "replaced":
+                # Linking again would end the other's link in turn, and so on for ever.
+                hint = "wait for it, then play again: what is known is not added twice"
+                raise LinkUnavailable(f"another process is playing {path}", hint) from None
+            progress.relinked += 1
+            await _until_gone(home, info)
+            when = "again and again without taking anything"
+            failure = LinkUnavailable(*ended(home, when, words))
+        except LinkUnavailable as error:
+            # It may have died between the look and the connection, or while it started.
+            failure = error
+            if starting and words.size > heard:
+                raise  # it said why it cannot start
+        if progress.acked > acked:
+            failures = explained = 0
+            give_up_at = loop.time() + give_up_seconds
+        else:
+            failures += 1
+            explained += 1 if words.size > heard else 0
+        # A killed sidecar is no reason to give up, one that cannot write its log is.
+        if explained >= MAX_EXPLAINED or loop.time() >= give_up_at:
+            raise failure
+        await asyncio.sleep(min(0.05 * failures, _MAX_PAUSE_SECONDS))
+    head = _head(home)
+    return head - min(lowest, head)
+
+
+async def _until_gone(home: Home, info: SidecarInfo) -> None:
+    """Wait for a sidecar that closed its link: one that gives up says why before it lets its home go."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _END_SECONDS
+    while loop.time() < deadline:
+        now = home.running()
+        if not home.is_locked() or (now is not None and now.boot != info.boot):
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _head(home: Home) -> int:
+    return LogReader(home.store_path).head
+
+
+class _Player:
+    """The place in a recording; goes on where it was on the next link."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        progress: Progress,
+        speed: float | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._items, self.progress = recording.items, progress
+        self._speed, self._on_progress = speed, on_progress
+        self._seqs = [seq for seq, _ in recording.items]
+        self._acked = 0
+
+    async def run(self, client: ShimClient) -> None:
+        """Send everything above what is acknowledged; returns when all of it is."""
+        self._note(client)
+        place = bisect_right(self._seqs, self._acked)
+        try:
+            while place < len(self._items):
+                first, items = self._chunk(place)
+                await self._keep_pace(place)
+                await client.send(items, first_seq=first)
+                place += len(items)
+                self._note(client)
+            await client.drained()
+        finally:
+            self._note(client)
+
+    def _chunk(self, place: int) -> tuple[int, list[HookItem]]:
+        """The next items with consecutive line numbers; one at a time at a recorded pace."""
+        first = self._items[place][0]
+        items: list[HookItem] = []
+        for seq, item in self._items[place : place + (_CHUNK if self._speed is None else 1)]:
+            if seq != first + len(items):
+                break
+            items.append(item)
+        return first, items
+
+    async def _keep_pace(self, place: int) -> None:
+        if self._speed is not None and place > 0:
+            gap_ms = self._items[place][1].t - self._items[place - 1][1].t
+            await asyncio.sleep(max(gap_ms, 0) / 1000 / self._speed)
+
+    def _note(self, client: ShimClient) -> None:
+        self._acked = max(self._acked, client.acked)
+        self.progress.acked = bisect_right(self._seqs, self._acked)
+        if self._on_progress is not None:
+            self._on_progress(self.progress)
+
+
+def _identity(recording: Recording) -> ShimIdentity:
+    return ShimIdentity(
+        shim_version=VERSION,
+        boot_id=recording.boot_id,
+        instance=INSTANCE,
+        pid=os.getpid(),
+        project="",
+        directory="",
+        worktree="",
+        opencode_version="recording",
+        last_seq=recording.items[-1][0] if recording.items else 0,
+    )

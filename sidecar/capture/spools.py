@@ -1,0 +1,206 @@
+"""Spools: what shims wrote to disk while no sidecar was there.
+
+A shim that lives empties its spool itself, over its link. A spool whose
+process is dead, or which its shim left (as its name says), is taken in here and
+then deleted; the events' keys make it harmless if its shim had sent part of it
+before. Source: ``docs/protocol.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from bridge.opencode.capture.translate import Origin
+from bridge.opencode.link.frames import HookItem
+from bridge.opencode.link.lenient import FrameError
+from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
+from sidecar.capture.ingest import Ingest
+
+log = logging.getLogger("sidecar.capture.spools")
+
+_NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
+
+MAX_UNSETTLED_ITEMS: Final = 512
+"""Items of a spool that may wait for the disk before it is read on: as many as a link's window."""
+
+MAX_UNSETTLED_BYTES: Final = 8 * 1024 * 1024
+"""After so many bytes of a spool everything read is waited for."""
+
+_BATCH_ITEMS: Final = 128
+_BATCH_BYTES: Final = 1024 * 1024
+_MAX_LINE: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How much lies in spool files."""
+
+    files: int
+    bytes: int
+
+
+def backlog(directory: Path) -> Backlog:
+    """What the spool directory holds; nothing when it does not exist."""
+    sizes = [path.lstat().st_size for path in _spools(directory)]
+    return Backlog(len(sizes), sum(sizes))
+
+
+async def take_left(directory: Path, ingest: Ingest) -> int:
+    """Ingest and delete the spools that nobody else will bring; returns how many items they held.
+
+    A spool stays when its process lives and did not leave it, when it is not ours, or when the log fails meanwhile.
+    """
+    taken = 0
+    for path in _spools(directory):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        origin = Origin(match[1], match[2])
+        if ingest.is_linked(origin):
+            continue
+        try:
+            left = await asyncio.to_thread(_open_if_left, path, match[3] is not None)
+            if left is None:
+                continue
+            with left.file:
+                items = await _take(left, origin, ingest)
+        except OSError as error:
+            log.warning("the spool %s cannot be read: %s", path.name, error.strerror)
+            continue
+        if ingest.failed.done():
+            return taken
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the spool %s is taken in but cannot be removed: %s", path.name, error.strerror)
+            continue
+        taken += items
+    return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A spool that nobody else will bring; its file stands behind the header."""
+
+    file: BinaryIO
+    directory: str
+
+
+async def _take(left: _Left, origin: Origin, ingest: Ingest) -> int:
+    """Feed a spool's items batch by batch, and read on only while few of them wait for the disk."""
+    excluded = ingest.excludes(left.directory)
+    count = unsettled_bytes = 0
+    batches = _batches(_Lines(left.file))
+    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+        if excluded:
+            ingest.excluded += len(batch.items)
+            continue
+        ingest.take(origin, batch.first_seq, batch.items, None)
+        count += sum(1 for item in batch.items if item.hook != "capture.gap")
+        unsettled_bytes += batch.bytes
+        if unsettled_bytes > MAX_UNSETTLED_BYTES:
+            unsettled_bytes = 0
+        if not await ingest.at_most(MAX_UNSETTLED_ITEMS if unsettled_bytes else 0, origin):
+            return count
+    await ingest.at_most(0, origin)
+    return count
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Items with consecutive seqs from ``first_seq``; ``bytes`` is the length of their lines."""
+
+    first_seq: int
+    items: list[HookItem]
+    bytes: int
+
+
+def _batches(lines: _Lines) -> Iterator[_Batch]:
+    batch: _Batch | None = None
+    for seq, item in read_items(lines):
+        if batch is not None and (
+            seq != batch.first_seq + len(batch.items) or len(batch.items) >= _BATCH_ITEMS or lines.bytes >= _BATCH_BYTES
+        ):
+            batch.bytes, lines.bytes = lines.bytes, 0
+            yield batch
+            batch = None
+        if batch is None:
+            batch = _Batch(seq, [], 0)
+        batch.items.append(item)
+    if batch is not None:
+        yield batch
+
+
+class _Lines:
+    """A file's further lines without their newlines; ``bytes`` counts what was read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.bytes = 0
+        self._file = file
+
+    def __iter__(self) -> Iterator[bytes]:
+        # A longer line than the shim writes is damage: it comes in pieces, and none of them is readable.
+        while line := self._file.readline(_MAX_LINE):
+            self.bytes += len(line)
+            if line != b"\n":
+                yield line.removesuffix(b"\n")
+
+
+def _spools(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if path.suffix == ".jsonl")
+    except FileNotFoundError:
+        return []
+
+
+def _open_if_left(path: Path, is_left: bool) -> _Left | None:
+    """A spool that its shim left or died over; ``None`` for others and for what is no plain file of ours."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with ExitStack() as stack:
+        file = stack.enter_context(os.fdopen(descriptor, "rb"))
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return None
+        header: SpoolHeader | None = None
+        try:
+            header = parse_header(file.readline(_MAX_LINE))
+        except FrameError:
+            log.warning("the spool %s has no readable header; its lines are taken all the same", path.name)
+        if not is_left and header is not None and _lives(header):
+            return None
+        stack.pop_all()
+        return _Left(file, header.directory if header is not None else "")
+
+
+def _lives(header: SpoolHeader) -> bool:
+    """Whether the process that wrote the spool still runs; a pid taken by another program does not count."""
+    try:
+        os.kill(header.pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return False
+    started = _process_started_ms(header.pid)
+    # The shim starts within its process, so a process younger than the spool is another one.
+    return started is None or started <= header.started_ms + 2000
+
+
+def _process_started_ms(pid: int) -> int | None:
+    """When a process started, ms since 1970; ``None`` where the system does not say (macOS)."""
+    try:
+        fields: list[Any] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = next(
+            int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
+        )
+    except (OSError, StopIteration, IndexError, ValueError):
+        return None
+    return int((boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")) * 1000)

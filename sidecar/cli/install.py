@@ -1,0 +1,180 @@
+"""``install`` and ``uninstall``: the plugin file in OpenCode's config directory, and the service file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, named_home
+
+if TYPE_CHECKING:
+    from sidecar.install.plugin import Outcome, Target
+
+Result = TypeVar("Result")
+
+GlobalFlag = Annotated[bool, typer.Option("--global", help="For every project of yours (the default).")]
+ProjectOption = Annotated[Path | None, typer.Option("--project", metavar="DIR", help="Only for the project in DIR.")]
+
+
+def executable() -> list[str]:
+    """The command that starts this program again."""
+    from sidecar.install.plugin import executable_command
+
+    return executable_command(sys.argv[0])
+
+
+def install(
+    context: typer.Context,
+    everywhere: GlobalFlag = False,
+    project: ProjectOption = None,
+    service: Annotated[
+        bool, typer.Option("--service", help="Also write a service file, so that the system runs the sidecar.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Make OpenCode record its sessions.
+
+    Writes the plugin file, which counts from OpenCode's next start on, and keeps that start from waiting for npm.
+    """
+    from sidecar.install import plugin as installer
+
+    target = _target(everywhere, project)
+    home = home_of(context).path
+    outcome = _checked(lambda: installer.install(target, shim=installer.shim_path(), command=executable(), home=home))
+    facts: dict[str, Any] = {}
+    if service:
+        facts = _install_service(outcome, home)
+    _tell(outcome, target, json, "Restart OpenCode: from then on its sessions are recorded.", "install", facts)
+    if not json:
+        if facts:
+            _print("The service is not enabled. To start it now and at each login, run:", f"  {facts['enable']}")
+        _warn_of_two(target)
+
+
+def uninstall(
+    context: typer.Context,
+    everywhere: GlobalFlag = False,
+    project: ProjectOption = None,
+    service: Annotated[bool, typer.Option("--service", help="Remove the service file alone.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Take the plugin away; what was recorded stays in the home.
+
+    With it goes all that install made elsewhere; a service file too, unless a project is named.
+    """
+    from sidecar.install import plugin as installer
+
+    if service and (everywhere or project is not None):
+        raise typer.BadParameter("--service goes alone: there is one service file for all of them")
+    target = _target(everywhere, project)
+    outcome = installer.Outcome() if service else _checked(lambda: installer.uninstall(target))
+    facts: dict[str, Any] = {}
+    if project is None:
+        facts = _uninstall_service(outcome, told=service)
+    other = _other_copy(target)
+    stays = f"What was recorded stays in {named_home(context).path}."
+    kept = f"Restart OpenCode: it records no more. {stays}"
+    if other is not None:
+        still = f"The plugin is still at {other.plugin}, so OpenCode goes on recording; remove it with"
+        kept = f"{still} {_removal(other)}. {stays}"
+    _tell(outcome, target, json, "" if service else kept, "uninstall", facts)
+    if facts and not json:
+        _print("To end a service that runs still, run:", f"  {facts['disable']}")
+
+
+def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
+    from sidecar.install.service_files import Service
+
+    service = _checked(Service.here)
+    if _checked(lambda: service.install(executable(), home)):
+        outcome.did(f"wrote {service.path}")
+    else:
+        outcome.lines.append(f"{service.path} is already there and up to date")
+    return {"service": str(service.path), "enable": service.enable}
+
+
+def _uninstall_service(outcome: Outcome, *, told: bool) -> dict[str, Any]:
+    from sidecar.install.service_files import Service, ServiceError
+
+    try:
+        service = Service.here()
+    except ServiceError:
+        return {}
+    if service.uninstall():
+        outcome.did(f"removed {service.path}")
+        return {"service": str(service.path), "disable": service.disable}
+    if told:
+        outcome.lines.append(f"{service.path} is not there, or not ours: nothing to remove")
+    return {}
+
+
+def _target(everywhere: bool, project: Path | None) -> Target:
+    from sidecar.install.plugin import Target
+
+    if project is None:
+        return Target.everywhere()
+    if everywhere:
+        raise typer.BadParameter("--global and --project exclude each other")
+    if not project.expanduser().is_dir():
+        raise Failure(f"{project}: there is no such directory; name the project's root")
+    return Target.project(project)
+
+
+def _checked(act: Callable[[], Result]) -> Result:
+    from sidecar.install.plugin import InstallError
+    from sidecar.install.service_files import ServiceError
+
+    try:
+        return act()
+    except (InstallError, ServiceError) as error:
+        raise Failure(str(error)) from None
+
+
+def _print(*lines: str) -> None:
+    from sidecar.cli.shared.output import Output
+
+    for line in lines:
+        Output().text(line)
+
+
+def _tell(outcome: Outcome, target: Target, json: bool, afterwards: str, action: str, facts: Mapping[str, Any]) -> None:
+    from sidecar.cli.shared.output import Output
+
+    out = Output(json)
+    if json:
+        out.object(
+            {"action": action, "scope": target.scope, "plugin": str(target.plugin), "changed": outcome.changed}
+            | {"done": outcome.lines, **facts}
+        )
+        return
+    for line in outcome.lines:
+        out.text(line)
+    if outcome.changed and afterwards:
+        out.text(afterwards, "bold")
+
+
+def _warn_of_two(target: Target) -> None:
+    from sidecar.cli.shared.command import complain
+
+    other = _other_copy(target)
+    if other is not None:
+        complain(
+            f"the plugin is also at {other.plugin}: both copies would be loaded, which records the same events once "
+            f"but costs twice; remove one, for example with {_removal(other)}"
+        )
+
+
+def _other_copy(target: Target) -> Target | None:
+    """The plugin's other place, global or this directory's project, where a copy of ours stands too."""
+    from sidecar.install.plugin import Target, is_ours
+
+    other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()
+    return other if other.plugin != target.plugin and is_ours(other.plugin) else None
+
+
+def _removal(other: Target) -> str:
+    return f"`durable-stream uninstall {'--global' if other.scope == 'global' else '--project .'}`"

@@ -1,0 +1,226 @@
+"""``listen``: what is published on NATS, as it happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from bridge.nats.jetstream.connection import JetStream
+    from bridge.nats.jetstream.errors import NatsError
+    from bridge.nats.jetstream.sessions import Sessions
+    from bridge.nats.jetstream.wire import Received
+    from sidecar.cli.shared.heard import Heard
+    from sidecar.cli.shared.output import Output
+
+MOST_WAITING = 10_000
+"""Messages that wait for a terminal or a pipe that does not keep up; more are left out, and that is told."""
+
+
+async def listen(
+    context: typer.Context,
+    subject: Annotated[
+        str, typer.Argument(metavar="SUBJECT", help="What to hear; * is one token, > the rest. Records: evt.>")
+    ] = "evt.>",
+    json: JsonFlag = False,
+) -> int:
+    """Print what is published on NATS, as it happens, until Ctrl-C.
+
+    evt.> is every record, evt.*.*.ses_1a2b.> those of one stream; evt.agent.*.step,
+    str.> and the like are the L0 protocol's. What was published before is not
+    shown, nor what is published while the server is away.
+    """
+    from sidecar.cli.shared.heard import expanded
+    from sidecar.cli.shared.nats import connection
+    from sidecar.cli.shared.output import Output
+    from sidecar.config import load_config
+    from streams.bus.subjects import SubjectError
+
+    try:
+        pattern = expanded(subject)
+    except SubjectError as error:
+        raise typer.BadParameter(str(error), param_hint="SUBJECT") from None
+    home = home_of(context)
+    home.check_owner()
+    sessions = connection(home, load_config(home.config_path).nats, waits=True)
+    try:
+        await _until_interrupted(_Listening(Output(json), sessions, pattern))
+    finally:
+        await sessions.close()
+    return 0
+
+
+async def _until_interrupted(listening: _Listening) -> None:
+    """Listen until SIGINT or SIGTERM: the ordinary end, so it is no failure."""
+    import asyncio
+    import signal
+
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(listening.run())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        task.cancel()
+
+
+class _Listening:
+    def __init__(self, out: Output, sessions: Sessions, pattern: str) -> None:
+        from collections import deque
+
+        self._out, self._sessions, self._pattern = out, sessions, pattern
+        self._waiting: deque[Received] = deque()
+        self._left_out = 0
+        self._day = ""
+        self._news: asyncio.Event
+
+    async def run(self) -> None:
+        """Hear and print, through every restart of the server; ends by being cancelled.
+
+        A server that is not there yet is waited for like one that went away.
+
+        Raises:
+            NatsRefused: the settings cannot work: a wrong token, a missing certificate.
+        """
+        import asyncio
+
+        from bridge.nats.jetstream.errors import NatsUnavailable
+
+        self._news = asyncio.Event()
+        try:
+            session = await self._sessions.get()
+        except NatsUnavailable as error:
+            self._tell(f"{error}. Waiting for it; end with Ctrl-C.")
+            session = await self._again(error, first=True)
+        self._tell(f"Listening to {self._pattern}. End with Ctrl-C.")
+        while True:
+            try:
+                await self._hear(session)
+            except NatsUnavailable as error:
+                self._print_waiting()
+                self._tell(f"{error}. Waiting for the server; what is published meanwhile is not shown.")
+                session = await self._again(error)
+            self._tell(f"Connected again, to NATS {session.server.version}.")
+
+    async def _again(self, told: NatsError, *, first: bool = False) -> JetStream:
+        """The next connection. What keeps it from being made is told when it is something else than before.
+
+        Raises:
+            NatsRefused: ``first``, and the settings cannot work; where they worked before, they may again.
+        """
+        import asyncio
+
+        from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
+
+        pause = 0.1
+        while True:
+            try:
+                return await self._sessions.get()
+            except NatsError as error:
+                if first and not isinstance(error, NatsUnavailable):
+                    raise
+                if str(told) != str(error):
+                    self._tell(f"Still waiting: {error}.")
+                told = error
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    def _tell(self, text: str) -> None:
+        """A notice beside what is heard: on stderr, broken at words where that is a terminal."""
+        self._out.flush()
+        note(text)
+
+    async def _hear(self, session: JetStream) -> None:
+        import asyncio
+
+        async with session.hearing(self._pattern, self._take):
+            printing = asyncio.create_task(self._print_on())
+            try:
+                ended = asyncio.ensure_future(session.ended())
+                await asyncio.wait((printing, ended), return_when=asyncio.FIRST_COMPLETED)
+                if printing.done():
+                    printing.result()  # a closed pipe, maybe
+                raise _ended(ended.result())
+            finally:
+                printing.cancel()
+
+    def _take(self, message: Received) -> None:
+        from sidecar.cli.shared.heard import is_internal
+
+        if is_internal(message.subject, self._pattern):
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft()
+            self._left_out += 1
+        self._waiting.append(message)
+        self._news.set()
+
+    async def _print_on(self) -> None:
+        import asyncio
+
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._print_waiting()
+            await asyncio.sleep(0)
+
+    def _print_waiting(self) -> None:
+        while self._waiting:
+            if self._left_out:
+                note(f"{self._left_out} messages were left out: they come faster than they can be printed.")
+                self._left_out = 0
+            self._print(self._waiting.popleft())
+        self._out.flush()
+
+    def _print(self, message: Received) -> None:
+        from sidecar.cli.shared.heard import as_json, heard
+        from sidecar.cli.shared.output import iso_time
+        from streams.identity import system_identity
+
+        now = system_identity().now_ms()
+        if self._out.json:
+            self._out.object(as_json(message.subject, message.headers, message.body, now))
+            return
+        told = heard(message.subject, message.headers, message.body, now)
+        if self._out.terminal:
+            self._on_terminal(told)
+        else:
+            self._out.cells(iso_time(told.ts), message.subject, told.type, told.actor, str(told.line))
+
+    def _on_terminal(self, told: Heard) -> None:
+        from sidecar.cli.shared.heard import PLACE_CHARACTERS
+        from sidecar.cli.shared.output import fitted, local_time, one_line, padded
+        from sidecar.cli.shared.records import LABEL_WIDTH, MOST_LINES, ROOMY, SHORT_ID, STYLES
+
+        day = local_time(told.ts, "%A, %d %B %Y")
+        if day != self._day:
+            self._day = day
+            self._out.text(day, "bold")
+        roomy = self._out.width >= ROOMY
+        gap = "  " if roomy else " "
+        style = STYLES[told.line.tone]
+        place, width = (told.place, PLACE_CHARACTERS) if roomy else (told.place[-SHORT_ID:], SHORT_ID)
+        label = padded(one_line(told.line.label), LABEL_WIDTH) + (" " if told.line.text else "")
+        parts = [
+            (f"{local_time(told.ts, '%H:%M:%S')}{gap}", "dim"),
+            (padded(place, width) + gap, "dim"),
+            (fitted(told.actor, 12 if roomy else 8) + gap, "cyan" if told.actor == "user" else ""),
+            (label, style if style in ("dim", "bold cyan") else f"bold {style}".strip()),
+        ]
+        self._out.lines(parts, told.line.text, style, most=MOST_LINES.get(told.line.tone, 1))
+
+
+def _ended(why: str) -> NatsError:
+    from bridge.nats.jetstream.errors import NatsUnavailable
+
+    return NatsUnavailable(f"The connection to NATS ended: {why}")

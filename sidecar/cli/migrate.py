@@ -1,0 +1,125 @@
+"""``migrate``: move the log between jsonl and sqlite; the sidecar does it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+
+if TYPE_CHECKING:
+    from sidecar.cli.shared.output import Output
+    from sidecar.home import Home
+
+PHASES = {phase: phase.ljust(9) for phase in ("opening", "copying", "verifying", "switching", "done")}
+"""Of one width, so that the bar stands still."""
+
+
+async def migrate(
+    context: typer.Context,
+    to: Annotated[str | None, typer.Option("--to", metavar="sqlite|jsonl", help="The backend to move to.")] = None,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Back to where the last move came from, with what was written since.")
+    ] = False,
+    discard_old: Annotated[
+        bool, typer.Option("--discard-old", help="Delete the store that the last move left behind.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Move the log to another backend, while it records.
+
+    Every record is copied byte for byte and its hash chain computed anew; then
+    the new store takes over in an instant. A move that was cut off goes on when
+    it is started again. The old store stays until --discard-old. A log that is
+    there already, or an old store that is gone already, is a success; a
+    --rollback without an old store is a failure.
+    """
+    from sidecar.cli.shared.output import Output
+    from streams.log.presence import located
+    from streams.stores.directory import FORMATS
+
+    if sum((to is not None, rollback, discard_old)) != 1:
+        raise typer.BadParameter("say one of --to sqlite, --to jsonl, --rollback and --discard-old")
+    if to is not None and to not in FORMATS:
+        raise typer.BadParameter(f"{to!r} is not a backend: --to sqlite or --to jsonl")
+    out, home = Output(json), home_of(context)
+    home.check_owner()
+    manifest = located(home.store_path)
+    if manifest is None:
+        raise Failure(f"there is no log in {home.store_path} yet: nothing to move")
+    if discard_old:
+        return await _discard(out, home, is_kept=manifest.kept is not None)
+    if rollback:
+        if manifest.kept is None:
+            other = "jsonl" if manifest.backend == "sqlite" else "sqlite"
+            raise Failure(
+                f"no earlier store is kept, so there is nothing to go back to; the log stays in {manifest.backend}, "
+                f"and `durable-stream migrate --to {other}` moves it anew"
+            )
+        to = manifest.kept.backend
+    assert to is not None
+    is_there = manifest.backend == to
+    done = await _move(out, home, to, begin=not is_there)
+    if is_there:
+        return _told(out, f"the log is in {to} already", {"backend": to, "moved": False})
+    from sidecar.checks import counted, kept_text
+
+    moved = f"{kept_text(done['copied'] - done['pruned'], done['pruned'])} in {counted(done['streams'], 'stream')}"
+    text = (
+        f"the log is in {to} now: {moved}, the same hashes\n"
+        f"recording paused for {done['held_ms']:.0f} ms\n"
+        f"the old store is kept: --rollback goes back, --discard-old deletes it"
+    )
+    return _told(out, text, {"backend": to, "moved": True, **done})
+
+
+async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, Any]:
+    """Have the sidecar move the log and wait for the end; without ``begin``, only see that no other move is under way.
+
+    Raises:
+        Failure: the log was not moved.
+    """
+    import asyncio
+
+    from sidecar.cli.shared.bar import bar
+    from sidecar.cli.shared.control import LOOK_SECONDS, MOVING, control
+
+    async with control(home, MOVING) as client:
+        answer = await client.request("migrate", {"to": to}) if begin else await client.request("migration")
+        if answer["running"] and answer["progress"]["to"] != to:
+            raise Failure(
+                f"a move to {answer['progress']['to']} is under way; `durable-stream status` shows how far it is, "
+                "and --rollback takes it back when it is done"
+            )
+        if not begin:
+            return {}
+        with bar(out, PHASES["opening"]) as shown:
+            while answer["running"]:
+                progress = answer["progress"]
+                total = None if progress["phase"] == "opening" else progress["head"] + 1
+                shown.set(progress["copied"], total, PHASES[progress["phase"]])
+                await asyncio.sleep(LOOK_SECONDS)
+                answer = await client.request("migration")
+    if answer["failed"]:
+        raise Failure(answer["failed"])
+    return dict(answer["progress"])
+
+
+async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
+    from sidecar.cli.shared.control import DISCARDING, ask
+    from sidecar.cli.shared.output import bytes_text
+
+    freed = int((await ask(home, "discard_old", {}, DISCARDING))["freed"])
+    what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"
+    text = f"deleted {what}: {bytes_text(freed)} freed" if freed else "no old store is kept: nothing to delete"
+    return _told(out, text, {"freed": freed})
+
+
+def _told(out: Output, text: str, facts: dict[str, Any]) -> int:
+    if out.json:
+        out.object(facts)
+    else:
+        for line in text.splitlines():
+            out.prose("", line)
+    return 0

@@ -1,0 +1,156 @@
+"""``repair``: mend what can provably be mended in the log's store, and say what cannot be, and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared.command import JsonFlag, explain, home_of
+
+if TYPE_CHECKING:
+    from sidecar.cli.shared.output import Output
+    from sidecar.home import Home
+    from streams.log.repair import Item, Repairing
+
+
+async def repair(
+    context: typer.Context,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell what would be done; nothing is changed.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Mend the log's store, as far as that is provably safe.
+
+    What is taken away is kept in the store's directory. What was acknowledged is
+    never cut: that needs a backup. Verifies at the end, and ends with 0 only if
+    the store is sound then.
+    """
+    import asyncio
+
+    from sidecar.cli.shared.output import Output
+    from streams.identity import system_identity
+    from streams.log.repair import Repairing, decide, examine, is_begun
+    from streams.stores.directory import refuse_links
+
+    out, home = Output(json), home_of(context)
+    home.check_owner()
+    refuse_links(home.store_path)
+    # Before any lock: what is refused, or was never a store, stays as it is.
+    if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
+        return _nothing(out, home)
+    with _held(home, dry_run):
+        with _bar(out, home) as progress:
+            facts = await examine(home.store_path, progress)
+        items = decide(facts, log_id=system_identity().ulid())
+        if not facts.stores and not items:
+            return _nothing(out, home)
+        repairing = Repairing(home.store_path)
+        failed = 0
+        for item in items:
+            failed += await _do(out, repairing, item, dry_run)
+        if repairing.aside is not None:
+            _tell(out, f"what was taken away is kept in {repairing.aside}", {"aside": str(repairing.aside)})
+        if dry_run:
+            return _end_of_dry_run(out, items)
+        return await _verify(out, home, failed)
+
+
+@contextmanager
+def _held(home: Home, dry_run: bool) -> Iterator[None]:
+    """Nobody else may write meanwhile: what a sidecar is writing looks like damage."""
+    from streams.stores.directory import refuse_writer, take_lock
+
+    if dry_run:
+        refuse_writer(home.store_path)  # first, because it knows the process
+        home.refuse_locked()
+        yield
+        return
+    with home.lock():
+        lock = take_lock(home.store_path)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
+    """A bar while a log is verified that takes long enough for one."""
+    from sidecar.cli.checking import BAR_BYTES
+    from sidecar.cli.shared.bar import adding, bar
+
+    store = home.store_path
+    size = sum(path.stat().st_size for path in (*store.glob("log.db*"), *store.glob("log/*")))
+    with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
+        yield adding(shown, size, "verifying")
+
+
+async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> bool:
+    """Do and tell one item; whether it could not be done."""
+    from streams.errors import StreamError
+
+    outcome, text = "mended", item.text
+    if item.action is None:
+        outcome = "cannot"
+    elif dry_run:
+        outcome = "would"
+    else:
+        try:
+            await repairing.carry_out(item)
+        except (StreamError, OSError) as error:
+            outcome, text = "failed", explain(error)
+    if out.json:
+        out.object({"outcome": outcome, **item.as_json(), "text": text})
+    else:
+        out.prose(f"{outcome:8}", item.found, {"mended": "green", "would": "yellow"}.get(outcome, "bold red"))
+        out.prose(" " * 8, text, "dim")
+    return outcome in ("cannot", "failed")
+
+
+def _end_of_dry_run(out: Output, items: list[Item]) -> int:
+    cannot = sum(item.action is None for item in items)
+    would = len(items) - cannot
+    sound = "the store is sound: there is nothing to mend"
+    text = f"{would} to mend, {cannot} that cannot be; nothing was changed" if items else sound
+    _tell(out, text, {"would": would, "cannot": cannot}, "bold" if items else "green")
+    return 1 if items else 0
+
+
+async def _verify(out: Output, home: Home, failed: int) -> int:
+    from sidecar.cli.checking import held_text
+    from streams.log.verify import Verification
+
+    with _bar(out, home) as progress:
+        check = Verification(home.store_path, progress, alone=True)
+        async for finding in check.run():
+            if out.json:
+                out.object({"finding": finding.as_json()})
+            elif not failed:
+                out.prose("", str(finding), "red")
+    summary = check.summary
+    sound = not summary.findings and not failed
+    records = held_text(summary)
+    if sound:
+        text = f"the store is sound: {records} verified"
+    else:
+        faults = max(summary.findings, failed)
+        text = f"the store is not sound: {faults} fault{'' if faults == 1 else 's'} left; {records} verified"
+    _tell(out, text, {"sound": sound, "summary": summary.as_json()}, "green" if sound else "bold")
+    return 0 if sound else 1
+
+
+def _nothing(out: Output, home: Home) -> int:
+    _tell(out, f"there is no log in {home.store_path} yet: nothing to repair", {"sound": True, "summary": None})
+    return 0
+
+
+def _tell(out: Output, text: str, facts: dict[str, object], style: str = "") -> None:
+    if out.json:
+        out.object(facts)
+    else:
+        out.prose("", text, style)

@@ -1,0 +1,71 @@
+"""The one progress bar: on a terminal while something takes its time, elsewhere nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from sidecar.cli.shared.output import bytes_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from sidecar.cli.shared.output import Output
+
+
+class Bar:
+    """How far something is. Without a terminal its methods do nothing."""
+
+    def __init__(self, shown: Progress | None, unit: Literal["records", "bytes", "hooks"]) -> None:
+        self._shown, self._unit = shown, unit
+
+    def set(self, done: int, total: int | None, what: str) -> None:
+        """So much is done, of ``total`` where that is known."""
+        if self._shown is None:
+            return
+        count = "" if total is None else self._count(done, total)
+        for task in self._shown.task_ids:
+            self._shown.update(task, description=what, completed=done, total=total, count=count)
+
+    def _count(self, done: int, total: int) -> str:
+        if self._unit == "bytes":
+            return f"{bytes_text(done)} of {bytes_text(total)}"
+        whole = f"{total:,}"
+        return f"{done:>{len(whole)},} of {whole} {self._unit}"
+
+
+@contextmanager
+def bar(
+    out: Output, what: str, unit: Literal["records", "bytes", "hooks"] = "records", *, wanted: bool = True
+) -> Iterator[Bar]:
+    """A bar for as long as the block lasts; what is printed meanwhile stands above it."""
+    if not out.terminal or out.json or not wanted:
+        yield Bar(None, unit)
+        return
+    from rich import progress
+
+    shown = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=None),
+        progress.TextColumn("{task.fields[count]}"),
+        progress.TimeRemainingColumn(compact=True),
+        console=out.console,
+        transient=True,
+        expand=True,
+    )
+    shown.add_task(what, total=None, count="")
+    with shown:
+        yield Bar(shown, unit)
+
+
+def adding(shown: Bar, total: int, what: str) -> Callable[[int], None]:
+    """What takes each further share of ``total`` that is done."""
+    done = 0
+
+    def more(share: int) -> None:
+        nonlocal done
+        done += share
+        shown.set(done, total, what)
+
+    return more

@@ -1,0 +1,191 @@
+"""What every command shares: how it is registered, the home it works on, and how its errors end.
+
+No traceback reaches a user: what we raise on purpose becomes one line on
+stderr and exit code 1. Ctrl-C ends with 130, a closed pipe with 141, both
+quietly, as a shell expects.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sidecar.home import Home
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+_OUR_ERRORS = (
+    ("streams.errors", "StreamError"),
+    ("sidecar.home", "HomeError"),
+    ("sidecar.config", "ConfigError"),
+    ("sidecar.link.client", "ClientError"),
+    ("sidecar.capture.play", "RecordingError"),
+    ("bridge.opencode.link.link", "RequestError"),
+    ("bridge.nats.jetstream.errors", "NatsError"),
+    ("sidecar.nats.mirror.verify", "Disturbed"),
+)
+
+
+_CLOSED = "it belongs to another user or is closed to you: choose another --home, or have its owner give it to you"
+
+_REMEDIES = {
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+    errno.ENOSPC: "make room on that disk, then try again",
+    errno.EDQUOT: "make room within your quota, then try again",
+    errno.EROFS: "it lies on a read-only file system: mount that writable, or use another place",
+    errno.EADDRINUSE: "another program has that port: set another [link] port in config.toml, or 0 for any",
+}
+
+
+class Failure(Exception):
+    """A command cannot do what it was asked; the text says what, to what, and what to do next."""
+
+
+class Ambiguous(Failure):
+    """What was named fits several things; the text names some."""
+
+
+def home_of(context: typer.Context) -> Home:
+    """The home that the global options, the environment or the platform name; nothing is touched.
+
+    Raises:
+        HomeError: a directory of something else lies there.
+    """
+    home = named_home(context)
+    home.check_kind()
+    return home
+
+
+def named_home(context: typer.Context) -> Home:
+    """As ``home_of``, whatever lies there: for commands that tell of it, or leave it alone."""
+    from sidecar.home import Home
+
+    path: Path | None = context.obj
+    return Home(path)
+
+
+def add_command(
+    app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str], name: str | None = None
+) -> None:
+    """Register ``function`` (plain or ``async``) under its own name; its result, if an int, is the exit code."""
+    # \b keeps the lines of an example from being filled into a paragraph.
+    shown = "\n".join(f"  durable-stream {example}" for example in examples)
+    text = f"{inspect.cleandoc(function.__doc__ or '')}\n\n\b\nExample:\n{shown}"
+    app.command(name or function.__name__.rstrip("_"), help=text, rich_help_panel=panel)(_guarded(function))
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                import asyncio
+
+                result = asyncio.run(_to_its_end(result))
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise  # typer ends these itself; a bad parameter with 2
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Python flushes stdout once more when it ends; that must not complain either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+        except Exception as error:  # the edge of the program: beyond it is only the user
+            if os.environ.get("DURABLE_STREAM_DEBUG"):
+                raise
+            fail(explain(error))
+        if isinstance(result, int) and result:
+            raise typer.Exit(result)
+
+    return run
+
+
+async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
+    """Run a command, then let readers that it left early close their files, which they do in tasks of their own."""
+    import asyncio
+
+    result = await command
+    for _ in range(3):  # one closes the next: reader, scan, file
+        await asyncio.sleep(0)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+    return result
+
+
+def fail(text: str) -> None:
+    """Print one line on stderr and end with exit code 1."""
+    complain(text)
+    raise typer.Exit(1)
+
+
+def complain(text: str) -> None:
+    """A sentence on stderr, in the program's name: one line in a pipe, broken at words on a terminal."""
+    from sidecar.cli.shared.output import one_line
+
+    _tell(f"durable-stream: {one_line(text)}")
+
+
+def note(text: str) -> None:
+    """A sentence on stderr that is no error: why nothing was printed, or what is waited for."""
+    _tell(" ".join(text.split()))
+
+
+def _tell(line: str) -> None:
+    """A pipe gets it as it is; a terminal would break it in the middle of words."""
+    if sys.stderr.isatty():
+        import textwrap
+
+        from sidecar.cli.shared.output import NARROWEST
+
+        # A terminal that does not know its size says 0.
+        width = max(os.get_terminal_size(sys.stderr.fileno()).columns or 80, NARROWEST)
+        # A path or a command is longer than the line sometimes: it stays whole, so that it can be copied.
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)  # noqa: T201
+
+
+def warn(text: str | None) -> None:
+    """One line on stderr, in the program's name, where there is something to warn of; the command goes on."""
+    if text is not None:
+        complain(text)
+
+
+def explain(error: Exception) -> str:
+    """The line that a user gets to read for ``error``."""
+    if isinstance(error, Failure) or _is_ours(error):
+        return str(error)
+    if isinstance(error, OSError):
+        if error.errno == errno.EADDRINUSE:
+            return f"a port to listen on is taken; {_REMEDIES[errno.EADDRINUSE]}"
+        what = error.strerror or type(error).__name__
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{what}; {_REMEDIES.get(error.errno or 0, 'check that the path is right and yours')}"
+    return (
+        f"unexpected {type(error).__name__}: {error}; this is a fault of durable-stream: "
+        "run it again with DURABLE_STREAM_DEBUG=1 to see where"
+    )
+
+
+def _is_ours(error: Exception) -> bool:
+    # A class whose module was never imported cannot have been raised: nothing is imported to find out.
+    for module, name in _OUR_ERRORS:
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(error, getattr(loaded, name)):
+            return True
+    return False

@@ -1,0 +1,120 @@
+"""What a shell completes: streams, sessions, events, types and actors.
+
+It runs at every press of the Tab key: it reads the catalog that the sidecar kept
+last and a bounded part of the log, and is silent about whatever cannot be read.
+The command that follows says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from sidecar.views.catalog import Catalog
+    from streams.event import StreamEvent
+
+NEWEST = 3000
+"""At most so many of the newest records are read: a twentieth of a second."""
+
+MOST_EVENTS = 30
+"""Events that are offered before anything is typed; later, everything that fits is."""
+
+_SHORT_ID = 6
+
+Offer = tuple[str, str]
+"""A value, and what shells that can do so show beside it."""
+
+
+def streams(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Stream ids, the newest first."""
+    return _fitting(_stream_titles(_read(ctx)[0]), incomplete)
+
+
+def sessions(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Stream ids, and ids of child sessions once something is typed."""
+    catalog, _ = _read(ctx)
+    found = _stream_titles(catalog)
+    if incomplete:
+        found = {session.id: session.title for session in catalog.sessions.values()} | found
+    return _fitting(found, incomplete)
+
+
+def events(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Event ids: their last characters, as a terminal shows them, or whole ones if such a one was begun."""
+    short: dict[str, str] = {}
+    whole: dict[str, str] = {}
+    for event in reversed(_read(ctx)[1]):
+        shown = f"{event.actor} {event.type}"
+        if incomplete and event.id.startswith(incomplete):
+            whole[event.id] = shown
+        elif event.id[-_SHORT_ID:].startswith(incomplete):
+            short.setdefault(event.id[-_SHORT_ID:], shown)
+            if not incomplete and len(short) >= MOST_EVENTS:
+                break
+    return list((short or whole).items())
+
+
+def types(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Event types that were recorded lately, and their groups: ``agent.*``."""
+    found = {event.type for event in _read(ctx)[1]}
+    groups = {f"{name.rpartition('.')[0]}.*" for name in found if "." in name}
+    return _fitting(_plain(found | groups), incomplete)
+
+
+def actors(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Who did something lately."""
+    return _fitting(_plain({event.actor for event in _read(ctx)[1]}), incomplete)
+
+
+def _fitting(found: dict[str, str], incomplete: str) -> list[Offer]:
+    return [(name, _shown(title)) for name, title in found.items() if name.startswith(incomplete)]
+
+
+def _shown(title: str) -> str:
+    return " ".join(title.split()) if title.isprintable() else ""
+
+
+def _plain(names: Iterable[str]) -> dict[str, str]:
+    return dict.fromkeys(sorted(names), "")
+
+
+def _stream_titles(catalog: Catalog) -> dict[str, str]:
+    newest_first = sorted(catalog.streams.values(), key=lambda stream: stream.last_ts, reverse=True)
+    return {s.id: own.title if (own := catalog.own_session(s.id)) is not None else "" for s in newest_first}
+
+
+def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
+    """The streams and sessions, and the newest events, the oldest first; what was read before a fault, if there is one.
+
+    The catalog knows all that a snapshot covers, and of what came later the newest.
+    """
+    import asyncio
+
+    from sidecar.home import Home, HomeError
+    from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+    from streams.errors import StreamError
+    from streams.log.reader import LogReader
+    from streams.projection import resume
+    from streams.store import NOTHING
+
+    catalog, newest = Catalog(), []
+
+    async def read(reader: LogReader) -> None:
+        nonlocal catalog
+        try:
+            catalog, kept = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+            async for record in reader.read_all(after=max(reader.head - NEWEST, NOTHING)):
+                newest.append(record.event)
+                if record.position > kept:
+                    catalog.apply(record)
+        finally:
+            await reader.close()
+
+    with suppress(StreamError, HomeError, OSError):
+        # While a shell completes, no callback runs: the option --home is only to be found as it was parsed.
+        asyncio.run(read(LogReader(Home(ctx.find_root().params.get("home")).store_path)))
+    return catalog, newest

@@ -1,0 +1,79 @@
+"""Commands that change the log: the sidecar does it, and is started if none runs.
+
+What is said when it ends before it answers, or when the user presses Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from sidecar.cli.shared.command import Failure, note
+
+if TYPE_CHECKING:
+    from sidecar.home import Home
+    from sidecar.link.client import ControlClient
+
+REMOVING: Final = (
+    "no record that was to stay is lost, and what was begun is finished at the next start; "
+    "run the same command again, which is safe"
+)
+MOVING: Final = (
+    "no record is lost, the log is either where it was or wholly moved; "
+    "run the same command again, which is safe, and it goes on where it was"
+)
+DISCARDING: Final = "the log itself is whole; run the same command again, which is safe, and it deletes the rest"
+REBUILDING: Final = "the log itself is whole; run the same command again, which is safe"
+
+LOOK_SECONDS: Final = 0.2
+"""How often the progress of what a sidecar does in the background is asked for."""
+
+TRIES: Final = 5
+"""Sidecars that may leave, one after the other, between their start and our connection."""
+
+
+@asynccontextmanager
+async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
+    """A link to the home's sidecar, started if none runs. ``cut_off`` says what its end means for the log.
+
+    Raises:
+        LinkUnavailable: it could not start, with its own reason, or it cannot be asked. Nothing was changed.
+        Failure: it ended before it answered.
+    """
+    from sidecar.link.client import LinkClosed
+
+    client = await _connected(home)
+    try:
+        async with client:
+            yield client
+    except CancelledError:
+        note("Interrupted: the sidecar goes on with it; run the same command again to see how it ended.")
+        raise
+    except LinkClosed as error:
+        how = "was killed or died" if error.reason == "lost" else "was stopped"
+        raise Failure(f"the sidecar for {home.path} {how} before it was done: {cut_off}") from None
+
+
+async def _connected(home: Home) -> ControlClient:
+    from sidecar.launch import ensure_running
+    from sidecar.link.client import ControlClient, LinkUnavailable
+    from sidecar.version import VERSION
+    from streams.identity import system_identity
+
+    for left in reversed(range(TRIES)):
+        info = await ensure_running(home)
+        try:
+            return await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+        except LinkUnavailable:
+            now = home.running()
+            if not left or (now is not None and now.boot == info.boot):
+                raise
+    raise AssertionError("unreachable")
+
+
+async def ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
+    """What the home's sidecar answers; raises as ``control``."""
+    async with control(home, cut_off) as client:
+        return dict(await client.request(method, args))

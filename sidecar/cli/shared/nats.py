@@ -1,0 +1,111 @@
+"""What the commands that tell of NATS share: the way to the server, and the words for how it and the mirror are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sidecar.cli.shared.command import Failure
+
+if TYPE_CHECKING:
+    from bridge.nats.jetstream.sessions import Sessions
+    from sidecar.config import NatsConfig
+    from sidecar.home import Home
+
+TURN_ON = 'set mode = "embedded" or "external" in [nats] of config.toml'
+
+
+def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessions:
+    """A connection to be made to the home's server; the caller closes it. ``waits``: for an embedded one, too.
+
+    Raises:
+        Failure: NATS is off, the embedded server does not run, or the client library is missing.
+    """
+    if config.mode == "off":
+        raise Failure(f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
+    if config.mode == "embedded" and home.running() is None and not waits:
+        raise Failure(
+            f"the embedded NATS server of {home.path} runs with the sidecar, and none runs; "
+            "start it: `durable-stream serve`"
+        )
+    try:
+        from sidecar.nats.reaching import sessions_of
+    except ModuleNotFoundError as error:
+        from sidecar.nats.service import LIBRARY, MISSING
+
+        if error.name is None or error.name.split(".")[0] not in LIBRARY:
+            raise
+        raise Failure(MISSING) from None
+    return sessions_of(home, config)
+
+
+# --- how it is, in words: `status` and `mirror status` say the same of the same ---
+
+
+def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
+    """What ``status`` of a sidecar calls ``nats``, where none runs: what is configured, and what the mirror noted last.
+
+    Raises:
+        StreamError: the store cannot be read.
+    """
+    from sidecar.nats.settings import external_options
+    from streams.log.reader import LogReader
+    from streams.store import NOTHING
+    from streams.stores.hints import Hints
+
+    mirror = None
+    if config.mode != "off":
+        reader = LogReader(home.store_path)
+        head = reader.head
+        position = min(Hints(home.store_path).cursor("mirror"), head) if head != NOTHING else NOTHING
+        mirror = {
+            "state": "stopped",
+            "position": position,
+            "head": head,
+            "lag": head - position,
+            "rebuild": None,
+            "problem": "",
+        }
+    return {
+        "mode": config.mode,
+        "connected": False,
+        "servers": external_options(config).shown if config.mode == "external" else None,
+        "version": None,
+        "problem": "",
+        "server": None,
+        "mirror": mirror,
+        "deltas": None,
+    }
+
+
+def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
+    """The server, from what ``status`` calls ``nats``. ``runs``: whether a sidecar does."""
+    if found["mode"] == "off":
+        return f"off; {TURN_ON}"
+    version = f", {found['version']}" if found["version"] else ""
+    if found["mode"] == "external":
+        connected = f", {'' if found['connected'] else 'not '}connected{version}" if runs else ""
+        return f"{found['servers']}{connected}"
+    if not runs:
+        return "embedded server, which runs with the sidecar"
+    server = found["server"]
+    if server is None:
+        return "embedded server cannot run"
+    if server["port"] is None:
+        return f"embedded server {server['state']}"
+    again = f", {_counted(server['restarts'], 'restart')}" if server["restarts"] else ""
+    return f"embedded server {server['version']} {server['state']}, port {server['port']}, pid {server['pid']}{again}"
+
+
+def mirror_words(found: Mapping[str, Any]) -> str:
+    """How far the mirror is, from its own account."""
+    state = found["state"]
+    if not found["lag"]:
+        doing = {"idle": "", "publishing": "", "stopped": ", when it was last there"}.get(state, f", {state}")
+        return f"all of the log, to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
+    later = "; published when a sidecar runs" if state == "stopped" else f", {state}"
+    return f"{_counted(found['lag'], 'record')} behind the log{later}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,129 @@
+"""Printing records: a readable line on a terminal, tab-separated fields in a pipe, JSON when asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidecar.cli.shared.output import Output, fitted, iso_time, local_time, one_line, padded, printable
+from sidecar.views.describe import Line, Tone, describe
+from streams.event import StreamEvent
+from streams.store import Record
+
+STYLES: dict[Tone, str] = {
+    "input": "bold cyan",
+    "output": "",
+    "good": "green",
+    "bad": "red",
+    "asks": "yellow",
+    "quiet": "dim",
+    "plain": "",
+}
+
+SHORT_ID = 6
+"""Last characters of an event id that a terminal shows: enough to name it in `show` and `why`."""
+
+ROOMY = 100
+"""Columns from which on the columns of a record are set apart by two spaces."""
+
+MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 3, "bad": 3}
+"""Lines that a terminal gives to what people and agents say, to questions and to faults; others get one."""
+
+_PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
+LABEL_WIDTH = 9
+
+
+class Lines:
+    """Prints records one after another; a terminal gets a heading where the day changes.
+
+    A pipe gets time, stream, offset, event id, actor, type and what it says, between tabs.
+    ``with_stream`` shows the stream on a terminal, too.
+    """
+
+    def __init__(self, out: Output, *, with_stream: bool = False) -> None:
+        self._out, self._with_stream = out, with_stream
+        self._day = ""
+        self._started: dict[tuple[str, str], int] = {}
+        self.printed = 0
+
+    def print(self, record: Record, depth: int = 0, place: str = "") -> None:
+        """One record; ``depth`` indents what child sessions did, ``place`` (``2.1``) tells them apart."""
+        self.printed += 1
+        if self._out.json:
+            self._out.object(record.as_json())
+        elif self._out.terminal:
+            self._on_terminal(record, depth, place)
+        else:
+            event, line = record.event, describe(record.event)
+            self._out.cells(
+                iso_time(event.ts), event.stream_id, str(record.offset), event.id, event.actor, event.type, str(line)
+            )
+
+    def _on_terminal(self, record: Record, depth: int, place: str) -> None:
+        event, line = record.event, describe(record.event, took_ms=self._took_ms(record.event))
+        day = local_time(event.ts, "%A, %d %B %Y")
+        if day != self._day:
+            self._day = day
+            self._out.text(day, "bold")
+        roomy = self._out.width >= ROOMY
+        gap = "  " if roomy else " "
+        style = STYLES[line.tone]
+        strong = style if style in ("dim", "bold cyan") else f"bold {style}".strip()
+        parts = [(f"{local_time(event.ts, '%H:%M:%S')}{gap}{event.id[-SHORT_ID:]}{gap}", "dim")]
+        if self._with_stream:
+            parts.append((f"{event.stream_id[-10:]:10}{gap}", "dim"))
+        parts.append((fitted(event.actor, 12 if roomy else 8) + gap, "cyan" if event.actor == "user" else ""))
+        if place:
+            number = int(place.partition(".")[0]) - 1
+            parts.append((f"{place:{2 * depth - 1}} ", _PLACE_STYLES[number % len(_PLACE_STYLES)]))
+        else:
+            parts.append(("  " * depth, ""))
+        parts.append((padded(one_line(line.label), LABEL_WIDTH), strong))
+        if line.text:
+            parts[-1] = (parts[-1][0] + " ", strong)
+        self._out.lines(parts, line.text, style, most=MOST_LINES.get(line.tone, 1))
+
+    def _took_ms(self, event: StreamEvent) -> int | None:
+        """How long a turn took that ends here, if its start was printed, too."""
+        if not event.type.startswith("turn."):
+            return None
+        turn = (str(event.payload.get("session")), str(event.payload.get("message")))
+        if event.type == "turn.started":
+            self._started[turn] = event.ts
+        elif event.type == "turn.ended" and turn in self._started:
+            return max(event.ts - self._started.pop(turn), 0)
+        return None
+
+
+def headline(record: Record) -> str:
+    """An event in a few words, to be named beside its id: ``bash: npm test``."""
+    return str(describe(record.event))
+
+
+def outline(value: Any, indent: str = "") -> list[str]:
+    """A JSON value as indented ``key: value`` lines; a text of several lines keeps them, below a bar."""
+    if isinstance(value, dict):
+        return [
+            line for key, inner in value.items() for line in _entry(f"{indent}{one_line(str(key))}:", inner, indent)
+        ]
+    if isinstance(value, list):
+        return [line for inner in value for line in _entry(f"{indent}-", inner, indent)]
+    return [f"{indent}{_scalar(value)}"]
+
+
+def _entry(label: str, inner: Any, indent: str) -> list[str]:
+    if isinstance(inner, dict | list) and inner:
+        return [label, *outline(inner, indent + "  ")]
+    if isinstance(inner, str) and "\n" in inner.strip("\n"):
+        return [label, *(f"{indent}  | {line}" for line in printable(inner).rstrip("\n").split("\n"))]
+    return [f"{label} {_scalar(inner)}"]
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return printable(value).rstrip("\n") or '""'
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return "{}" if value == {} else "[]" if value == [] else str(value)
+
+
+__all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "headline", "outline"]

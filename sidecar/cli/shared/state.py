@@ -1,0 +1,221 @@
+"""What ``status`` shows: the running sidecar's own account, or what the log and the spool say without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from sidecar.checks import (
+    NotAsked,
+    SidecarSilent,
+    ask_sidecar,
+    counted,
+    kept_text,
+    quick_checks,
+    refused_plugin,
+    spool_size,
+    torn_files,
+)
+from sidecar.cli.shared import moving
+from sidecar.cli.shared.command import explain
+from sidecar.cli.shared.nats import at_rest, mirror_words, nats_words
+from sidecar.cli.shared.output import Output, bytes_text, local_time
+from sidecar.config import ConfigError, load_config
+from sidecar.home import Home
+from sidecar.views.select import catalog_of
+from streams.errors import StreamError
+from streams.log.presence import kept_hint
+from streams.log.reader import LogReader
+from streams.query import describe_span
+
+
+async def gather_status(home: Home) -> dict[str, Any]:
+    """The running sidecar's own account, or what log and spool say without one.
+
+    ``log.head`` is a position, null where the log cannot be opened; ``log.pruned`` is how many of the records
+    up to it were removed; ``log.damaged`` says that a problem is the log's.
+    Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, problems, notes``;
+    ``sidecar`` is null when none answers, ``nats`` where the configuration or the store cannot be read.
+    ``problems`` and ``notes`` are texts.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    info = home.running()
+    found: dict[str, Any] | None = None
+    if info is not None:
+        try:
+            found = await ask_sidecar(home, "status")
+        except NotAsked as error:
+            if all(check.level != "problem" for check in quick_checks(home)):
+                problems.append(str(error))
+        except SidecarSilent as error:
+            problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
+    if found is not None and (refused := refused_plugin(found)) is not None:
+        problems.append("; ".join(refused))
+    if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
+        notes.append(
+            f"{counted(closed, 'connection')} closed to make room: too many came that did not prove themselves"
+        )
+    if found is not None and found.get("nats") and found["nats"]["problem"]:
+        notes.append(f"NATS: {found['nats']['problem']}")
+    mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]
+    if mirror and mirror["problem"] and mirror["problem"] != found["nats"]["problem"]:  # type: ignore[index]
+        notes.append(f"the mirror waits: {mirror['problem']}")
+    if found is None:
+        found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
+        found |= await _read_stopped(home, problems, notes)
+        # A store that could not be opened is not waited for once more.
+        found["nats"] = _nats_stopped(home) if found["log"]["head"] is not None else None
+    else:
+        known = len(problems)
+        found["log"]["pruned"] = await _look(home, problems)
+        found["log"]["damaged"] = len(problems) > known
+    if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
+        notes.append(f"the log is damaged, but {kept}")
+    for check in quick_checks(home):
+        if check.name == "start" and problems:
+            continue  # what keeps it from starting is told, and more exactly
+        if (check.level != "ok" and check.name != "token") or check.level == "problem":
+            told = f"{check.text}; {check.hint}" if check.hint else check.text
+            (problems if check.level == "problem" else notes).append(told)
+    if (failed := moving.failure(found.get("migration"))) is not None:
+        notes.append(failed)
+    torn = torn_files(home.store_path)
+    if torn:
+        notes.append(f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}: never acknowledged")
+    if found["gaps"]:
+        hint = "see `durable-stream query --type capture.gap`"
+        notes.append(f"{counted(found['gaps'], 'gap')} recorded, where hooks were lost: {hint}")
+    if found["sidecar"] is None and found["spool"]["files"]:
+        files = counted(found["spool"]["files"], "spool file")
+        notes.append(f"{files} to be taken in at the next start of the sidecar")
+    return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
+
+
+async def _look(home: Home, problems: list[str]) -> int:
+    """How many records were pruned, after a look at the files of a log that a running sidecar tells of."""
+    try:
+        reader = LogReader(home.store_path)
+        await reader.glance()
+        return sum(gone.first_offset for gone in (await reader.removed()).values())
+    except (StreamError, OSError) as error:
+        problems.append(explain(error))
+        return 0
+
+
+def _nats_stopped(home: Home) -> dict[str, Any] | None:
+    try:
+        return at_rest(home, load_config(home.config_path).nats)
+    except (ConfigError, StreamError, OSError):
+        return None  # what is wrong is among the problems
+
+
+async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> dict[str, Any]:
+    """What the log says of itself. Where it cannot be opened, nothing is counted, and nothing else is tried."""
+    torn = torn_files(home.store_path)
+    log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
+    gaps = 0
+    migration = None
+    try:
+        reader = LogReader(home.store_path)
+        log |= {"head": reader.head}
+        sizes = reader.file_sizes()
+        catalog, fault = await catalog_of(reader)
+        gone = await reader.removed()
+        log |= {
+            "segments": None if sizes is None else asdict(sizes),
+            "streams": len(catalog.streams),
+            "last_ts": max((stream.last_ts for stream in catalog.streams.values()), default=None),
+            "pruned": sum(each.first_offset for each in gone.values()),
+            "damaged": fault is not None,
+        }
+        gaps = catalog.gaps
+        if (cut_off := await reader.cut_off()) is not None:
+            notes.append(cut_off)
+        if fault is not None:
+            problems.append(str(fault))
+        migration = moving.at_rest(home.store_path)
+        log |= {"backend": migration["backend"] if migration is not None else None}
+    except (StreamError, OSError) as error:
+        problems.append(explain(error))
+        log |= {"damaged": True}
+    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": gaps}
+
+
+_UNREADABLE: Final[dict[str, Any]] = {
+    "head": None,
+    "segments": None,
+    "streams": None,
+    "last_ts": None,
+    "backend": None,
+    "pruned": 0,
+    "damaged": False,
+}
+
+
+def print_status(out: Output, found: dict[str, Any]) -> None:
+    """The status for a person: the verdict first, then the facts."""
+    problems, notes = found["problems"], found["notes"]
+    if problems:
+        out.text("Something is wrong:", "bold red")
+    else:
+        out.text("All is well." if not notes else "Nothing is wrong, but:", "bold green")
+    for problem in problems:
+        out.prose("  ! ", problem, "red")
+    for note in notes:
+        out.prose("  - ", note, "yellow")
+    out.text()
+    sidecar, links, log = found["sidecar"], found["links"], found["log"]
+    rows = [("home", found["home"])]
+    if sidecar:
+        up = describe_span(sidecar.get("uptime_ms") or 0)
+        rows.append(
+            ("sidecar", f"running for {up}, pid {sidecar['pid']}, port {sidecar['port']}, {sidecar['version']}")
+        )
+    else:
+        starts = "" if problems else "; OpenCode starts it when it needs it"
+        rows.append(("sidecar", "does not answer" if found["running"] else f"not running{starts}"))
+    for number, link in enumerate(_one_each(links)):
+        silent = "" if link.get("delivers", True) else ", no hooks yet"
+        waiting = f", {link['pending']} waiting" if link.get("pending") else ""
+        text = (
+            f"OpenCode {link.get('opencode_version') or '?'} in {link['directory']}, pid {link['pid']}{waiting}{silent}"
+        )
+        rows.append(("" if number else "linked", text))
+    if sidecar and not links:
+        rows.append(("linked", "no OpenCode"))
+    rows.append(("log", _log_line(log)))
+    rows += moving.rows(found.get("migration"))
+    spool = found["spool"]
+    rows.append(
+        ("spool", f"{counted(spool['files'], 'file')}, {bytes_text(spool['bytes'])}" if spool["files"] else "empty")
+    )
+    nats = found.get("nats") or {"mode": "off"}
+    if nats["mode"] != "off":
+        rows.append(("nats", nats_words(nats, runs=bool(sidecar))))
+        rows += [("mirror", mirror_words(nats["mirror"]))] if nats["mirror"] else []
+    rows.append(("waiting", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
+    rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
+    for name, value in rows:
+        out.prose(f"{name:9}", value)
+
+
+def _log_line(log: Mapping[str, Any]) -> str:
+    if log["head"] is None:
+        return "could not be read: see above"
+    last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
+    streams = f" in {counted(log['streams'], 'stream')}" if log.get("streams") is not None else ""
+    backend = f" in {log['backend']}" if log.get("backend") == "sqlite" else ""
+    damaged = "; damaged: see above" if log["damaged"] else ""
+    return f"{kept_text(log['head'] + 1 - log['pruned'], log['pruned'])}{streams}{backend}{last}{damaged}"
+
+
+def _one_each(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Links to show: of the instances of the plugin in one OpenCode and directory one, that delivers if any does."""
+    chosen: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    for link in links:
+        place = (link["pid"], link["directory"])
+        if place not in chosen or (link.get("delivers") and not chosen[place].get("delivers")):
+            chosen[place] = link
+    return list(chosen.values())

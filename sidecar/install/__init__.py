@@ -1,0 +1,1 @@
+"""Installing: the plugin file, npm's settings, service files."""

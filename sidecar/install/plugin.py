@@ -1,0 +1,325 @@
+"""Writing the plugin file that makes OpenCode load the shim, and taking it away again.
+
+``install`` never overwrites a file that it did not write, and ``uninstall``
+removes only what ``install`` made: the ledger, one file in the user's OpenCode
+configuration, says what that was in which directory. It is written before
+anything is made, so that an install that was interrupted can be undone too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sidecar.install import npm
+from sidecar.install.npm import Places
+
+FIRST_LINE: Final = "// Written by `durable-stream install`; remove with `durable-stream uninstall`."
+PLUGIN_NAME: Final = "durable-stream.js"
+LEDGER_NAME: Final = ".durable-stream-installed.json"
+
+CONFIG, PLUGIN = ".", "plugin"
+"""Kinds beside those of npm: the config directory itself, and its plugin directory."""
+
+_KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC_LINES})
+
+
+class InstallError(Exception):
+    """The plugin cannot be installed or removed there: what is in the way, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One of OpenCode's config directories: the user's (``global``) or a project's ``.opencode``."""
+
+    scope: str
+    config: Path
+
+    @classmethod
+    def everywhere(cls, environ: Mapping[str, str] = os.environ) -> Target:
+        """The user's own config directory, which counts in every project."""
+        return cls("global", Places.of(Path("/"), environ).user)
+
+    @classmethod
+    def project(cls, directory: Path) -> Target:
+        """A project's; ``directory`` is the project's root."""
+        return cls("project", directory.expanduser().resolve() / ".opencode")
+
+    @property
+    def plugin(self) -> Path:
+        """Where the plugin file is."""
+        return self.config / "plugin" / PLUGIN_NAME
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was done, a line each; ``changed`` is false when everything was as it should be."""
+
+    lines: list[str] = field(default_factory=list)
+    changed: bool = False
+
+    def did(self, line: str) -> None:
+        """Note a change."""
+        self.lines.append(line)
+        self.changed = True
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an installed plugin file names: the shim's module, the command of the sidecar and its home."""
+
+    shim: str
+    command: tuple[str, ...]
+    home: str
+
+
+def executable_command(argv0: str, python: str = sys.executable) -> list[str]:
+    """The command that starts this program from anywhere: the script itself, or this Python with the package."""
+    found = shutil.which(argv0) or argv0
+    path = Path(found).resolve()
+    if path.name.startswith("durable-stream") and path.is_file() and os.access(path, os.X_OK):
+        return [str(path)]
+    return [python, "-m", "sidecar.cli"]
+
+
+def shim_path() -> Path:
+    """The shim's module: in the package where that was installed, beside it in a checkout.
+
+    Raises:
+        InstallError: neither is there.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for directory in (package / "shim", package.parent / "plugin-shim" / "src"):
+        if (directory / "plugin.js").is_file():
+            return directory / "plugin.js"
+    raise InstallError(f"{package / 'shim'} holds no plugin.js: the installation is not whole; install it again")
+
+
+def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
+    """The plugin file. It has one export, as OpenCode wants it."""
+    options = f"{{ command: {json.dumps(list(command))}, home: {json.dumps(str(home))} }}"
+    return f"{FIRST_LINE}\nimport {{ create }} from {json.dumps(str(shim))};\nexport default create({options});\n"
+
+
+def read_plugin(path: Path) -> Installed | None:
+    """What a plugin file of ours names; ``None`` for one that is missing or not ours."""
+    if not is_ours(path):
+        return None
+    try:
+        _, imports, exports = path.read_text(encoding="utf-8").splitlines()[:3]
+        shim = json.loads(imports.removeprefix("import { create } from ").removesuffix(";"))
+        command, _, home = exports.removeprefix("export default create({ command: ").partition(", home: ")
+        return Installed(shim, tuple(json.loads(command)), json.loads(home.removesuffix(" });")))
+    except (ValueError, TypeError):
+        return Installed("", (), "")  # ours by its first line, and changed since
+
+
+def is_ours(path: Path) -> bool:
+    """Whether ``install`` wrote this file: a regular one with our first line."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline().rstrip("\n") == FIRST_LINE
+
+
+def install(
+    target: Target,
+    *,
+    shim: Path,
+    command: Sequence[str],
+    home: Path,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Outcome:
+    """Write the plugin file, and keep OpenCode's start from waiting for npm.
+
+    The latter in every config directory that OpenCode has when it is started in
+    ``cwd`` (for a project's target, in the project). Doing it again changes
+    nothing, or brings all up to date.
+
+    Raises:
+        InstallError: a file that is not ours is in the way.
+        OSError: a directory cannot be written.
+    """
+    outcome = Outcome()
+    text = plugin_text(shim, command, home)
+    there = os.path.lexists(target.plugin)
+    if there and not is_ours(target.plugin):
+        raise InstallError(f"{target.plugin} was not written by durable-stream: move it away, then install again")
+    places = Places.of(target.config.parent if target.scope == "project" else (cwd or Path.cwd()), environ)
+    ledger = Ledger.read(places.user)
+    ledger.note_directories(target.config, target.plugin.parent)
+    ledger.plugins = list(dict.fromkeys([*ledger.plugins, str(target.plugin)]))
+    ledger.write()
+    target.plugin.parent.mkdir(parents=True, exist_ok=True)
+    if there and target.plugin.read_text(encoding="utf-8") == text:
+        outcome.lines.append(f"{target.plugin} is already there and up to date")
+    else:
+        npm.write(target.plugin, text.encode())
+        outcome.did(f"{'renewed' if there else 'wrote'} {target.plugin}")
+    for directory in dict.fromkeys([*places.all, target.config]):
+        _prepare(ledger, directory, outcome)
+    return outcome
+
+
+def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
+    """Keep OpenCode's start from waiting for npm in further config directories, as ``install`` would.
+
+    Raises:
+        OSError: a directory cannot be written.
+    """
+    outcome = Outcome()
+    ledger = Ledger.read(places.user)
+    for directory in directories:
+        _prepare(ledger, directory, outcome)
+    return outcome
+
+
+def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Outcome:
+    """Remove the plugin file and what else ``install`` made and no other plugin file of ours needs.
+
+    What was changed since by somebody else is left.
+
+    Raises:
+        InstallError: the plugin file there is not ours.
+        OSError: it cannot be removed.
+    """
+    outcome = Outcome()
+    if os.path.lexists(target.plugin):
+        if not is_ours(target.plugin):
+            raise InstallError(f"{target.plugin} was not written by durable-stream: remove it yourself if you want")
+        target.plugin.unlink()
+        outcome.did(f"removed {target.plugin}")
+    else:
+        outcome.lines.append(f"{target.plugin} is not there: nothing to remove")
+    ledger = Ledger.read(Places.of(Path("/"), environ).user)
+    ledger.plugins = [plugin for plugin in ledger.plugins if is_ours(Path(plugin))]
+    home = Path(environ.get("HOME") or Path.home())
+    emptied = []
+    for directory, kinds in list(ledger.made.items()):
+        if directory == target.config and PLUGIN in kinds:
+            kinds.remove(PLUGIN)
+            if _remove_empty(directory / PLUGIN):
+                outcome.did(f"removed {directory / PLUGIN}")
+        only_ours = CONFIG in kinds and directory == target.config and _holds_only(directory, kinds)
+        if _is_needed(directory, ledger, home) and not only_ours:
+            continue
+        del ledger.made[directory]
+        for kind in kinds:
+            if kind != CONFIG and npm.undo(directory, kind):
+                outcome.did(_undone(directory, kind))
+        if CONFIG in kinds:
+            emptied.append(directory)
+    ledger.write()
+    for directory in emptied:
+        if _remove_empty(directory):
+            outcome.did(f"removed {directory}")
+    return outcome
+
+
+def _prepare(ledger: Ledger, directory: Path, outcome: Outcome) -> None:
+    made = [kind for kind in ledger.made.get(directory, ()) if kind not in (CONFIG, PLUGIN)]
+    kept = [kind for kind in ledger.made.get(directory, ()) if kind in (CONFIG, PLUGIN)]
+    kinds = npm.wanted(directory, made)
+    ledger.made[directory] = list(dict.fromkeys([*kept, *made, *kinds]))
+    ledger.write()
+    for kind in made:
+        if kind not in kinds and npm.undo(directory, kind):
+            outcome.did(_undone(directory, kind))
+    new = [kind for kind in kinds if npm.make(directory, kind)]
+    if set(new) & set(npm.STUB):
+        outcome.did(f"made an empty {npm.MODULES} and {npm.LOCK} in {directory}, so that OpenCode starts without npm")
+    elif new:
+        outcome.did(f"set fetch-retries=0 in {directory / npm.RC}, so that OpenCode does not wait for npm")
+    ledger.made[directory] = [*kept, *kinds]
+    ledger.write()
+    if npm.waits(directory):
+        hint = "it is yours and was left as it is; set fetch-retries=0 there to end that"
+        outcome.lines.append(f"OpenCode waits for npm because of {directory / npm.RC} without a network: {hint}")
+
+
+def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
+    """Whether one of the plugins that are left waits for npm in this directory."""
+    configs = [Path(plugin).parent.parent for plugin in ledger.plugins]
+    if not configs or ledger.user in configs:
+        return bool(configs)  # the user's plugin is loaded everywhere
+    if directory.name != ".opencode" or directory.parent == home:
+        return True  # the user's directories count in every project
+    # A project's is loaded in directories below, where those between count as well.
+    place, roots = directory.parent, [config.parent for config in configs]
+    return any(root.is_relative_to(place) or place.is_relative_to(root) for root in roots)
+
+
+def _holds_only(directory: Path, kinds: Sequence[str]) -> bool:
+    return directory.is_dir() and {path.name for path in directory.iterdir()} <= {
+        kind.partition(" ")[0] for kind in kinds
+    }
+
+
+def _remove_empty(path: Path) -> bool:
+    if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
+        return False
+    path.rmdir()
+    return True
+
+
+def _undone(directory: Path, kind: str) -> str:
+    if kind == npm.RC_LINES:
+        return f"took fetch-retries=0 out of {directory / npm.RC}"
+    return f"removed {directory / kind}"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What ``install`` wrote: the plugin files, and what it made in which directory.
+
+    It lies in the user's config directory ``user``, for all targets, and is gone when nothing is left of them.
+    """
+
+    user: Path
+    plugins: list[str] = field(default_factory=list)
+    made: dict[Path, list[str]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.user / LEDGER_NAME
+
+    @classmethod
+    def read(cls, user: Path) -> Ledger:
+        """The ledger; an empty one where there is none or it cannot be read."""
+        ledger = cls(user)
+        try:
+            found: Any = json.loads(ledger.path.read_bytes())
+            plugins, made = list(found["plugins"]), dict(found["made"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ledger
+        # Only what install can have written: the file lies where others write too.
+        ledger.plugins = [name for name in plugins if isinstance(name, str) and Path(name).name == PLUGIN_NAME]
+        for name, kinds in made.items():
+            if Path(name).is_absolute() and isinstance(kinds, list):
+                ledger.made[Path(name)] = [kind for kind in kinds if kind in _KINDS]
+        return ledger
+
+    def note_directories(self, config: Path, plugin: Path) -> None:
+        """Note which of a target's directories are about to be made."""
+        for directory, paths in ((self.user, {CONFIG: self.user}), (config, {CONFIG: config, PLUGIN: plugin})):
+            kinds = self.made.setdefault(directory, [])
+            kinds += [kind for kind, path in paths.items() if not path.is_dir() and kind not in kinds]
+
+    def write(self) -> None:
+        """Write it, or remove it when nothing is noted in it."""
+        made = {str(path): kinds for path, kinds in self.made.items() if kinds}
+        if not made and not self.plugins:
+            self.path.unlink(missing_ok=True)
+            return
+        content = (json.dumps({"plugins": self.plugins, "made": made}, indent=1) + "\n").encode()
+        self.user.mkdir(parents=True, exist_ok=True)
+        if not self.path.is_file() or self.path.read_bytes() != content:
+            npm.write(self.path, content)

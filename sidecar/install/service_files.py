@@ -1,0 +1,177 @@
+"""Files that let the system's own service manager run the sidecar: systemd's for a user, or launchd's.
+
+A sidecar under a service manager never leaves when idle, and is started again
+when it fails. Nothing is enabled or started here: that is one command, which
+``Service.enable`` holds for the user to run. The files hold absolute paths and
+the home, and no secret.
+
+The launchd form follows Apple's documentation and is **unproven**: it was never
+run on macOS.
+"""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from sidecar.install.npm import write
+
+Manager = Literal["systemd", "launchd"]
+
+UNIT_NAME: Final = "durable-stream.service"
+LABEL: Final = "durable-stream.sidecar"
+
+FIRST_LINE: Final = "# Written by `durable-stream install --service`; remove with `durable-stream uninstall --service`."
+
+RESTART_SECONDS: Final = 10
+"""Between a failure and the next start; far enough apart that systemd never gives up."""
+
+STOP_SECONDS: Final = 30
+"""How long the sidecar may take to make durable what it has before it is killed."""
+
+
+class ServiceError(Exception):
+    """The service file cannot be written or removed: what is in the way, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service file: whose it is, and the commands that a user runs for it."""
+
+    manager: Manager
+    path: Path
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Service:
+        """The file for this system.
+
+        Raises:
+            ServiceError: the system has neither service manager.
+        """
+        home = Path(environ.get("HOME") or Path.home())
+        if platform == "darwin":
+            return cls("launchd", home / "Library" / "LaunchAgents" / f"{LABEL}.plist")
+        if platform == "linux":
+            base = environ.get("XDG_CONFIG_HOME")
+            config = Path(base) if base and Path(base).is_absolute() else home / ".config"
+            return cls("systemd", config / "systemd" / "user" / UNIT_NAME)
+        raise ServiceError(f"{platform} has neither systemd nor launchd: the plugin starts the sidecar by itself")
+
+    @property
+    def enable(self) -> str:
+        """The command that starts the service now and at each login."""
+        if self.manager == "launchd":
+            return f"launchctl bootstrap gui/$(id -u) '{self.path}'"
+        return f"systemctl --user daemon-reload && systemctl --user enable --now {UNIT_NAME}"
+
+    @property
+    def disable(self) -> str:
+        """The command that ends what still runs, after the file is gone."""
+        if self.manager == "launchd":
+            return f"launchctl bootout gui/$(id -u)/{LABEL}"
+        return f"systemctl --user stop {UNIT_NAME}; systemctl --user daemon-reload"
+
+    def content(self, command: Sequence[str], home: Path) -> bytes:
+        """The file: ``command`` starts this program and begins with an absolute path.
+
+        Raises:
+            ServiceError: systemd takes no executable of that name.
+        """
+        if self.manager == "launchd":
+            return plistlib.dumps(launchd_job([*command, "--home", str(home)]))
+        return systemd_unit([*command, "--home", str(home)]).encode()
+
+    def is_ours(self) -> bool:
+        """Whether a file is there that ``install`` wrote."""
+        try:
+            content = self.path.read_bytes()
+            if self.manager == "systemd":
+                return content.startswith(FIRST_LINE.encode())
+            return bool(plistlib.loads(content).get("Label") == LABEL)
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def install(self, command: Sequence[str], home: Path) -> bool:
+        """Write the file; false when it is there already and up to date.
+
+        Raises:
+            ServiceError: another file is in the way, or as ``content``.
+            OSError: it cannot be written.
+        """
+        if os.path.lexists(self.path) and not self.is_ours():
+            raise ServiceError(f"{self.path} was not written by durable-stream: move it away, then install again")
+        content = self.content(command, home)
+        if self.path.is_file() and self.path.read_bytes() == content:
+            return False
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write(self.path, content)
+        return True
+
+    def uninstall(self) -> bool:
+        """Remove the file, and the link by which systemd had it enabled; false when there is none of ours.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        if not self.is_ours():
+            return False
+        wants = self.path.parent / "default.target.wants" / UNIT_NAME
+        if self.manager == "systemd" and wants.is_symlink() and wants.resolve() == self.path.resolve():
+            wants.unlink()
+        self.path.unlink()
+        return True
+
+
+def systemd_unit(command: Sequence[str]) -> str:
+    """The unit for ``systemctl --user``. It takes the home over from a sidecar that a shim started.
+
+    Raises:
+        ServiceError: systemd takes no executable of that name.
+    """
+    program, *arguments = command
+    if any(character in "\"'\\" or not character.isprintable() for character in program):
+        raise ServiceError(f"systemd runs no program at {program!r}: install durable-stream at a plainer path")
+    # Variables are expanded in arguments and not in the program's name.
+    words = " ".join([_quoted(program), *(_quoted(word).replace("$", "$$") for word in arguments)])
+    return f"""{FIRST_LINE}
+[Unit]
+Description=Durable Stream sidecar for OpenCode
+
+[Service]
+Type=exec
+ExecStartPre=-{words} stop
+ExecStart={words} serve
+Restart=on-failure
+RestartSec={RESTART_SECONDS}
+TimeoutStopSec={STOP_SECONDS}
+UMask=0077
+NoNewPrivileges=yes
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def launchd_job(command: Sequence[str]) -> dict[str, Any]:
+    """The agent for ``launchctl``. While a shim's sidecar has the home, it is tried again until that leaves."""
+    return {
+        "Label": LABEL,
+        "ProgramArguments": [*command, "serve"],
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": RESTART_SECONDS,
+        "ExitTimeOut": STOP_SECONDS,
+        "Umask": 0o077,
+        "ProcessType": "Background",
+    }
+
+
+def _quoted(word: str) -> str:
+    """A word of a unit's command line; systemd expands ``%`` also within quotes."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'

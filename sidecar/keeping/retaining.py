@@ -1,0 +1,83 @@
+"""Pruning and forgetting with what capture knows: which sessions are not finished, and what it must no longer know.
+
+Works on the running sidecar's own log and state, or, where none runs, on those
+that the caller opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+from bridge.opencode.capture.state import CaptureState
+from streams.errors import StreamError
+from streams.log.log import Log
+from streams.log.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan
+from streams.log.reader import LogReader
+from streams.retention import Forgotten, Pruned
+from streams.stores.space import store_bytes
+
+SYSTEM: Final = "system"
+"""The stream of what belongs to no session."""
+
+STALE_MS: Final = 7 * 24 * HOUR_MS
+"""A turn that began so long ago and has no later record will not end: its OpenCode is gone."""
+
+
+class StillNeeded(StreamError):
+    """What should be forgotten is being written; nothing was changed."""
+
+
+async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRequest, *, now_ms: int) -> PrunePlan:
+    """Which streams of this log a request removes now; nothing is changed.
+
+    Age takes any stream. Size leaves ``system`` alone: it is small, and about every session.
+    Neither takes a stream in which a turn is under way: capture still needs it.
+    """
+    sizes = await log.sizes()
+    open_turns = state.unfinished()
+    needed = {
+        size.stream_id: "a turn is under way"
+        for size in sizes
+        if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
+    }
+    disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
+    return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
+
+
+async def prune(log: Log, state: CaptureState, plan: PrunePlan, *, now_ms: int) -> Pruned:
+    """Carry a plan out. What was written to a stream after the plan was made stays.
+
+    Raises:
+        StreamError: a migration runs, or the disk failed; what was begun is finished at the next start.
+    """
+    done = await log.prune(plan.offsets, at_ms=now_ms)
+    state.drop(plan.offsets)
+    return done
+
+
+async def forget(log: Log, state: CaptureState, streams: Collection[str], *, now_ms: int) -> Forgotten:
+    """Replace the payloads of all records in these streams by their digests.
+
+    Raises:
+        StillNeeded: a turn is under way in one of them.
+        StreamError: as ``prune``.
+    """
+    busy = await busy_streams(log, state, streams, now_ms=now_ms)
+    if busy:
+        raise StillNeeded(
+            f"a turn is under way in {', '.join(busy)}, nothing was forgotten; wait until it has ended, then try again"
+        )
+    done = await log.forget(streams, at_ms=now_ms)
+    state.drop(streams)
+    return done
+
+
+async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:
+    """Those in which a turn is under way, in order: nothing of them is forgotten."""
+    unfinished = state.unfinished() & set(among)
+    if not unfinished:
+        return []
+    last = {size.stream_id: size.last_ts for size in await log.sizes()}
+    return [name for name in sorted(unfinished) if name in last and now_ms - last[name] < STALE_MS]

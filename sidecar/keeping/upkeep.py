@@ -1,0 +1,316 @@
+"""Background upkeep of the log: snapshots, the search index, moves, limits, pruning and forgetting.
+
+Nothing here is needed for what was recorded to be right: a snapshot makes the
+next start quick, the index makes a search quick, and a move that is cut off is
+continued later. So a failure is logged and counted, and recording goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any, Final
+
+from bridge.opencode.capture.state import STATE_VERSION, CaptureState
+from sidecar.config import StoreConfig
+from sidecar.keeping import retaining
+from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+from streams.errors import StoreUnavailable, StreamError
+from streams.log.copies import kept_facts
+from streams.log.log import Log
+from streams.log.migrate import Migration, Progress, discard_old
+from streams.log.prune_plan import PrunePlan, PruneRequest
+from streams.log.reader import LogReader
+from streams.projection import resume
+from streams.retention import Forgotten, Pruned
+from streams.store import NOTHING, Snapshot
+from streams.stores.directory import Backend
+from streams.stores.sqlite.search import SearchIndex
+from streams.stores.threads import in_thread
+
+log = logging.getLogger("sidecar.keeping.upkeep")
+
+SNAPSHOT: Final = "capture"
+SNAPSHOT_RECORDS: Final = 2000
+"""Records after which a new snapshot is worth its writing; folding so many takes some 20 ms."""
+
+SLOW_TAIL: Final = 20_000
+"""Records that are not folded while somebody waits without a word; some 0.4 s."""
+
+LOOK_SECONDS: Final = 10.0
+PRUNE_SECONDS: Final = 300.0
+DAY_MS: Final = 24 * 3_600_000
+INDEX_RECORDS: Final = 128
+"""Records indexed at a time, between which appends have their turn."""
+
+
+async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
+    """The capture state, and the position of the snapshot that it was resumed from; what came after is applied.
+
+    Raises:
+        CorruptLog: a record after the snapshot is damaged.
+    """
+    state, kept = await resume(store, SNAPSHOT, STATE_VERSION, CaptureState.load, CaptureState)
+    if store.head - kept > SLOW_TAIL:
+        log.info("reading %d records for the capture state", store.head - kept)
+    async for record in store.read_all(after=kept):
+        state.apply(record.event)
+    return state, kept
+
+
+class Upkeep:
+    """One for the sidecar; belongs to its event loop.
+
+    ``is_quiet`` says whether ``state`` is what a fold over the log to its head gives:
+    nothing is on its way to the disk. ``kept`` is the position of its last snapshot.
+    """
+
+    def __init__(
+        self,
+        store: Log,
+        state: CaptureState,
+        is_quiet: Callable[[], bool],
+        now_ms: Callable[[], int],
+        *,
+        kept: int = NOTHING,
+        config: StoreConfig,
+    ) -> None:
+        self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
+        self._config = config
+        self._files = asyncio.Lock()
+        """Held by what rewrites or leaves the files of the log: a move and a removal wait for each other."""
+        self._removing = asyncio.Lock()
+        self._next_prune = 0.0
+        self.kept_over_limit = 0
+        """Streams that the configured age or size would have pruned and that are still needed."""
+        self._kept = kept
+        self._catalog: Catalog | None = None
+        self._catalog_kept = NOTHING
+        self._migration: asyncio.Task[None] | None = None
+        self._progress: Progress | None = None
+        self._failed: str | None = None
+        self._index: SearchIndex | None = None
+
+    async def run(self) -> None:
+        """Look after the log from time to time; ends by being cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.look()
+            except (StreamError, OSError) as error:
+                log.warning("upkeep of the log failed, recording goes on: %s", error)
+
+    async def look(self) -> None:
+        """Do what is due now."""
+        async with self._removing:  # else what is being forgotten could be written into a snapshot once more
+            await self.keep_snapshot(SNAPSHOT_RECORDS)
+            await self.keep_catalog(SNAPSHOT_RECORDS)
+        if self._is_due():
+            self.migrate("sqlite")
+        await self._prune_by_itself()
+        await self._advance_index()
+
+    async def keep_snapshot(self, records: int = 1) -> None:
+        """Keep the capture state, if the log grew by so many records since and nothing is under way."""
+        if self._store.head - self._kept < records or not self._is_quiet():
+            return
+        position = self._store.head
+        await self._store.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, position, self._state.dump()))
+        self._kept = position
+
+    async def keep_catalog(self, records: int) -> None:
+        """Bring the catalog of streams and sessions up to the head; keep it, if it grew by so many records since."""
+        catalog = await self._resumed_catalog()
+        async for record in self._store.read_all(after=catalog.position):
+            catalog.apply(record)
+        await self._put_catalog(records)
+
+    async def _resumed_catalog(self) -> Catalog:
+        if self._catalog is not None:
+            return self._catalog
+        resumed: tuple[Catalog, int] = await resume(self._store, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+        self._catalog, self._catalog_kept = resumed
+        return resumed[0]
+
+    async def _put_catalog(self, records: int) -> None:
+        catalog = self._catalog
+        if catalog is None or catalog.position - self._catalog_kept < records:
+            return
+        position = catalog.position
+        await self._store.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, position, catalog.dump()))
+        self._catalog_kept = position
+
+    async def keep_last(self) -> None:
+        """Keep what makes the next start and the next command quick, before the log is closed."""
+        try:
+            await self.keep_snapshot()
+            catalog = await self._resumed_catalog()
+            if self._store.head - catalog.position <= SLOW_TAIL:
+                await self.keep_catalog(1)
+            else:
+                # It is being made for the first time, which would hold up the end: keep as much as there is.
+                await self._put_catalog(1)
+        except (StreamError, OSError) as error:
+            log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
+
+    def segments(self) -> dict[str, Any] | None:
+        """The files of a jsonl log: ``{files, bytes}``; null with sqlite."""
+        sizes = self._store.file_sizes()
+        return None if sizes is None else asdict(sizes)
+
+    # Moving to another backend
+
+    def migrate(self, to: Backend) -> dict[str, Any]:
+        """Begin to move the log, unless a move is under way; its progress, as ``migration`` gives it."""
+        if self._migration is None or self._migration.done():
+            self._failed = None
+            self._progress = Progress(to)
+            self._migration = asyncio.create_task(self._migrate(to))
+        return self.migration()
+
+    def migration(self) -> dict[str, Any]:
+        """The last move: ``{backend, kept, running, failed, progress}``; ``progress`` is null where none was begun.
+
+        ``kept`` is ``{backend, head, there}``, null where no old store is kept; it is not ``there`` when somebody else
+        than us deleted it.
+        """
+        return {
+            "backend": self._store.backend,
+            "kept": kept_facts(self._store.store, self._store.manifest),
+            "running": self._migration is not None and not self._migration.done(),
+            "failed": self._failed,
+            "progress": None if self._progress is None else asdict(self._progress),
+        }
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a move, a prune or a forget is under way: not the moment to leave."""
+        return self._removing.locked() or (self._migration is not None and not self._migration.done())
+
+    async def discard(self) -> int:
+        """Delete the store that the last move left behind; returns the bytes freed.
+
+        Raises:
+            StoreUnavailable: a move is under way, or the log does not verify: nothing was deleted. Or the disk is full
+                or failed: the next call deletes what is left.
+        """
+        async with self._exclusively("deleted"):
+            try:
+                return await discard_old(self._store.store)
+            finally:
+                self._store.reread_manifest()  # which is changed first: then what failed is no store any more
+
+    @asynccontextmanager
+    async def _exclusively(self, what: str) -> AsyncIterator[None]:
+        """While files of the log are removed: no move, no snapshot, and no index, which would keep their space."""
+        async with self._removing:
+            if self.migration()["running"]:
+                raise StoreUnavailable(
+                    f"the log in {self._store.store} is being moved to another backend, so nothing was {what}",
+                    "try again when `durable-stream status` says that the move is done",
+                )
+            async with self._files:
+                await self._close_index()
+                yield
+
+    # Pruning and forgetting
+
+    async def prune(self, request: PruneRequest) -> tuple[PrunePlan, Pruned | None]:
+        """Remove what the request asks for: the plan, and what was done; null when nothing is to go.
+
+        Raises:
+            StreamError: a migration runs, or the disk failed.
+        """
+        async with self._exclusively("pruned"):
+            now = self._now_ms()
+            plan = await retaining.plan_prune(self._store, self._state, request, now_ms=now)
+            if not plan.cuts:
+                return plan, None
+            done = await retaining.prune(self._store, self._state, plan, now_ms=now)
+            self._begin_snapshots_anew()
+        _log_move(done.moved_from)
+        log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
+        return plan, done
+
+    async def forget(self, streams: Sequence[str]) -> Forgotten:
+        """Replace the payloads in these streams by their digests.
+
+        Raises:
+            StreamError: a turn is under way there, a migration runs, or the disk failed.
+        """
+        async with self._exclusively("forgotten"):
+            done = await retaining.forget(self._store, self._state, streams, now_ms=self._now_ms())
+            self._begin_snapshots_anew()
+        _log_move(done.moved_from)
+        log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
+        return done
+
+    def _begin_snapshots_anew(self) -> None:
+        """The store dropped them: they told of what is gone."""
+        self._kept = self._catalog_kept = NOTHING
+        self._catalog = None
+
+    async def _prune_by_itself(self) -> None:
+        """Keep to the configured age and size, looking every ``PRUNE_SECONDS``."""
+        request = PruneRequest(
+            older_than_ms=round(self._config.max_age_days * DAY_MS) or None,
+            max_bytes=self._config.max_bytes or None,
+        )
+        now = asyncio.get_running_loop().time()
+        if not request or now < self._next_prune or self.migration()["running"]:
+            return
+        self._next_prune = now + PRUNE_SECONDS
+        plan, _ = await self.prune(request)
+        self.kept_over_limit = len(plan.kept)
+
+    async def close(self) -> None:
+        """Stop what runs; a move is continued at the next start that asks for it."""
+        if self._migration is not None:
+            self._migration.cancel()
+            await asyncio.wait([self._migration])
+        await self._close_index()
+
+    async def _migrate(self, to: Backend) -> None:
+        def report(progress: Progress) -> None:
+            self._progress = progress
+
+        try:
+            async with self._files:
+                done = await Migration(self._store, to, report).run()
+        except (StreamError, OSError) as error:
+            self._failed = str(error)
+            log.error("the log was not moved to %s: %s", to, error)
+            return
+        log.info("the log moved to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)
+
+    def _is_due(self) -> bool:
+        if not self._config.migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
+            return False
+        sizes = self._store.file_sizes()
+        return sizes is not None and sizes.bytes >= self._config.migrate_at_bytes
+
+    async def _advance_index(self) -> None:
+        if self._store.backend != "sqlite":
+            await self._close_index()
+            return
+        indexed = 1
+        while indexed and self._is_quiet():
+            async with self._removing:  # which closes the index
+                if self._store.backend != "sqlite":
+                    return  # it moved meanwhile
+                if self._index is None:
+                    self._index = await in_thread(SearchIndex, self._store.store)
+                indexed = await in_thread(self._index.advance, INDEX_RECORDS)
+
+    async def _close_index(self) -> None:
+        index, self._index = self._index, None
+        if index is not None:
+            await asyncio.to_thread(index.close)
+
+
+def _log_move(moved_from: str | None) -> None:
+    if moved_from is not None:
+        log.info("the log moved from %s to sqlite, because records are removed from sqlite only", moved_from)

@@ -1,0 +1,470 @@
+"""The calling end: ``ShimClient`` (as the plugin, for ``play``) and ``ControlClient`` (the command line).
+
+One of the files that know the websockets package; its errors never leave it.
+Neither client reconnects: what to do about a lost link is the caller's decision.
+
+::
+
+    ClientError
+    ├── LinkUnavailable     no link could be opened; ``hint`` says what to do
+    │   └── ImpostorError   something listens there that does not hold the home's token; it was sent nothing
+    └── LinkClosed          an open link ended before the work was done
+
+What the sidecar answers to a request in the negative is ``RequestError``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from bridge.opencode.link.frames import BATCH_ITEMS, MAX_FRAME_BYTES, ByeReason, HookItem, ShimIdentity, Welcome
+from bridge.opencode.link.link import (
+    Acked,
+    CallError,
+    CallReceived,
+    ClientLink,
+    Closed,
+    ContextReceived,
+    Event,
+    LocalProtocolError,
+    RequestError,
+    ResultReceived,
+    Welcomed,
+)
+from sidecar.home import Home
+
+__all__ = [
+    "Address",
+    "CallError",
+    "ClientError",
+    "ControlClient",
+    "ImpostorError",
+    "LinkClosed",
+    "LinkUnavailable",
+    "RequestError",
+    "ShimClient",
+]
+
+OPEN_SECONDS: Final = 5.0
+"""How long connecting may take, from the socket to the welcome."""
+
+CLOSE_SECONDS: Final = 2.0
+"""How long the sidecar may take to answer a closing handshake."""
+
+OnCall = Callable[[str, dict[str, Any]], Awaitable[Any]]
+"""Runs one method with its args; raises ``CallError`` to answer with an error."""
+
+
+class ClientError(Exception):
+    """Root of this module's errors."""
+
+
+class LinkUnavailable(ClientError):
+    """No link: ``reason`` says why, ``hint`` what to do."""
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason, hint)
+        self.reason, self.hint = reason, hint
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.hint}"
+
+
+class ImpostorError(LinkUnavailable):
+    """What listens on the port could not prove that it holds the token. It got our hello and nothing else."""
+
+
+class LinkClosed(ClientError):
+    """The link ended: the sidecar's ``bye`` reason, or "lost" when the socket just closed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the link to the sidecar closed ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a sidecar listens, and the token it must prove."""
+
+    port: int
+    token: str = field(repr=False)
+    host: str = "127.0.0.1"
+
+    @classmethod
+    def of(cls, home: Home) -> Address:
+        """The address of the home's running sidecar.
+
+        Raises:
+            LinkUnavailable: none runs.
+            HomeError: its token is missing or not to be trusted.
+        """
+        info = home.running()
+        if info is None:
+            reason = f"no sidecar runs for {home.path}"
+            raise LinkUnavailable(reason, "start it with `durable-stream serve`")
+        return cls(info.port, home.read_token())
+
+
+class _Client:
+    """An open link: one reader task, writes under a lock so that frames keep their order."""
+
+    def __init__(self, connection: ClientConnection, link: ClientLink, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self._socket, self._link = connection, link
+        self._writing = asyncio.Lock()
+        self._progress = asyncio.Event()
+        self._ended: str | None = None
+        self._answers: set[asyncio.Task[None]] = set()
+        self._reader: asyncio.Task[None] = asyncio.create_task(self._read())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the link still stands."""
+        return self._ended is None
+
+    async def close(self, reason: ByeReason = "disposed") -> None:
+        """Say bye and close. What was not acknowledged may or may not be durable. Idempotent."""
+        self._end(reason)
+        self._link.bye(reason)
+        with contextlib.suppress(LinkClosed):  # gone already, which is what was wanted
+            await self._flush()
+        await self._socket.close()
+        tasks = [self._reader, *self._answers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            try:
+                for text in self._link.data_to_send():
+                    await self._socket.send(text)
+            except ConnectionClosed:
+                raise LinkClosed(self._ended or "lost") from None
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                for event in self._link.receive(await self._socket.recv(decode=False)):
+                    if isinstance(event, Closed):
+                        self._end(event.reason)
+                        await self._flush()
+                        await self._socket.close()
+                        return
+                    self._take(event)
+        except (ConnectionClosed, LinkClosed):
+            self._end("lost")
+
+    def _take(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def _end(self, reason: str) -> None:
+        if self._ended is None:
+            self._ended = reason
+        self._progress.set()
+
+    def _need_open(self) -> None:
+        if self._ended is not None:
+            raise LinkClosed(self._ended)
+
+    async def _wait_for(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._need_open()
+            self._progress.clear()
+            await self._progress.wait()
+
+
+class ShimClient(_Client):
+    """A link in the role of the plugin.
+
+    The caller owns the seqs: it numbers its items, and after a lost link
+    resends, on a new one, what is above ``acked``.
+    """
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        link: ClientLink,
+        welcome: Welcome,
+        on_call: OnCall | None,
+        on_context: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self._on_call, self._on_context = on_call, on_context
+        self.context: dict[str, Any] = welcome.context
+        super().__init__(connection, link, welcome)
+
+    @classmethod
+    async def connect(
+        cls,
+        address: Address | Home,
+        *,
+        identity: ShimIdentity,
+        nonce: Callable[[], str],
+        on_call: OnCall | None = None,
+        on_context: Callable[[dict[str, Any]], None] | None = None,
+        open_seconds: float = OPEN_SECONDS,
+    ) -> Self:
+        """Open a link. Without ``on_call`` every call is answered with the error ``unavailable``.
+
+        Raises:
+            LinkUnavailable, ImpostorError: see there.
+            HomeError: ``address`` is a home without a trustworthy token.
+        """
+        opened = await _open(address, identity.shim_version, identity.pid, identity, nonce, open_seconds)
+        return cls(*opened, on_call, on_context)
+
+    @property
+    def acked(self) -> int:
+        """Everything up to this seq is durable; at first what the sidecar's welcome said."""
+        return self._link.acked
+
+    async def send(self, items: Sequence[HookItem], *, first_seq: int | None = None) -> int:
+        """Send ``items``; returns the last seq. Waits while the window is full, not for the last acks.
+
+        ``first_seq`` follows the last one sent by default, 1 at first. Items at
+        or below ``acked`` are passed over. Cancelling may leave a first part sent.
+
+        Raises:
+            LinkClosed: the link ended; ``acked`` tells what need not be sent again.
+            LocalProtocolError: ``first_seq`` was sent before.
+        """
+        seq = self._link.last_sent + 1 if first_seq is None else first_seq
+        last = seq + len(items) - 1
+        start = min(max(0, self._link.acked + 1 - seq), len(items))
+        while start < len(items):
+            await self._wait_for(lambda: self._link.room > 0)
+            self._need_open()
+            part = items[start : start + min(self._link.room, BATCH_ITEMS)]
+            self._link.send_hooks(seq + start, part)
+            start += len(part)
+            await self._flush()
+        return last
+
+    async def send_lossy(self, items: Sequence[HookItem]) -> None:
+        """Send items that may be lost.
+
+        Raises:
+            LinkClosed: the link ended.
+        """
+        self._need_open()
+        self._link.send_lossy(items)
+        await self._flush()
+
+    async def drained(self) -> None:
+        """Wait until everything sent is durable.
+
+        Raises:
+            LinkClosed: the link ended before that.
+        """
+        await self._wait_for(lambda: self._link.in_flight == 0)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Acked():
+                self._progress.set()
+            case CallReceived():
+                task = asyncio.create_task(self._answer(event))
+                self._answers.add(task)
+                task.add_done_callback(self._answers.discard)
+            case ContextReceived():
+                self.context = event.context
+                if self._on_context is not None:
+                    self._on_context(event.context)
+
+    async def _answer(self, event: CallReceived) -> None:
+        value: Any = None
+        failure: CallError | None = None
+        if self._on_call is None:
+            failure = CallError("unavailable", "no OpenCode behind this link")
+        else:
+            try:
+                value = await self._on_call(event.method, event.args)
+            except CallError as error:
+                failure = error
+        try:
+            self._link.result(event.id, value, failure)
+            await self._flush()
+        except (LinkClosed, LocalProtocolError) as error:
+            logging.getLogger("sidecar.link").debug("an answer was not sent: %s", error)
+
+
+class ControlClient(_Client):
+    """A link in the role of the command line."""
+
+    def __init__(self, connection: ClientConnection, link: ClientLink, welcome: Welcome) -> None:
+        self._requests: dict[str, asyncio.Future[Any]] = {}
+        self._count = 0
+        super().__init__(connection, link, welcome)
+
+    @classmethod
+    async def connect(
+        cls,
+        address: Address | Home,
+        *,
+        version: str,
+        nonce: Callable[[], str],
+        open_seconds: float = OPEN_SECONDS,
+    ) -> Self:
+        """Open a link.
+
+        Raises:
+            LinkUnavailable, ImpostorError: see there.
+            HomeError: ``address`` is a home without a trustworthy token.
+        """
+        return cls(*await _open(address, version, os.getpid(), None, nonce, open_seconds))
+
+    async def request(self, method: str, args: Mapping[str, Any] | None = None) -> Any:
+        """Ask; returns the answer's value. Waits as long as the sidecar works on it.
+
+        Cancelling gives the answer up; closing the link then cancels the work too.
+
+        Raises:
+            RequestError: the sidecar's answer is an error.
+            LinkClosed: the link ended before the answer; whether it was done is unknown.
+        """
+        self._need_open()
+        self._count += 1
+        request_id = f"r{self._count}"
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._link.request(request_id, method, args or {})
+        self._requests[request_id] = future
+        try:
+            await self._flush()
+            return await future
+        finally:
+            self._requests.pop(request_id, None)
+
+    def _take(self, event: Event) -> None:
+        if not isinstance(event, ResultReceived):
+            return
+        future = self._requests.pop(str(event.id), None)
+        if future is None or future.done():
+            return  # the asker gave it up
+        if event.error is None:
+            future.set_result(event.value)
+        else:
+            error = event.error
+            future.set_exception(RequestError(error.code, error.message, error.status))
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        for future in self._requests.values():
+            if not future.done():
+                future.set_exception(LinkClosed(reason))
+
+
+async def _open(
+    address: Address | Home,
+    version: str,
+    pid: int,
+    identity: ShimIdentity | None,
+    nonce: Callable[[], str],
+    open_seconds: float,
+) -> tuple[ClientConnection, ClientLink, Welcome]:
+    if isinstance(address, Home):
+        address = Address.of(address)
+    where = f"{address.host}:{address.port}"
+    again = "try again, or look at `durable-stream status`"
+    connection: ClientConnection | None = None
+    try:
+        async with asyncio.timeout(open_seconds):
+            connection = await _connect(address)
+            link = ClientLink(
+                token=address.token, port=address.port, nonce=nonce(), version=version, pid=pid, shim=identity
+            )
+            welcome = await _welcome(connection, link)
+    except TimeoutError:
+        reason = f"the sidecar at {where} did not answer within {open_seconds:g} s"
+        failure = LinkUnavailable(reason, again)
+    except InvalidStatus as error:
+        reason = f"the sidecar at {where} refused the connection (HTTP {error.response.status_code})"
+        failure = LinkUnavailable(reason, again)
+    except (InvalidHandshake, ConnectionClosed, ValueError):
+        reason = f"what listens at {where} does not behave like a sidecar"
+        failure = LinkUnavailable(reason, "look at `durable-stream status`")
+    except OSError as error:
+        reason = f"nothing answers at {where} ({error.strerror or type(error).__name__})"
+        failure = LinkUnavailable(reason, "start the sidecar with `durable-stream serve`")
+    except LinkUnavailable as error:
+        failure = error
+    except asyncio.CancelledError:
+        if connection is not None:
+            connection.transport.abort()
+        raise
+    else:
+        return connection, link, welcome
+    if connection is not None:
+        connection.transport.abort()
+    raise failure from None
+
+
+async def _connect(address: Address) -> ClientConnection:
+    loop = asyncio.get_running_loop()
+    # A socket of our own: then websockets takes no proxy from the environment and follows no redirect.
+    raw = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        raw.setblocking(False)
+        await loop.sock_connect(raw, (address.host, address.port))
+        logger = logging.getLogger("sidecar.link.websockets")
+        logger.setLevel(logging.ERROR)  # its DEBUG lines hold frames, and frames hold the user's text
+        return await connect(
+            f"ws://{address.host}:{address.port}/",
+            sock=raw,
+            compression=None,
+            user_agent_header=None,
+            open_timeout=None,  # the caller's timeout covers it
+            close_timeout=CLOSE_SECONDS,
+            max_size=MAX_FRAME_BYTES,
+            logger=logger,
+        )
+    except BaseException:
+        raw.close()
+        raise
+
+
+async def _welcome(connection: ClientConnection, link: ClientLink) -> Welcome:
+    """hello to welcome. An impostor sees our hello and a closed socket, nothing else."""
+    while True:
+        for text in link.data_to_send():
+            await connection.send(text)
+        for event in link.receive(await connection.recv(decode=False)):
+            if isinstance(event, Welcomed):
+                return event.welcome
+            if isinstance(event, Closed):
+                raise _refusal(event)
+
+
+def _refusal(event: Closed) -> LinkUnavailable:
+    match event.reason:
+        case "impostor":
+            hint = "stop it, then start the sidecar with `durable-stream serve`"
+            return ImpostorError("what listens on the sidecar's port does not hold this home's token", hint)
+        case "unsupported":
+            hint = "use one version of durable-stream for both, or run `durable-stream stop` and try again"
+            return LinkUnavailable(event.detail or "the running sidecar speaks another link protocol", hint)
+        case "draining" | "upgrade":
+            return LinkUnavailable("the sidecar is stopping", "try again in a moment")
+        case _:
+            return LinkUnavailable(f"the sidecar ended the handshake ({event.reason})", "try again")

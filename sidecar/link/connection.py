@@ -1,0 +1,111 @@
+"""One websocket and its link: the sidecar's side of a single connection.
+
+With ``server.py`` and ``client.py`` one of the files that know the websockets
+package; its errors never leave them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+
+from bridge.opencode.link.frames import ByeReason
+from bridge.opencode.link.link import Closed, Event, SidecarLink, State
+from sidecar.link.links import Counters
+
+MAX_PENDING_FRAMES: Final = 1024
+"""Frames a link may have waiting for its peer; a peer that reads slower than that is closed."""
+
+WRITE_SECONDS: Final = 30.0
+"""How long one frame may wait for a peer that does not read."""
+
+LEAVE_SECONDS: Final = 1.0
+"""How long a shim may take to read the bye and close; until then its hooks are taken."""
+
+_CLOSE_CODES: Final[dict[str, int]] = {"protocol": 1002, "draining": 1012, "upgrade": 1012}
+_POLICY: Final = 1008
+
+
+class SocketWire:
+    """Reads events, writes what the link wants sent. The ``links.Wire`` of a real connection."""
+
+    def __init__(self, socket: ServerConnection, link: SidecarLink, counters: Counters) -> None:
+        self.socket, self.link, self.counters = socket, link, counters
+        self.reason: str | None = None
+        self._wake = asyncio.Event()
+        self._code = 1000
+        self._gone = False
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def read(self) -> tuple[list[Event], int] | None:
+        try:
+            message = await self.socket.recv(decode=False)
+        except ConnectionClosed as error:
+            if error.sent is not None and error.sent.code == 1009:
+                self.counters.oversized_frames += 1
+            self._gone = True
+            self.wake()
+            return None
+        return self.link.receive(message), len(message)
+
+    async def flush(self) -> bool:
+        """Send everything the link has; false when the peer is gone or does not read."""
+        try:
+            for text in self.link.data_to_send():
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await self.socket.send(text)
+        except ConnectionClosed:
+            return False
+        except TimeoutError:
+            self.counters.slow_readers += 1
+            self.abort()
+            return False
+        return True
+
+    async def write(self) -> None:
+        while await self.flush() and self.link.state is not State.CLOSED and not self._gone:
+            await self._wake.wait()
+            self._wake.clear()
+        await self.socket.close(self._code)
+
+    def bye(self, reason: ByeReason, code: int | None = None) -> None:
+        if self.link.state is not State.CLOSED:
+            self.reason = reason
+            self._code = code or _CLOSE_CODES.get(reason, _POLICY)
+            self.link.bye(reason)
+        self.wake()
+
+    def leave(self, reason: ByeReason) -> None:
+        """Say bye; the connection ends when the peer closes it, soon in any case. Returns at once."""
+        if self.link.state is not State.CLOSED:
+            self.reason = reason
+            self._code = _CLOSE_CODES.get(reason, _POLICY)
+            self.link.leave(reason)
+            asyncio.get_running_loop().call_later(LEAVE_SECONDS, self.bye, reason)
+        self.wake()
+
+    def noted(self, event: Closed) -> None:
+        self.reason = self.reason or event.reason
+        if not event.by_peer:
+            self._code = _CLOSE_CODES.get(event.reason, _POLICY)
+            if event.reason == "window":
+                self.counters.window_overruns += 1
+            elif event.reason not in ("auth", "unsupported"):
+                self.counters.protocol_errors += 1
+        self.wake()
+
+    def abort(self) -> None:
+        """Drop the connection without a word."""
+        self.socket.transport.abort()
+
+    def crowded(self) -> bool:
+        if self.link.pending < MAX_PENDING_FRAMES:
+            return False
+        self.counters.slow_readers += 1
+        self.abort()
+        return True

@@ -1,0 +1,348 @@
+"""What the sidecar's handler sees of its links: the ``Handler`` it implements, the ``ShimConnection`` it gets.
+
+Sockets are the business of ``server.py``; here a link is a ``Wire``, and no websocket error can appear.
+
+One link runs three tasks: a reader, a writer, and a worker that awaits the
+handler's ``hooks``. Reader and worker are apart so that a handler may await a
+``call`` on the link whose hooks it is handling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from bridge.opencode.link.frames import ByeReason, HookItem, ShimIdentity
+from bridge.opencode.link.link import (
+    CallError,
+    Closed,
+    Event,
+    HooksReceived,
+    LocalProtocolError,
+    LossyReceived,
+    Refused,
+    ResultReceived,
+    SidecarLink,
+    State,
+    ToolReceived,
+)
+
+MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
+"""Hooks a link may have waiting for its handler before its socket is no longer read."""
+
+MAX_REMEMBERED: Final = 4096
+"""Shim instances whose acked seq is remembered across reconnects; the oldest are forgotten (safe: 0)."""
+
+INTERNAL_ERROR: Final = 1011
+"""Close code of a link whose handler failed."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened at the door and on the links since the start."""
+
+    shims_opened: int = 0
+    controls_opened: int = 0
+    refused_origin: int = 0
+    refused_host: int = 0
+    refused_busy: int = 0
+    refused_protocol: int = 0
+    unproved_closed: int = 0
+    failed_proofs: int = 0
+    handshake_timeouts: int = 0
+    protocol_errors: int = 0
+    window_overruns: int = 0
+    oversized_frames: int = 0
+    slow_readers: int = 0
+    replaced: int = 0
+    repaired_values: int = 0
+    handler_errors: int = 0
+
+
+class Handler(Protocol):
+    """What the sidecar does with its links. An exception from any of these closes only that link."""
+
+    async def opened(self, link: ShimConnection) -> None:
+        """A shim proved itself; the welcome goes out when this returns.
+
+        May raise ``link.acked_seq`` and ``link.push_context``. Must not await
+        ``link.call``: the shim answers calls only after the welcome.
+        """
+        ...
+
+    async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
+        """New items with consecutive seqs from ``first_seq``; called one at a time a link, in order.
+
+        While it runs, further items queue and then the shim is slowed down.
+        Each seq must be given to ``link.finish`` once it is durable or known
+        to make no event: now or later, in any order.
+        """
+        ...
+
+    def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
+        """Items nobody waits for."""
+        ...
+
+    async def closed(self, link: ShimConnection) -> None:
+        """The link is over and ``hooks`` will not be called again; ``link.reason`` may say why.
+
+        Called once for each ``opened`` that returned, after the last ``hooks``.
+        """
+        ...
+
+    def refused(self, peer: Refused) -> None:
+        """A peer that holds the token was sent away because of its protocol."""
+        ...
+
+    async def request(self, method: str, args: dict[str, Any]) -> Any:
+        """Answer the command line with a JSON value. Cancelled when the asker goes away.
+
+        Must not await ``LinkServer.drain``, which waits for it.
+
+        Raises:
+            RequestError: told to the asker with its code and message.
+        """
+        ...
+
+
+class Wire(Protocol):
+    """A link and the connection under it, as ``server.py`` supplies it."""
+
+    link: SidecarLink
+    counters: Counters
+    reason: str | None
+
+    def wake(self) -> None:
+        """Let the writer run. Frames and acks queued within one loop tick go out together."""
+        ...
+
+    async def read(self) -> tuple[list[Event], int] | None:
+        """The next message's events and its size; None when the connection is gone."""
+        ...
+
+    async def write(self) -> None:
+        """Send what the link has until it is closed, then close the connection."""
+        ...
+
+    def bye(self, reason: ByeReason, code: int | None = None) -> None:
+        """Say bye and close; returns at once."""
+        ...
+
+    def noted(self, event: Closed) -> None:
+        """The link said it is over."""
+        ...
+
+    def crowded(self) -> bool:
+        """Whether the peer reads so slowly that it must go; then it is gone."""
+        ...
+
+
+class AckMemory:
+    """The acked seq of each instance, across its links, for the life of this sidecar."""
+
+    def __init__(self) -> None:
+        self._acked: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def get(self, key: tuple[str, str]) -> int:
+        """Highest seq known durable; 0 when unknown."""
+        return self._acked.get(key, 0)
+
+    def note(self, key: tuple[str, str], acked: int) -> None:
+        """``acked`` is durable. Never goes back."""
+        self._acked[key] = max(acked, self.get(key))
+        self._acked.move_to_end(key)
+        if len(self._acked) > MAX_REMEMBERED:
+            self._acked.popitem(last=False)
+
+
+class ShimConnection:
+    """One open link of one plugin instance, as the handler sees it.
+
+    ``acked_seq`` goes out in the welcome: set it in ``Handler.opened`` if more
+    is known durable than this server remembers of the instance.
+    """
+
+    def __init__(
+        self, wire: Wire, identity: ShimIdentity, memory: AckMemory, failed: Callable[[str, Exception], None]
+    ) -> None:
+        self.identity = identity
+        self.shim_version = identity.shim_version
+        self.boot_id = identity.boot_id
+        self.instance = identity.instance
+        self.pid = identity.pid
+        self.project = identity.project
+        self.directory = identity.directory
+        self.worktree = identity.worktree
+        self.opencode_version = identity.opencode_version
+        self.last_seq = identity.last_seq
+        self.acked_seq = memory.get(self.key)
+        self._wire, self._memory, self._failed = wire, memory, failed
+        self._context: dict[str, Any] = {}
+        self._calls: dict[str, asyncio.Future[Any]] = {}
+        self._call_count = 0
+        self._open = asyncio.Event()  # welcomed, or closed before that
+        self._closed = False
+        self._queue: asyncio.Queue[tuple[HooksReceived, int] | None] = asyncio.Queue()
+        self._queued_bytes = 0
+        self._room = asyncio.Event()
+        self._moved = asyncio.Event()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(boot_id, instance): what owns one sequence of seqs."""
+        return self.boot_id, self.instance
+
+    @property
+    def is_open(self) -> bool:
+        """Welcomed, and neither side said bye."""
+        return not self._closed and self._wire.link.is_open
+
+    @property
+    def reason(self) -> str | None:
+        """The bye's reason once the link is over; None while open, or when the socket just closed."""
+        return self._wire.reason
+
+    async def call(self, method: str, args: Mapping[str, Any], timeout: float = 10.0) -> Any:  # noqa: ASYNC109
+        """Run a method of OpenCode's client in the shim; returns the response's data.
+
+        ``timeout`` is in seconds and includes waiting for the welcome.
+        Cancelling gives the answer up, but does not stop the method.
+
+        Raises:
+            CallError: the shim's own code, or ``timeout``, ``closed``, ``too_large``.
+            FrameError: ``args`` hold something JSON has no form for.
+        """
+        self._call_count += 1
+        call_id = f"c{self._call_count}"
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._open.wait()
+                if not self.is_open or self._wire.crowded():
+                    raise CallError("closed", "the link is closed")
+                self._wire.link.call(call_id, method, args)
+                self._calls[call_id] = future
+                self._wire.wake()
+                return await future
+        except LocalProtocolError as error:
+            raise CallError("too_large", str(error)) from None
+        except TimeoutError:
+            raise CallError("timeout", f"no answer to {method} within {timeout:g} s") from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    def finish(self, seqs: Iterable[int]) -> None:
+        """These items are durable, or make no event. The ack goes out once a loop tick, cumulative.
+
+        Also legal after the link closed: a reconnecting instance is then not asked for them again.
+
+        Raises:
+            ValueError: a seq was never received on this link.
+        """
+        if self._wire.link.finish(seqs):
+            self._memory.note(self.key, self._wire.link.acks.acked)
+            self._moved.set()
+            self._wire.wake()
+
+    def push_context(self, context: Mapping[str, Any]) -> None:
+        """Replace the shim's context; before the welcome, that is what the welcome carries."""
+        self._context = dict(context)
+        if self.is_open and not self._wire.crowded():
+            self._wire.link.push_context(self._context)
+            self._wire.wake()
+
+    def close(self, reason: ByeReason) -> None:
+        """Say bye and close; returns at once, and ``Handler.closed`` follows."""
+        self._wire.bye(reason)
+
+    async def settled(self) -> None:
+        """Wait until everything received is acknowledged, or the link is over. Cancelling is safe."""
+        while self.is_open and self._wire.link.acks.unacked:
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def run(self, handler: Handler) -> None:
+        """Serve the link to its end: the server's part, not the handler's."""
+        if self._wire.link.state is not State.CLOSED:  # drained while it was being opened
+            self._wire.link.welcome(acked_seq=self.acked_seq, context=self._context)
+        self._open.set()
+        writer = asyncio.create_task(self._wire.write())
+        worker = asyncio.create_task(self._work(handler))
+        try:
+            await self._read(handler)
+            self.end()
+            self._wire.wake()
+            self._queue.put_nowait(None)
+            # What the shim handed over before it died is still written.
+            await worker
+            await writer
+        finally:
+            self.end()
+            worker.cancel()
+            writer.cancel()
+            await asyncio.gather(worker, writer, return_exceptions=True)
+
+    async def _read(self, handler: Handler) -> None:
+        while (got := await self._wire.read()) is not None:
+            for event in got[0]:
+                match event:
+                    case HooksReceived():
+                        self._wire.counters.repaired_values += event.repaired
+                        self._queued_bytes += got[1]
+                        self._queue.put_nowait((event, got[1]))
+                    case ResultReceived():
+                        self._answer(event)
+                    case LossyReceived():
+                        handler.lossy(self, event.items)
+                    case ToolReceived():
+                        error = CallError("unknown_tool", "this sidecar has no such tool")
+                        self._wire.link.result(event.id, error=error)
+                    case Closed():
+                        self._wire.noted(event)
+                        return
+                    case _:
+                        raise AssertionError(type(event).__name__)
+            self._wire.wake()  # an ack said again, or a tool's answer
+            if self._wire.crowded():
+                return
+            while self._queued_bytes > MAX_QUEUED_BYTES:
+                self._room.clear()
+                await self._room.wait()
+
+    async def _work(self, handler: Handler) -> None:
+        while (entry := await self._queue.get()) is not None:
+            batch, size = entry
+            try:
+                await handler.hooks(self, batch.first_seq, batch.items)
+            except Exception as error:  # noqa: BLE001 - whatever the handler did, other links go on
+                self._failed("hooks", error)
+                # The shim keeps what was not acknowledged, and comes back.
+                self._wire.bye("draining", INTERNAL_ERROR)
+                self._queued_bytes = 0
+                self._room.set()
+                return
+            self._queued_bytes -= size
+            self._room.set()
+
+    def _answer(self, event: ResultReceived) -> None:
+        future = self._calls.pop(str(event.id), None)
+        if future is None or future.done():
+            return  # too late: the call timed out
+        if event.error is None:
+            future.set_result(event.value)
+        else:
+            error = event.error
+            future.set_exception(CallError(error.code, error.message, error.status))
+
+    def end(self) -> None:
+        """Nothing more will be answered: fail the calls that wait. The server's part."""
+        self._closed = True
+        self._open.set()
+        self._moved.set()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(CallError("closed", "the link closed before the answer came"))
+        self._calls.clear()

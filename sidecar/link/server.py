@@ -1,0 +1,411 @@
+"""The sidecar's listening end: websockets in, calls of a ``Handler`` out.
+
+With ``server_wire.py`` and ``client.py`` one of the files that know the websockets
+package; its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; here are sockets,
+tasks, limits and time.
+
+Nothing a peer does may stop the server or another link. Each connection is
+bounded: before its proof in number, time and frame size; after it in frame
+size, in bytes waiting for the handler, and in frames waiting for the peer.
+Proved and unproved connections have limits of their own, so that those
+without a proof never take the place of those with one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Final, Self
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request as HttpRequest
+from websockets.http11 import Response as HttpResponse
+
+from bridge.opencode.link.frames import MAX_FRAME_BYTES, ByeReason, ShimIdentity
+from bridge.opencode.link.link import (
+    DEFAULT_WINDOW,
+    CallError,
+    Closed,
+    Identified,
+    LocalProtocolError,
+    Refused,
+    RemoteError,
+    RequestError,
+    RequestReceived,
+    SidecarLink,
+)
+from sidecar.link.connection import SocketWire
+from sidecar.link.links import INTERNAL_ERROR, AckMemory, Counters, Handler, ShimConnection
+
+__all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "ShimConnection"]
+
+log = logging.getLogger("sidecar.link")
+
+MAX_UNPROVED_BYTES: Final = 64 * 1024
+"""Largest frame taken from a peer that has not proved itself."""
+
+PING_SECONDS: Final = 10.0
+"""How often a silent peer is asked for a sign of life, and how long it may take: a stopped process is
+noticed within twice this. One that died is noticed at once, by the system."""
+
+SETTLE_SECONDS: Final = 0.5
+"""How long draining waits for what was taken to be acknowledged, before it says bye."""
+
+CLOSE_SECONDS: Final = 2.0
+"""How long a peer may take to answer a closing handshake."""
+
+FAILED_PROOFS: Final = 10
+FAILED_PROOF_SECONDS: Final = 60.0
+"""After so many wrong proofs in so many seconds, the next wrong ones are left without an answer.
+
+Right proofs are never slowed down, so a failing peer cannot lock anybody out.
+"""
+
+FLOOD_LOG_SECONDS: Final = 60.0
+"""How often the log says that connections without a proof were closed to make room."""
+
+MAX_REQUESTS: Final = 32
+"""Requests of one control connection that run at a time."""
+
+WAITING_CONNECTIONS: Final = 1024
+"""Connections that the system may hold until they are accepted. One beyond that may wait without our knowing."""
+
+_TRY_LATER: Final = 1013
+
+
+class LinkServer:
+    """Listens on loopback for shims and the command line.
+
+    ``nonce`` gives 64 fresh hex characters a call. ``boot`` names this life of
+    the sidecar. ``port`` 0 takes a free one. Usable as an async context
+    manager, which starts and drains.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        token: str,
+        nonce: Callable[[], str],
+        boot: str,
+        version: str,
+        port: int = 0,
+        window: int = DEFAULT_WINDOW,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_connections: int = 256,
+        handshake_seconds: float = 5.0,
+    ) -> None:
+        self.counters = Counters()
+        self.port = port
+        self._handler = handler
+        self._token, self._nonce, self._boot, self._version = token, nonce, boot, version
+        self._window, self._max_frame_bytes = window, max_frame_bytes
+        self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
+        self._server: Server | None = None
+        self._unproved: dict[ServerConnection, None] = {}  # in the order they came
+        self._flood_told = -math.inf
+        self._wires: set[SocketWire] = set()  # proved
+        self._links: list[ShimConnection] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._memory = AckMemory()
+        self._failures: deque[float] = deque(maxlen=FAILED_PROOFS)
+        self._draining = False
+
+    @property
+    def links(self) -> tuple[ShimConnection, ...]:
+        """The welcomed shims, in the order they came."""
+        return tuple(self._links)
+
+    @property
+    def connections(self) -> int:
+        """Proved connections, shims and command lines together."""
+        return len(self._wires)
+
+    async def start(self) -> int:
+        """Listen; returns the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        logger = logging.getLogger("sidecar.link.websockets")
+        logger.setLevel(logging.ERROR)  # its DEBUG lines hold frames, and frames hold the user's text
+        self._server = await serve(
+            self._connection,
+            "127.0.0.1",
+            self.port,
+            backlog=WAITING_CONNECTIONS,
+            compression=None,
+            process_request=self._admit,
+            server_header=None,
+            open_timeout=self._handshake_seconds,
+            close_timeout=CLOSE_SECONDS,
+            ping_interval=PING_SECONDS,
+            ping_timeout=PING_SECONDS,
+            max_size=min(MAX_UNPROVED_BYTES, self._max_frame_bytes),
+            max_queue=4,
+            write_limit=256 * 1024,
+            logger=logger,
+            create_connection=_bounded(self),
+        )
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+        return self.port
+
+    async def drain(self, grace_seconds: float = 10.0, *, reason: ByeReason = "draining") -> None:
+        """Stop listening, acknowledge what is finished, say bye to every link, and wait for their handlers.
+
+        What a handler has not finished after ``grace_seconds`` is cancelled;
+        the shims keep what was not acknowledged. ``reason`` is ``draining``, or
+        ``upgrade`` to make room for a newer sidecar. Idempotent.
+        """
+        self._draining = True
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        server.close(close_connections=False)
+        await self._settle(min(SETTLE_SECONDS, grace_seconds))
+        for wire in self._wires:
+            wire.leave(reason)
+        for socket in list(self._unproved):
+            socket.transport.abort()  # nothing is owed to it
+        tasks = set(self._tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace_seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        await server.wait_closed()
+
+    async def _settle(self, seconds: float) -> None:
+        """Let the acks of what was taken go out: nothing is then sent again only because we left."""
+        if self._links:
+            waiting = [asyncio.create_task(link.settled()) for link in self._links]
+            _, late = await asyncio.wait(waiting, timeout=seconds)
+            for task in late:
+                task.cancel()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.drain()
+
+    # --- the door ---
+
+    def _admit(self, socket: ServerConnection, request: HttpRequest) -> HttpResponse | None:
+        headers = request.headers
+        if headers.get_all("Origin"):  # a browser, whatever the value; "null" too
+            self.counters.refused_origin += 1
+            return socket.respond(HTTPStatus.FORBIDDEN, "Browsers may not connect.\n")
+        hosts = [host.lower() for host in headers.get_all("Host")]
+        if len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}:
+            self.counters.refused_host += 1  # a name that was made to point here (DNS rebinding)
+            return socket.respond(HTTPStatus.FORBIDDEN, "Unexpected Host.\n")
+        if len(self._wires) >= self._max_connections or self._draining:
+            self.counters.refused_busy += 1
+            return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.\n")
+        return None
+
+    def _arrived(self, socket: ServerConnection) -> None:
+        """Count a new connection; when too many wait without a proof, the oldest of them makes room."""
+        self._unproved[socket] = None
+        if len(self._unproved) <= self._max_connections:
+            return
+        oldest = next(iter(self._unproved))
+        del self._unproved[oldest]
+        oldest.transport.abort()
+        self.counters.unproved_closed += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._flood_told >= FLOOD_LOG_SECONDS:
+            self._flood_told = now
+            log.warning(
+                "more than %d connections wait without a proof; the oldest are closed (%d since the start)",
+                self._max_connections,
+                self.counters.unproved_closed,
+            )
+
+    async def _connection(self, socket: ServerConnection) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        link = SidecarLink(
+            token=self._token,
+            port=self.port,
+            nonce=self._nonce(),
+            boot=self._boot,
+            version=self._version,
+            window=self._window,
+        )
+        wire = SocketWire(socket, link, self.counters)
+        try:
+            identified = await self._handshake(wire)
+            if identified is None:
+                return
+            self._unproved.pop(socket, None)
+            if len(self._wires) >= self._max_connections or self._draining:
+                self.counters.refused_busy += 1
+                await socket.close(_TRY_LATER)
+                return
+            self._wires.add(wire)
+            _allow(socket, self._max_frame_bytes)
+            if identified.shim is None:
+                self.counters.controls_opened += 1
+                await self._serve_control(wire)
+            else:
+                self.counters.shims_opened += 1
+                await self._serve_shim(wire, identified.shim)
+        except ConnectionClosed:
+            log.debug("a connection closed early")
+        finally:
+            self._wires.discard(wire)
+            self._tasks.discard(task)
+
+    async def _handshake(self, wire: SocketWire) -> Identified | None:
+        """hello to identify, in bounded time; None when the connection is to end (and is ended)."""
+        try:
+            async with asyncio.timeout(self._handshake_seconds):
+                while (got := await wire.read()) is not None:
+                    for event in got[0]:
+                        if isinstance(event, Identified):
+                            return event
+                        if isinstance(event, Refused):
+                            self._refused(event)
+                        if isinstance(event, Closed):
+                            wire.noted(event)
+                            if event.reason == "auth" and self._proof_failed():
+                                await wire.socket.wait_closed()
+                            await wire.write()
+                            return None
+                    if not await wire.flush():
+                        return None
+        except TimeoutError:
+            self.counters.handshake_timeouts += 1
+            wire.abort()
+        return None
+
+    def _refused(self, peer: Refused) -> None:
+        self.counters.refused_protocol += 1
+        try:
+            self._handler.refused(peer)
+        except Exception as error:  # noqa: BLE001 - whatever the handler did, other links go on
+            self._handler_failed("refused", error)
+
+    def _proof_failed(self) -> bool:
+        """Count a wrong proof; true when there were too many of late to answer this one."""
+        self.counters.failed_proofs += 1
+        now = asyncio.get_running_loop().time()
+        often = len(self._failures) == FAILED_PROOFS and now - self._failures[0] < FAILED_PROOF_SECONDS
+        self._failures.append(now)
+        return often
+
+    # --- shims ---
+
+    async def _serve_shim(self, wire: SocketWire, identity: ShimIdentity) -> None:
+        link = ShimConnection(wire, identity, self._memory, self._handler_failed)
+        for other in self.links:
+            if other.key == link.key and other.is_open:
+                # Its shim gave it up, or it would not be here again.
+                self.counters.replaced += 1
+                other.close("replaced")
+        try:
+            await self._handler.opened(link)
+        except Exception as error:  # noqa: BLE001 - whatever the handler did, other links go on
+            self._handler_failed("opened", error)
+            link.end()
+            await wire.socket.close(INTERNAL_ERROR)
+            return
+        self._links.append(link)
+        try:
+            await link.run(self._handler)
+        except Exception as error:  # noqa: BLE001 - as above (Handler.lossy is called by the reader)
+            self._handler_failed("lossy", error)
+            await wire.socket.close(INTERNAL_ERROR)
+        finally:
+            self._links.remove(link)
+            try:
+                await self._handler.closed(link)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._handler_failed("closed", error)
+
+    def _handler_failed(self, where: str, error: Exception) -> None:
+        self.counters.handler_errors += 1
+        # The type only: an error's text may hold payload, and the log never does.
+        log.error("the handler's %s failed with %s; that link is closed", where, type(error).__name__)
+
+    # --- the command line ---
+
+    async def _serve_control(self, wire: SocketWire) -> None:
+        wire.link.welcome()
+        writer = asyncio.create_task(wire.write())
+        requests: set[asyncio.Task[None]] = set()
+        try:
+            while (got := await wire.read()) is not None:
+                for event in got[0]:
+                    if isinstance(event, Closed):
+                        wire.noted(event)
+                        await writer
+                        return
+                    if isinstance(event, RequestReceived):
+                        request = asyncio.create_task(self._answer(wire, event))
+                        requests.add(request)
+                        request.add_done_callback(requests.discard)
+                if len(requests) >= MAX_REQUESTS:
+                    await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+                if wire.crowded():
+                    return
+        finally:
+            for task in (writer, *requests):
+                task.cancel()
+            await asyncio.gather(writer, *requests, return_exceptions=True)
+
+    async def _answer(self, wire: SocketWire, event: RequestReceived) -> None:
+        value: Any = None
+        failure: RemoteError | None = None
+        try:
+            value = await self._handler.request(event.method, event.args)
+        except RemoteError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - the asker is told, the server goes on
+            self._handler_failed(f"request {event.method[:40]!r}", error)
+            failure = RequestError("internal", f"the sidecar failed with {type(error).__name__}; see its log")
+        try:
+            wire.link.result(event.id, value, failure)
+        except (LocalProtocolError, ValueError) as error:
+            wire.link.result(event.id, error=RequestError("bad_answer", str(error)))
+        wire.wake()
+
+
+_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+def _bounded(owner: LinkServer) -> type[ServerConnection]:
+    """A connection that counts from its first byte on.
+
+    ``process_request`` comes too late for this: it sees only peers that send a whole request.
+    """
+
+    class Bounded(ServerConnection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            owner._arrived(self)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            owner._unproved.pop(self, None)
+            super().connection_lost(exc)
+
+    return Bounded
+
+
+def _allow(socket: ServerConnection, size: int) -> None:
+    """Raise the frame limit of a proved peer. The attribute's name depends on the websockets version."""
+    name = "max_message_size" if hasattr(socket.protocol, "max_message_size") else "max_size"
+    setattr(socket.protocol, name, size)

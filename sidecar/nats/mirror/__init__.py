@@ -1,0 +1,1 @@
+"""The mirror's task and the commands that verify and rebuild it."""

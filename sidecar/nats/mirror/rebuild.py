@@ -1,0 +1,127 @@
+"""``mirror rebuild``: this log's messages are removed from the server and published again, in order.
+
+Records are removed by the filter of this log alone, and what they mean in the L0
+protocol one by one, by the log that each message names; other homes' messages stay.
+A rebuild that is cut off, at any step, leaves a mirror that the next start or the
+next rebuild brings to the same end: the task asks the stream how far it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from bridge.nats import headers as h
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NotFound
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import L0_EVENTS
+from bridge.nats.jetstream.streams import delete_messages, read_back
+from bridge.nats.subjects import l0_pattern
+from sidecar.nats.mirror.task import MirrorTask
+from streams.store import NOTHING, StreamReader, StreamStore
+
+LOOK_SECONDS: Final = 0.05
+PATIENCE_SECONDS: Final = 30.0
+"""How long a problem may last, with nothing published, before the rebuild is given up."""
+
+SILENT_SECONDS: Final = 300.0
+"""How long nothing may be published though nothing is wrong: removing millions of messages takes a while."""
+
+
+class RebuildStopped(Exception):
+    """The rebuild did not come to its end; the text says why. The mirror goes on by itself where there is a sidecar."""
+
+
+async def erase_meanings(session: JetStream, log_id: str) -> int:
+    """Remove what a log's records mean in the L0 protocol; how many messages there were. Other logs' stay.
+
+    Raises:
+        NatsError: not all are known to be removed; safe to repeat.
+    """
+    mine, pattern = h.header_text(log_id), l0_pattern(category="evt", component="agent")
+    try:
+        sequences = [
+            found.sequence
+            async for found in read_back(session, L0_EVENTS, subject=pattern)
+            if found.headers.get(h.LOG) == mine
+        ]
+    except NotFound:
+        return 0
+    return await delete_messages(session, L0_EVENTS, sequences, erase=False)
+
+
+class Rebuild:
+    """One rebuild. ``run`` returns when the mirror has caught up with the log; ``progress`` says how far it is."""
+
+    def __init__(self, task: MirrorTask, sessions: Sessions, store: StreamStore, log_id: str) -> None:
+        self._task, self._sessions, self._store, self._log_id = task, sessions, store, log_id
+        self._phase = "erasing"
+        self.erased = 0
+        """L0 messages that were removed."""
+
+    def progress(self) -> dict[str, Any]:
+        """``phase`` (``erasing``, ``publishing``, ``done``), ``position`` and ``head``, ``rebuild``, ``problem``."""
+        status = self._task.status()
+        position = -1 if self._phase == "erasing" else status["position"]
+        return {
+            "phase": self._phase,
+            "position": position,
+            "head": status["head"],
+            "rebuild": status["rebuild"],
+            "problem": status["problem"],
+        }
+
+    async def run(self, report: Callable[[dict[str, Any]], None] = lambda progress: None) -> dict[str, Any]:
+        """Do it; the last progress. Cancelled, it goes on as the mirror's own work, as far as there is one.
+
+        Raises:
+            RebuildStopped: the server is away for too long, or the mirror cannot go on.
+            NatsError: the L0 messages could not be removed; the records' are as they were.
+        """
+        before = self._task.counts["republished"]
+        await self._task.pause()
+        try:
+            report(self.progress())
+            session = await self._sessions.get()
+            self.erased = await erase_meanings(session, self._log_id)
+            self._task.rebuild()
+            self._phase = "publishing"
+        finally:
+            self._task.resume()
+        await self._until_done(before, report)
+        self._phase = "done"
+        return self.progress()
+
+    async def _until_done(self, before: int, report: Callable[[dict[str, Any]], None]) -> None:
+        loop = asyncio.get_running_loop()
+        end = await last_kept(self._store)
+        last, moved = None, loop.time()
+        while True:
+            status = self._task.status()
+            begun = self._task.counts["republished"] > before
+            if begun and status["position"] >= end:
+                return
+            place = (begun, status["position"])
+            if place != last:
+                last, moved = place, loop.time()
+            patience = PATIENCE_SECONDS if status["problem"] else SILENT_SECONDS
+            if loop.time() - moved > patience:
+                why = status["problem"] or "nothing was published any more"
+                raise RebuildStopped(f"{why}, at record {status['position']} of {end}")
+            report(self.progress())
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def last_kept(store: StreamReader) -> int:
+    """The position of the last record that a log holds now: after a prune that may be before its head."""
+    back = 1
+    while True:
+        after = max(store.head - back, NOTHING)
+        last = NOTHING
+        async for record in store.read_all(after=after):
+            last = record.position
+        if last != NOTHING or after == NOTHING:
+            return last
+        back *= 4

@@ -1,0 +1,338 @@
+"""The mirror's task: reads the log and publishes what is new; ``progress.py`` knows how far it is.
+
+The log is the outbox: nothing is queued beyond two runs, so a server that is
+away costs no memory, and recording never waits. Every failure ends in the same
+way as a start does: the stream is asked how far it is.
+
+While one run is on its way to the server, the next one is read and made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NatsError
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import UNLIMITED, wanted
+from bridge.nats.jetstream.streams import StreamFacts, ensure_streams
+from bridge.nats.mirror.messages import Mirror
+from bridge.nats.mirror.publish import (
+    DAY_MS,
+    L0_DAYS,
+    MAX_RUN,
+    BegunRun,
+    KnownL0,
+    RunStored,
+    Vanished,
+    begin_run,
+    finish_run,
+)
+from bridge.nats.mirror.state import MIRROR
+from sidecar.nats.mirror.ahead import Ahead
+from sidecar.nats.mirror.log_survey import end_of
+from sidecar.nats.mirror.progress import Progress
+from streams.errors import StreamError
+from streams.store import NOTHING, StreamStore
+
+log = logging.getLogger("sidecar.nats")
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 60.0
+"""How often the stream is looked at though nothing failed: somebody may have emptied it."""
+
+SNAPSHOT_RECORDS: Final = 2000
+
+
+class _Again(Exception):
+    """Something is to be done before the mirror goes on."""
+
+
+class MirrorTask:
+    """The mirror of one log; belongs to its event loop. ``log_id`` names the log on the server.
+
+    ``max_bytes`` bounds ``MESHFORGE_EVENTS``; the oldest messages go first.
+    """
+
+    def __init__(
+        self,
+        store: StreamStore,
+        log_id: str,
+        sessions: Sessions,
+        now_ms: Callable[[], int],
+        *,
+        max_bytes: int = UNLIMITED,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._store, self._log_id, self._sessions, self._now_ms = store, log_id, sessions, now_ms
+        self._definitions = wanted(max_bytes=max_bytes)
+        self._look_seconds = look_seconds
+        self._task: asyncio.Task[None] | None = None
+        self._wake, self._caught_up = asyncio.Event(), asyncio.Event()
+        self._ending = self._publishing = False
+        self._is_level = False
+        """Whether the state's places are those at its position: nothing was made that is not stored."""
+        self._end = NOTHING
+        """Up to where there is no record after the mirrored ones: what is pruned at the log's end never comes."""
+        self._doing = "waiting"
+        self._problem = ""
+        self.counts: Counter[str] = Counter()
+        """``published`` and ``duplicates`` (messages), ``republished`` (how often all was), ``erased`` (streams)."""
+        self._progress = Progress(store, log_id, self.counts)
+
+    def start(self) -> None:
+        """Begin, in the background. Nothing if it runs."""
+        if self._task is None:
+            self._ending = False
+            self._task = asyncio.create_task(self._run())
+
+    async def close(self, *, drain_seconds: float = 0) -> None:
+        """Stop, and keep how far it is. Idempotent. What is under way is found out by the next one.
+
+        While something is being published, it may go on for ``drain_seconds``.
+        """
+        if self._task is not None and self.status()["state"] == "publishing":
+            self._caught_up.clear()
+            caught_up = asyncio.create_task(self._caught_up.wait())
+            await asyncio.wait((caught_up, self._task), timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+            caught_up.cancel()
+        await self._stop(patient=False)
+        await self._keep_last()
+
+    async def pause(self) -> None:
+        """Publish nothing from the return of this call until ``resume``; what is under way is finished or given up."""
+        await self._stop(patient=True)
+        self._doing = "paused"
+        await self._keep_last()
+
+    def resume(self) -> None:
+        """Go on. How far the mirror is, is found out anew: from the snapshot ``MIRROR`` and from the stream."""
+        self._doing = "waiting"
+        self.start()
+
+    def rebuild(self) -> None:
+        """Purge this log's part of the stream and publish everything again, in the background; ``status`` tells."""
+        self._progress.anew = True
+        self._wake.set()
+
+    def forgotten(self, streams: Collection[str]) -> None:
+        """Payloads of these streams were forgotten: their messages are erased and published again without them.
+
+        In the background. Not calling it delays that to the next connection: the log knows what was forgotten.
+        """
+        self._progress.erase.update(streams)
+        self._wake.set()
+
+    def project_of(self, session: str) -> str:
+        """A session's project, as far as the log was read."""
+        return self._progress.state.places.project_of(session)
+
+    def status(self) -> dict[str, Any]:
+        """For ``status``.
+
+        ``position`` (last mirrored), ``head`` (of the log), ``lag`` (records in between), ``published`` and
+        ``duplicates`` (messages, in the life of this object), ``rebuild`` (its number), ``state`` (``waiting``,
+        ``resuming``, ``forgetting``, ``publishing``, ``rebuilding``, ``paused`` or ``idle``), ``problem`` (one line;
+        empty while all is well) and ``notes`` (counts).
+        """
+        state = self._progress.state
+        position, head = max(state.position, self._end), self._store.head
+        doing = "forgetting" if self._progress.is_forgetting else self._doing
+        return {
+            "state": "publishing" if doing == "idle" and position < head else doing,
+            "position": position,
+            "head": head,
+            "lag": max(head - position, 0),
+            "published": self.counts["published"],
+            "duplicates": self.counts["duplicates"],
+            "rebuild": state.rebuild,
+            "problem": self._problem or (self._sessions.problem if doing == "waiting" else ""),
+            "notes": dict(sorted(state.notes.items())),
+        }
+
+    # --- its life ---
+
+    async def _stop(self, *, patient: bool) -> None:
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._ending = True
+        self._wake.set()
+        if not (patient and self._publishing):
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        await self._progress.load()
+        while not self._is_ending():
+            self._doing = "waiting"
+            before = self._progress.state.position
+            try:
+                await self._serve(await self._sessions.wait())
+                return  # the log was closed
+            except _Again:
+                continue
+            except Vanished as error:
+                # The server knows these ids and not their messages: only other ids are stored.
+                self._progress.state.rebuild += 1
+                self._note(str(error))
+            except (NatsError, StreamError, OSError) as error:
+                self._note(str(error))
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                # A mirror that cannot go on must not end unseen; the log is not concerned.
+                log.exception("the mirror failed")
+                self._note(f"{type(error).__name__}; see sidecar.log")
+            has_moved = self._progress.state.position > before
+            pause = FIRST_PAUSE_SECONDS if has_moved else min(pause * 2, LONGEST_PAUSE_SECONDS)
+            self._doing = "waiting"
+            await asyncio.sleep(pause)
+
+    def _is_ending(self) -> bool:
+        """Whether this task shall end; a cancellation that the client library swallowed counts as well."""
+        task = asyncio.current_task()
+        return self._ending or (task is not None and task.cancelling() > 0)
+
+    async def _serve(self, session: JetStream) -> None:
+        """Mirror as long as the connection lasts; returns when the log is closed."""
+        self._doing, self._is_level = "resuming", False
+        streams = await ensure_streams(session, self._definitions)
+        unsure = await self._progress.resume(session)
+        self._doing = "rebuilding" if unsure > MAX_RUN else "publishing"
+        await self._progress.keep_cursor()
+        self._problem = ""
+        state = self._progress.state
+        mirror = Mirror(self._log_id, session.server.max_payload, state.rebuild)
+        ahead = Ahead(self._store, state, mirror, self._l0_after_ms())
+        reading = asyncio.create_task(ahead.read())
+        ended = asyncio.create_task(session.ended())
+        try:
+            await self._publish(session, streams, ahead, (reading, ended), unsure)
+        finally:
+            reading.cancel()
+            ended.cancel()
+            await asyncio.gather(reading, ended, return_exceptions=True)
+            self._is_level = not ahead.run.own and ahead.run.position == state.position
+
+    async def _publish(
+        self,
+        session: JetStream,
+        streams: dict[str, StreamFacts],
+        ahead: Ahead,
+        tasks: tuple[asyncio.Task[None], asyncio.Task[str]],
+        unsure: int,
+    ) -> None:
+        """Publish run after run. The first ``unsure`` records may have been told in the L0 protocol before."""
+        reading, ended = tasks
+        known: KnownL0 | None = KnownL0()
+        loop = asyncio.get_running_loop()
+        look = loop.time() + self._look_seconds
+        state = self._progress.state
+        begun: BegunRun | None = None
+        folds: dict[int, bytes] = {}
+        """Places as they were at the end of a run that a snapshot is due after."""
+
+        async def begin() -> BegunRun:
+            nonlocal unsure, known
+            run = ahead.take()
+            if run.position - self._progress.kept >= SNAPSHOT_RECORDS:
+                # Now: the next record changes them.
+                folds[run.position] = state.places.dump()
+                self._progress.kept = run.position
+            if unsure <= 0:
+                known = None
+            unsure -= len(run.own)
+            return await begin_run(session, streams, run, known=known)
+
+        while True:
+            if self._is_ending() or self._progress.has_work:
+                raise _Again
+            if loop.time() >= look:
+                if await self._progress.is_elsewhere(session):
+                    raise _Again
+                look = loop.time() + self._look_seconds
+            if begun is None:
+                if not ahead.is_ready and not reading.done():
+                    if not ahead.run.own:
+                        self._doing = "idle"
+                        if state.position < self._store.head:
+                            self._end = await end_of(self._store, state.position)
+                        if state.position != self._progress.noted:
+                            # ``mirror verify`` counts on it: what is missing up to there is lost, the rest only waits.
+                            await self._progress.keep_cursor()
+                    await self._wait_for_news(ahead, reading, ended, look - loop.time())
+                    continue
+                if not ahead.run.own:
+                    return reading.result()
+                begun = await begin()
+            run, places = begun.run, folds.pop(begun.run.position, None)
+            self._publishing = True
+            finishing = asyncio.create_task(finish_run(begun, self._log_id))
+            try:
+                begun = None
+                if await self._is_ready_before(ahead, finishing):
+                    begun = await begin()
+                stored = await finishing
+            finally:
+                self._publishing = False
+                finishing.cancel()
+                await asyncio.gather(finishing, return_exceptions=True)
+            if stored.sequence <= state.sequence:
+                raise Vanished("the mirror's stream is another one than before", "it is looked at anew")
+            state.position, state.sequence = run.position, stored.sequence
+            if state.position >= self._store.head:
+                self._caught_up.set()
+            state.notes.update(run.notes)
+            self.counts["published"] += stored.published
+            self.counts["duplicates"] += stored.duplicates
+            if places is not None:
+                await self._store.put_snapshot(MIRROR, state.snapshot(places))
+            await self._progress.keep_cursor_if_due()
+
+    async def _is_ready_before(self, ahead: Ahead, finishing: asyncio.Task[RunStored]) -> bool:
+        """Whether another run can be begun while one is being finished."""
+        ready = asyncio.create_task(ahead.ready.wait())
+        try:
+            await asyncio.wait((ready, finishing), return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and not finishing.done()
+        finally:
+            ready.cancel()
+
+    async def _wait_for_news(
+        self, ahead: Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
+    ) -> None:
+        """Until there is a record, something else to do, or nothing for so long."""
+        self._wake.clear()
+        if self._ending or self._progress.has_work:
+            return
+        news, wake = asyncio.create_task(ahead.ready.wait()), asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait(
+                (news, wake, reading, ended), timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            news.cancel()
+            wake.cancel()
+        if ended.done():
+            raise _Again
+
+    async def _keep_last(self) -> None:
+        """What makes the next start quick."""
+        await self._progress.keep_cursor()
+        if self._is_level:
+            await self._progress.keep_snapshot()
+
+    def _l0_after_ms(self) -> int:
+        return self._now_ms() - L0_DAYS * DAY_MS
+
+    def _note(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("the mirror waits: %s", problem)
+        self._problem = problem

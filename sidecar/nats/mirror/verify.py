@@ -1,0 +1,337 @@
+"""Reading a mirror back beside its log, for ``mirror verify``: the I/O around ``bridge/nats/mirror/comparing.py``.
+
+Nothing is changed, on neither side, and no lock is taken: what is recorded and
+mirrored meanwhile is not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NatsUnavailable, NotFound
+from bridge.nats.jetstream.pulling import remove_consumer
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
+from bridge.nats.jetstream.streams import Found, StreamFacts, facts, read_back
+from bridge.nats.l0.places import Places
+from bridge.nats.mirror.comparing import Comparer, Comparison, Difference, Family, Limits
+from bridge.nats.mirror.messages import Mirror, mirrored
+from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION
+from bridge.nats.subjects import l0_pattern, log_pattern
+from streams.log.reader import LogReader
+from streams.retention import Gone
+from streams.store import NOTHING, Record
+from streams.stores.hints import Hints
+
+TRIES: Final = 3
+"""How often reading goes on after an interruption that brought nothing new."""
+
+NAMED: Final = 500
+"""Most event ids in one difference."""
+
+SILENCE_SECONDS: Final = 5.0
+_YIELD_RECORDS: Final = 256
+_NS: Final = 1_000_000_000
+
+
+class Disturbed(Exception):
+    """What was compared became something else meanwhile, so the result says nothing; ``what`` says which."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} meanwhile; run `durable-stream mirror verify` again"
+
+
+@dataclass(slots=True)
+class Verified:
+    """The numbers of a comparison: records of the log, and for each stream what was found."""
+
+    records: int = 0
+    streams: list[Comparison] = field(default_factory=list)
+
+    @property
+    def differences(self) -> int:
+        """All that is wrong, in messages."""
+        return sum(stream.differences.total() for stream in self.streams)
+
+    @property
+    def waiting(self) -> int:
+        """Records that were never mirrored."""
+        return self.streams[0].waiting if self.streams else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """As commands print it."""
+        return {
+            "records": self.records,
+            "differences": self.differences,
+            "waiting": self.waiting,
+            "streams": [stream.as_json() for stream in self.streams],
+        }
+
+
+class MirrorCheck:
+    """One pass over the log and its mirror. ``run`` gives the differences, ``summary`` the numbers when it is done.
+
+    ``progress`` is called from time to time with the position that was reached. ``with_ids``: missing records are
+    named by their event ids, up to ``NAMED`` in each difference; else by the first one's.
+    """
+
+    def __init__(
+        self,
+        reader: LogReader,
+        log_id: str,
+        sessions: Sessions,
+        *,
+        now_ms: Callable[[], int],
+        progress: Callable[[int], None] = lambda position: None,
+        with_ids: bool = False,
+    ) -> None:
+        self.summary = Verified()
+        self.progress = progress
+        self._reader, self._log_id, self._sessions, self._now_ms = reader, log_id, sessions, now_ms
+        self._with_ids = with_ids
+
+    @property
+    def head(self) -> int:
+        """The last position that is compared, as far as it is known."""
+        return self._reader.head
+
+    async def run(self) -> AsyncIterator[Difference]:
+        """Every difference. Cancelling it is safe.
+
+        Raises:
+            NatsError: the server is away, or goes away and does not come back.
+            CorruptLog: a record is damaged; the mirror may hold it whole.
+            Disturbed: see there.
+        """
+        # In this order: what was mirrored by then is in the streams as they are then, and in the log as it is then.
+        mirrored_to = await asyncio.to_thread(self._mirrored_to)
+        session = await self._sessions.get()
+        sides = [
+            await _Side.open(self._sessions, session, EVENTS, "records", log_pattern(self._log_id)),
+            await _Side.open(
+                self._sessions, session, L0_EVENTS, "meanings", l0_pattern(category="evt", component="agent")
+            ),
+        ]
+        removed = await self._reader.removed()
+        head = self._reader.head
+        mirror = Mirror(self._log_id, session.server.max_payload)
+        for side in sides:
+            side.begin(mirror, head, removed, self._now_ms())
+        self.summary.streams = [side.comparer.result for side in sides]
+        try:
+            async for found in self._compare(sides, mirror, head):
+                yield found
+            for side in sides:
+                whole, names = await side.front_is_whole(), _Names(self._reader)
+                for found in side.comparer.finish(min(mirrored_to, head), front_is_whole=whole):
+                    async for named in self._named(names, side.comparer, found):
+                        yield named
+        except NotFound:
+            raise Disturbed("a stream of the copy was removed on the server") from None
+        finally:
+            for side in sides:
+                await side.close()
+        if await self._reader.removed() != removed:
+            raise Disturbed("the log was pruned or something in it forgotten")
+
+    async def _compare(self, sides: list[_Side], mirror: Mirror, head: int) -> AsyncIterator[Difference]:
+        places = Places()
+        async for record in self._reader.read_all():
+            if record.position > head:
+                break
+            places.apply(record)
+            place = places.of(record.event)
+            messages = mirrored(record, place, mirror).messages
+            for side in sides:
+                side.comparer.expect(record, place, messages)
+                while (message := await side.due()) is not None:
+                    for found in side.comparer.take(message):
+                        yield found
+                    if side.comparer.rebuild != mirror.rebuild:
+                        # The next ones are of the same, most likely: expected with its number, they are exactly equal.
+                        mirror = replace(mirror, rebuild=side.comparer.rebuild)
+            self.summary.records += 1
+            if self.summary.records % _YIELD_RECORDS == 0:
+                self.progress(record.position)
+                await asyncio.sleep(0)
+        self.progress(head)
+        for side in sides:
+            while (message := await side.next()) is not None:
+                for found in side.comparer.take(message):
+                    yield found
+
+    async def _named(self, names: _Names, comparer: Comparer, found: Difference) -> AsyncIterator[Difference]:
+        """A run of missing records with their ids: the whole of it, or in parts that can be named."""
+        ids: list[str] = []
+        first = found.position
+        async for record in names.between(found.position, found.last):
+            if not comparer.is_missing(record.position):
+                continue
+            ids.append(record.event.id)
+            if not self._with_ids:
+                break
+            if len(ids) == NAMED and record.position < found.last:
+                yield self._part(found, first, record, ids)
+                ids, first = [], record.position + 1
+        yield found._replace(position=first, events=tuple(ids))
+
+    @staticmethod
+    def _part(found: Difference, first: int, last: Record, ids: list[str]) -> Difference:
+        return found._replace(position=first, last=last.position, events=tuple(ids))
+
+    def _mirrored_to(self) -> int:
+        """How far the mirror says it was: its cursor, or where that was lost its last snapshot."""
+        hints = Hints(self._reader.store)
+        cursor = hints.cursor(MIRROR)
+        if cursor != NOTHING:
+            return cursor
+        snapshot = hints.snapshot(MIRROR, MIRROR_VERSION)
+        return snapshot.position if snapshot is not None else NOTHING
+
+
+class _Names:
+    """Records of runs that come in the order of the log: read on from one to the next, unless that is far away."""
+
+    FAR: Final = 2000
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._records: AsyncIterator[Record] | None = None
+        self._ahead: Record | None = None
+        self._at = NOTHING
+
+    async def between(self, first: int, last: int) -> AsyncIterator[Record]:
+        """The records from ``first`` to ``last``."""
+        if self._records is None or first - self._at > self.FAR:
+            self._records, self._ahead = self._reader.read_all(after=first - 1), None
+        while True:
+            record = self._ahead or await anext(self._records, None)
+            if record is None:
+                return
+            self._ahead, self._at = record, record.position
+            if record.position > last:
+                return
+            self._ahead = None
+            if record.position >= first:
+                yield record
+
+
+class _Side:
+    """One stream: its messages one after another, across interruptions, up to the last one there was."""
+
+    def __init__(self, sessions: Sessions, name: str, family: Family, pattern: str, there: StreamFacts | None) -> None:
+        self._sessions, self._name, self._family, self._pattern = sessions, name, family, pattern
+        self._there = there
+        self._messages = self._read()
+        self._ahead: Found | None = None
+        self._is_over = False
+        self.comparer: Comparer
+
+    @classmethod
+    async def open(cls, sessions: Sessions, session: JetStream, name: str, family: Family, pattern: str) -> _Side:
+        """Note how the stream is now; one that is not there has no message."""
+        try:
+            there = await facts(session, name)
+        except NotFound:
+            there = None
+        return cls(sessions, name, family, pattern, there)
+
+    def begin(self, mirror: Mirror, head: int, removed: dict[str, Gone], now_ms: int) -> None:
+        """The log is known now."""
+        limits = Limits()
+        if self._there is not None:
+            limits = Limits.of(self._there.config, self._there.state, mirror.max_payload)
+        self.comparer = Comparer(
+            self._name, self._family, mirror, head=head, removed=removed, limits=limits, now_ms=now_ms
+        )
+
+    async def next(self) -> Found | None:
+        """The next message; ``None`` after the last one."""
+        if self._ahead is None and not self._is_over:
+            self._ahead = await anext(self._messages, None)
+            self._is_over = self._ahead is None
+        message, self._ahead = self._ahead, None
+        return message
+
+    async def due(self) -> Found | None:
+        """The next message that the comparer wants before the next record, and that is not exactly as expected."""
+        while True:
+            message = self._ahead or await self.next()
+            if message is None:
+                return None
+            self._ahead = None
+            if self.comparer.takes_exactly(message):
+                continue
+            if self.comparer.is_due(message):
+                return message
+            self._ahead = message
+            return None
+
+    async def front_is_whole(self) -> bool:
+        """See ``Comparer.finish``. Asked after the last message, it may say no where limits struck since: never yes."""
+        there, first = self._there, self.comparer.result.first_sequence
+        if there is None:
+            return False
+        if not int(there.state.get("num_deleted") or 0):
+            return True
+        end = there.last_sequence + 1 if first is None else first
+        session = await self._sessions.get()
+        now = await facts(session, self._name)
+        between = await count_from(session, self._name, now.first_sequence) - await count_from(session, self._name, end)
+        return between == max(end - now.first_sequence, 0)
+
+    async def close(self) -> None:
+        await self._messages.aclose()
+
+    async def _read(self) -> Any:
+        if self._there is None or not self._there.messages:
+            return
+        following, tries = self._there.first_sequence, TRIES
+        while True:
+            try:
+                session = await self._sessions.get()
+                reading = read_back(
+                    session,
+                    self._name,
+                    subject=self._pattern,
+                    from_sequence=following,
+                    silence_seconds=SILENCE_SECONDS,
+                )
+                async for message in reading:
+                    if message.sequence > self._there.last_sequence:
+                        return
+                    following, tries = message.sequence + 1, TRIES
+                    yield message
+                return
+            except NatsUnavailable:
+                tries -= 1
+                if not tries:
+                    raise
+                await asyncio.sleep(0.5)
+
+
+async def count_from(session: JetStream, stream: str, sequence: int) -> int:
+    """How many messages a stream keeps from a place on, whatever their subject.
+
+    Raises:
+        NatsError: no answer, or there is no such stream.
+    """
+    config = {
+        "ack_policy": "none",
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": max(sequence, 1),
+        "inactive_threshold": 5 * _NS,
+        "mem_storage": True,
+        "num_replicas": 1,
+    }
+    made = await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+    await remove_consumer(session, stream, str(made["name"]))
+    return int(made.get("num_pending") or 0)

@@ -1,0 +1,240 @@
+"""The embedded NATS server: kept running, probed, started again with growing pauses, and ended with the sidecar.
+
+Its life is the table in ``life.py``; this is the I/O around it. It is a child
+process in the home's ``nats`` directory. Every start gives it a new token, so that
+what a dead one knew opens nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
+from bridge.nats.jetstream.options import ConnectOptions
+from bridge.nats.jetstream.wire import ServerFacts
+from sidecar.config import NatsConfig
+from sidecar.nats.server.executable import Executable, NoServer, find_executable
+from sidecar.nats.server.life import WITH_PROCESS, Happening, State, after, pause_seconds
+from sidecar.nats.server.process import ServerProcess, StartFailed, clear_orphan
+from sidecar.nats.settings import FREE_PORT, embedded_options, server_config
+
+log = logging.getLogger("sidecar.nats")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """In seconds, but ``misses``: failed probes in a row after which the server is ended and started again.
+
+    With ``settled`` a server has run long enough for the next pause to be the first one again.
+    """
+
+    start: float = 60.0
+    probe: float = 5.0
+    misses: int = 3
+    stop: float = 10.0
+    first_pause: float = 0.2
+    longest_pause: float = 60.0
+    settled: float = 60.0
+
+
+class EmbeddedServer:
+    """One for a home; belongs to its event loop. The holder of the home's lock makes it, so there is no second one.
+
+    ``directory`` is there and the user's alone. ``new_token`` gives 64 random hex characters.
+    """
+
+    def __init__(
+        self, directory: Path, config: NatsConfig, new_token: Callable[[], str], timing: Timing | None = None
+    ) -> None:
+        self._directory, self._config, self._new_token = directory, config, new_token
+        self._timing: Final = timing or Timing()
+        self.state = State.STOPPED
+        self.problem = ""
+        """Why it does not run, or did not the last time; empty while all is well."""
+        self.restarts = 0
+        self._process: ServerProcess | None = None
+        self._options: ConnectOptions | None = None
+        self._facts: ServerFacts | None = None
+        self._port = config.port or FREE_PORT
+        self._failures = 0
+        self._keeping: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to keep it running, in the background."""
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        """End it, and do not start it again. Idempotent; when it returns, no process is left."""
+        if self._keeping is not None:
+            self._went(Happening.STOP)
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
+        await self._end(self._timing.stop)
+        if self.state is State.STOPPING:
+            self._went(Happening.EXITED)
+
+    async def options(self) -> ConnectOptions:
+        """How to connect to it now.
+
+        Raises:
+            NatsUnavailable: it does not run.
+        """
+        if self._options is None:
+            reason = f"the embedded NATS server is {self.state}"
+            raise NatsUnavailable(f"{reason}: {self.problem}" if self.problem else reason)
+        return self._options
+
+    async def until(self, *states: State) -> None:
+        """Wait until it is in one of these states."""
+        while self.state not in states:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def status(self) -> dict[str, Any]:
+        """For ``status``. ``pid``, ``port`` and ``version`` are null while it does not run."""
+        facts, options = self._facts, self._options
+        return {
+            "state": self.state.value,
+            "pid": self._process.pid if self._process is not None else None,
+            "port": self._port if options is not None else None,
+            "version": facts.version if facts is not None else None,
+            "restarts": self.restarts,
+            "problem": self.problem,
+        }
+
+    # --- the I/O around the table ---
+
+    async def _keep(self) -> None:
+        timing = self._timing
+        loop = asyncio.get_running_loop()
+        self._went(Happening.START)
+        while True:
+            began = loop.time()
+            try:
+                try:
+                    await self._begin()
+                    await self._watch()
+                finally:
+                    self._options = self._facts = None
+            except (StartFailed, NoServer, NatsError, OSError) as error:
+                self._note(str(error))
+            if self.state in WITH_PROCESS:
+                await self._end(0 if self.state is State.ENDING else timing.stop)
+                self._went(Happening.EXITED)
+            self._failures = 1 if loop.time() - began >= timing.settled else self._failures + 1
+            pause = pause_seconds(self._failures, first=timing.first_pause, longest=timing.longest_pause)
+            log.warning("the NATS server is started again in %.1f s: %s", pause, self.problem)
+            await asyncio.sleep(pause)
+            self.restarts += 1
+            self._went(Happening.PAUSE_OVER)
+
+    async def _begin(self) -> None:
+        """From nothing to a server that answers. Raises what kept it from it."""
+        loop = asyncio.get_running_loop()
+        left = await loop.run_in_executor(None, clear_orphan, self._directory, self._timing.stop)
+        if left is not None:
+            log.warning("ended a NATS server (pid %d) that an earlier sidecar left behind", left)
+        found: Executable = await find_executable(self._config.executable)
+        token = self._new_token()
+        config = server_config(self._directory, self._config, token=token, port=self._port)
+        # If this start fails, maybe because the port is taken, the next one takes any that is free.
+        self._port = self._config.port or FREE_PORT
+        self._process = process = await ServerProcess.start(found.path, self._directory, config)
+        try:
+            async with asyncio.timeout(self._timing.start):
+                port = await self._listening(process)
+                options = embedded_options(self._config, port=port, token=token, server_id=None)
+                facts = await self._first_answer(options)
+        except TimeoutError:
+            self._went(Happening.GIVEN_UP)
+            raise StartFailed(f"it was not ready within {self._timing.start:g} s") from None
+        # The next start asks for the same port again, for those who wrote it down.
+        self._port = port
+        self._facts = facts
+        self._options = embedded_options(self._config, port=port, token=token, server_id=facts.id)
+        self.problem = ""
+        self._went(Happening.READY)
+        log.info("NATS server %s runs on port %d, pid %d", facts.version, port, process.pid)
+
+    async def _listening(self, process: ServerProcess) -> int:
+        try:
+            return await process.port()
+        except StartFailed as error:
+            if not self._config.port or "address already in use" not in str(error):
+                raise
+            taken = f"port {self._config.port} is taken by another program; set another port in [nats], or 0 for any"
+            raise StartFailed(taken) from None
+
+    async def _first_answer(self, options: ConnectOptions) -> ServerFacts:
+        """JetStream may still be reading its store when the port is open."""
+        assert self._process is not None
+        while True:
+            try:
+                return await self._probe(options)
+            except NatsUnavailable:
+                exited = asyncio.ensure_future(self._process.exited())
+                done, _ = await asyncio.wait((exited,), timeout=0.05)
+                exited.cancel()
+                if done:
+                    raise StartFailed(await self._process.last_words()) from None
+
+    async def _watch(self) -> None:
+        """Probe it until it has ended, or is given up."""
+        assert self._process is not None and self._options is not None
+        process = self._process
+        exited = asyncio.ensure_future(process.exited())
+        misses = 0
+        try:
+            while True:
+                await asyncio.wait((exited,), timeout=self._timing.probe)
+                if exited.done():
+                    raise StartFailed(f"it ended: {await process.last_words()}")
+                try:
+                    await self._probe(self._options)
+                except NatsError as error:
+                    misses += 1
+                    if exited.done():
+                        continue
+                    self._note(str(error))
+                    self._went(Happening.UNWELL)
+                    if misses >= self._timing.misses:
+                        self._went(Happening.GIVEN_UP)
+                        raise StartFailed(f"it did not answer {misses} times: {error}") from None
+                else:
+                    misses, self.problem = 0, ""
+                    self._went(Happening.WELL)
+        finally:
+            exited.cancel()
+
+    async def _probe(self, options: ConnectOptions) -> ServerFacts:
+        """A new connection, the token, and JetStream: all that a user of it needs."""
+        session = await JetStream.connect(options)
+        try:
+            await session.api("INFO")
+            return session.server
+        finally:
+            await session.close()
+
+    async def _end(self, patience_seconds: float) -> None:
+        process, self._process = self._process, None
+        self._options = self._facts = None
+        if process is not None:
+            await process.end(patience_seconds)
+
+    def _note(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("the NATS server: %s", problem)
+        self.problem = problem
+
+    def _went(self, happening: Happening) -> None:
+        self.state = after(self.state, happening)
+        self._changed.set()

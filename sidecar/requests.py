@@ -1,0 +1,320 @@
+"""What the sidecar does with its links and how it answers the command line: the ``Handler`` behind the link server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from bridge.nats.jetstream.errors import NatsUnavailable
+from bridge.opencode.capture.translate import Origin, Translator
+from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
+from bridge.opencode.link.link import Refused
+from sidecar.capture.ingest import Ingest
+from sidecar.capture.spools import backlog, take_left
+from sidecar.config import Config
+from sidecar.home import Home, is_alive
+from sidecar.keeping.upkeep import Upkeep
+from sidecar.link.server import LinkServer, RequestError, ShimConnection
+from sidecar.nats.service import Mirrored, NatsService
+from sidecar.version import VERSION, is_newer
+from streams.errors import StreamError
+from streams.identity import system_identity
+from streams.log.log import Log
+from streams.log.prune_plan import PruneRequest
+from streams.stores.directory import FORMATS
+
+log = logging.getLogger("sidecar")
+
+SPOOL_SCAN_SECONDS: Final = 15.0
+"""How often spools of dead processes are looked for; also when a link closes."""
+
+_VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
+
+MAX_VERSIONS: Final = 16
+"""Most versions of OpenCode that are told apart; the one not seen for longest is forgotten."""
+
+
+class Sidecar:
+    """The ``Handler`` behind the link server, and what it owns. Made by ``serve``."""
+
+    def __init__(
+        self, home: Home, config: Config, store: Log, ingest: Ingest, translator: Translator, upkeep: Upkeep
+    ) -> None:
+        self.upkeep = upkeep
+        self.boot = ""
+        self.server: LinkServer | None = None
+        self.nats: NatsService | None = None
+        self.stopping = asyncio.Event()
+        self.leaving: ByeReason = "draining"
+        self.started_ms = 0
+        self._home, self._config, self._store = home, config, store
+        self._ingest, self._translator = ingest, translator
+        self._scan = asyncio.Event()
+        self._taking = asyncio.Lock()
+        self._versions: dict[str, int] = {}  # OpenCode's, with when it was last seen, in that order
+        self._refused: dict[str, Any] | None = None
+
+    # What the link server calls
+
+    async def opened(self, link: ShimConnection) -> None:
+        """See ``links.Handler``."""
+        self._ingest.opened(link)
+        link.push_context({"lossy": self.nats is not None and self.nats.wants_deltas})
+        self._note_version(link.opencode_version)
+        version = _shown(link.opencode_version)
+        log.info("link opened: pid %d, instance %s, OpenCode %s", link.pid, link.instance, version)
+
+    async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
+        """See ``links.Handler``. Returns at once; items are finished when durable."""
+        if not link.opencode_version:
+            self._learn_version(link, items)
+        self._ingest.take(Origin(link.boot_id, link.instance), first_seq, items, link)
+
+    def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
+        """See ``links.Handler``. Token deltas: never stored, published while there is a connection to NATS."""
+        self._translator.counts["lossy"] += len(items)
+        if self.nats is not None:
+            self.nats.deltas(items)
+
+    async def closed(self, link: ShimConnection) -> None:
+        """See ``links.Handler``."""
+        self._ingest.closed(link)
+        self._scan.set()
+        log.info("link closed: pid %d, instance %s (%s)", link.pid, link.instance, link.reason or "lost")
+        if link.reason == "upgrade" and is_newer(link.shim_version, VERSION):
+            self._make_room(link.shim_version, link.pid)
+
+    def refused(self, peer: Refused) -> None:
+        """See ``links.Handler``. A newer plugin gets its way: this sidecar cannot serve it, the one it starts can."""
+        who = "plugin" if peer.role == "shim" else "command"
+        log.warning(
+            "refused a %s (%s, pid %d): it speaks link protocol %d, this sidecar %d",
+            who,
+            _shown(peer.version),
+            peer.pid,
+            peer.protocol,
+            PROTOCOL,
+        )
+        if peer.role != "shim":
+            return
+        if peer.protocol > PROTOCOL:
+            self._make_room(peer.version, peer.pid)
+            return
+        self._refused = {
+            "pid": peer.pid,
+            "shim_version": peer.version,
+            "protocol": peer.protocol,
+            "at_ms": system_identity().now_ms(),
+        }
+
+    def _make_room(self, version: str, pid: int) -> None:
+        if not self.stopping.is_set():
+            log.info("leaving: a newer plugin (%s, pid %d) starts its own sidecar", _shown(version), pid)
+            self.leaving = "upgrade"
+            self.stopping.set()
+
+    def _learn_version(self, link: ShimConnection, items: list[HookItem]) -> None:
+        """OpenCode tells a plugin its version late, but every session bears it."""
+        for item in items:
+            try:
+                version = item.input["event"]["properties"]["info"]["version"]
+            except (LookupError, TypeError):
+                continue
+            if isinstance(version, str) and _VERSION.fullmatch(version):
+                link.opencode_version = version
+                self._note_version(version)
+                return
+
+    def _note_version(self, version: str) -> None:
+        if not version:
+            return
+        last = next(reversed(self._versions), version)
+        if last != version:
+            log.info("OpenCode %s is linked; the last one was %s", _shown(version), _shown(last))
+        self._versions.pop(version, None)
+        self._versions[version] = system_identity().now_ms()
+        if len(self._versions) > MAX_VERSIONS:
+            del self._versions[next(iter(self._versions))]
+
+    async def request(self, method: str, args: dict[str, Any]) -> Any:
+        """See ``links.Handler``: what the command line asks for."""
+        try:
+            return await self._requested(method, args)
+        except StreamError as error:
+            # The text is for whoever asked.
+            raise RequestError("refused", str(error)) from None
+        except OSError as error:
+            log.warning("request %s failed: %s", method[:40], error)
+            where = f"{error.filename}: " if error.filename else ""
+            told = f"the sidecar could not do it: {where}{error.strerror or error}"
+            hint = "check that its disk has space, is writable and works, then run the same command again"
+            raise RequestError("failed", f"{told}; {hint}") from None
+
+    async def _requested(self, method: str, args: dict[str, Any]) -> Any:
+        match method:
+            case "ping":
+                return {"boot": self.boot}
+            case "status":
+                return self.status()
+            case "stop":
+                asyncio.get_running_loop().call_soon(self.stopping.set)
+                return {"stopping": True, "pid": os.getpid()}
+            case "migrate":
+                if args.get("to") not in FORMATS:
+                    raise RequestError("bad_arguments", "say to which backend: jsonl or sqlite")
+                return self.upkeep.migrate(args["to"])
+            case "migration":
+                return self.upkeep.migration()
+            case "discard_old":
+                return {"freed": await self.upkeep.discard()}
+            case "prune":
+                return await self._prune(args)
+            case "forget":
+                streams = args.get("streams")
+                if not isinstance(streams, list) or not all(isinstance(name, str) for name in streams):
+                    raise RequestError("bad_arguments", "say which streams shall be forgotten")
+                await self._take_spools()  # what a dead OpenCode left may belong to the session, too
+                forgotten = await self.upkeep.forget(streams)
+                if self.nats is not None:
+                    self.nats.forgotten(streams)
+                return forgotten._asdict()
+            case "nats" | "mirror" | "mirror_rebuild" | "mirror_rebuilding":
+                return await self._ask_nats(method)
+        raise RequestError("unknown_method", f"this sidecar does not know {method[:40]!r}: upgrade it")
+
+    async def _ask_nats(self, method: str) -> dict[str, Any]:
+        try:
+            if self.nats is None:
+                raise NatsUnavailable("NATS is not started yet", "try again in a moment")
+            match method:
+                case "nats":
+                    return await self.nats.address()
+                case "mirror":
+                    return self.nats.mirror_status()
+                case "mirror_rebuild":
+                    return self.nats.rebuild()
+            return self.nats.rebuilding()
+        except NatsUnavailable as error:
+            raise RequestError("unavailable", str(error)) from None
+
+    async def _prune(self, args: dict[str, Any]) -> dict[str, Any]:
+        try:
+            request = TypeAdapter(PruneRequest).validate_python(args.get("request"))
+        except ValidationError as error:
+            raise RequestError("bad_arguments", f"invalid prune request: {error.error_count()} faults") from None
+        plan, done = await self.upkeep.prune(request)
+        return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
+
+    def status(self) -> dict[str, Any]:
+        """Everything ``durable-stream status`` shows."""
+        assert self.server is not None
+        spool = backlog(self._home.spool_path)
+        now_ms = system_identity().now_ms()
+        return {
+            "sidecar": {
+                "pid": os.getpid(),
+                "port": self.server.port,
+                "boot": self.boot,
+                "version": VERSION,
+                "started_ms": self.started_ms,
+                "uptime_ms": now_ms - self.started_ms,
+            },
+            "links": [self._link_status(link) for link in self.server.links],
+            "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
+            "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,
+            "door": asdict(self.server.counters),
+            "counts": {
+                **dict(sorted(self._translator.counts.items())),
+                "appended": self._ingest.appended,
+                "duplicates": self._ingest.duplicates,
+                "differences": self._store.differences,
+                "excluded": self._ingest.excluded,
+                "kept_over_limit": self.upkeep.kept_over_limit,
+            },
+            "log": {
+                "head": self._store.head,
+                "backend": self._store.backend,
+                "torn": str(self._store.torn) if self._store.torn else None,
+                "segments": self.upkeep.segments(),
+            },
+            "migration": self.upkeep.migration(),
+            "spool": {"files": spool.files, "bytes": spool.bytes},
+            "held": self._ingest.held,
+            "gaps": self._translator.counts["gaps"],
+            "nats": self.nats.status() if self.nats is not None else None,
+        }
+
+    def _link_status(self, link: ShimConnection) -> dict[str, Any]:
+        return {
+            "boot_id": link.boot_id,
+            "instance": link.instance,
+            "pid": link.pid,
+            "directory": link.directory,
+            "project": link.project,
+            "opencode_version": link.opencode_version,
+            "shim_version": link.shim_version,
+            "delivers": self._ingest.delivers(link),
+        }
+
+    # What the mirror needs
+
+    def mirrored(self, now_ms: Callable[[], int]) -> Mirrored:
+        """What is mirrored on NATS."""
+        return Mirrored(
+            self._store, self._store.manifest.log_id, now_ms, self._translator.state.turn_of, self._translator.clean
+        )
+
+    # What runs beside the links
+
+    async def watch_spools(self) -> None:
+        """Take in dead processes' spools: at the start, after each closed link, and from time to time."""
+        while True:
+            self._scan.clear()
+            await self._take_spools()
+            try:
+                async with asyncio.timeout(SPOOL_SCAN_SECONDS):
+                    await self._scan.wait()
+            except TimeoutError:
+                continue
+
+    async def _take_spools(self) -> int:
+        async with self._taking:
+            taken = await take_left(self._home.spool_path, self._ingest)
+        if taken:
+            log.info("took %d items from spools", taken)
+        return taken
+
+    async def wait_idle(self) -> None:
+        """Return when nobody was linked and nothing was owed for the configured time.
+
+        Owed are items on their way to the disk, and spools whose process is gone.
+        A spool of a living process is its shim's to bring: that starts a sidecar when it needs one.
+        """
+        loop = asyncio.get_running_loop()
+        limit = self._config.link.idle_exit_seconds
+        idle_since = loop.time()
+        while True:
+            await asyncio.sleep(max(0.0, min(idle_since + limit - loop.time(), 1.0)))
+            # Before it goes, a last look at the spools, during which somebody may come.
+            if self._is_owing() or (
+                loop.time() - idle_since >= limit and (await self._take_spools() or self._is_owing())
+            ):
+                idle_since = loop.time()
+            elif loop.time() - idle_since >= limit:
+                return
+
+    def _is_owing(self) -> bool:
+        assert self.server is not None
+        return bool(self.server.connections or self._ingest.held or self._taking.locked() or self.upkeep.is_busy)
+
+
+def _shown(version: str) -> str:
+    """A version as the log may have it: what a peer calls so could be anything, a user's words included."""
+    return version if _VERSION.fullmatch(version) else "unknown"

@@ -1,0 +1,225 @@
+"""What a log holds, in figures: its streams, its sessions and how they descend from each other. A projection; pure.
+
+It stays small however long the log is (turns are counted, not kept), so the
+sidecar keeps a snapshot of it, and commands read that and the few records after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import msgspec
+
+from bridge.opencode.capture.tokens import add_tokens
+from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
+from streams.store import NOTHING, Record
+
+CATALOG: Final = "catalog"
+"""Name of its snapshot."""
+
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 1
+"""Form of the dumped catalog, and of what the fold does: a greater one makes older snapshots worthless."""
+
+
+@dataclass(slots=True)
+class SessionView:
+    """One session: what it is called, who works in it, and which turn it began last."""
+
+    id: str
+    stream: str
+    agent: str = ""
+    title: str = ""
+    ended: str | None = None
+    turn: str | None = None
+    is_turn_open: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a turn is under way. Turns follow one another, so only the last can be."""
+        return self.is_turn_open and self.ended is None
+
+
+@dataclass(slots=True)
+class StreamView:
+    """One stream's figures. Times are the events' own, in ms since 1970."""
+
+    id: str
+    first_position: int
+    records: int = 0
+    first_ts: int = 0
+    last_ts: int = 0
+    turns: int = 0
+    cost: float = 0.0
+    tokens: dict[str, int | float] = field(default_factory=dict)
+    sessions: list[str] = field(default_factory=list)
+
+
+class Catalog:
+    """Fold a whole log, or one family of it; records in position order."""
+
+    def __init__(self) -> None:
+        self.lineage = Lineage()
+        self.streams: dict[str, StreamView] = {}
+        self.sessions: dict[str, SessionView] = {}
+        self.gaps = 0
+        self.records = 0
+        self.position = NOTHING
+        """Of the last record that was applied."""
+        self._below: dict[str, list[SessionView]] | None = None
+
+    def dump(self) -> bytes:
+        """Everything, as JSON that ``load`` takes; for a snapshot in the form ``CATALOG_VERSION``."""
+        streams, sessions = list(self.streams.values()), list(self.sessions.values())
+        lineage = msgspec.Raw(self.lineage.dump())
+        return msgspec.json.encode(_Dump(lineage, streams, sessions, self.gaps, self.records, self.position))
+
+    @classmethod
+    def load(cls, dumped: bytes) -> Self:
+        """The catalog that ``dump`` gave. Raises ``ValueError`` when it is something else."""
+        found = _DECODER.decode(dumped)
+        catalog = cls()
+        catalog.lineage = Lineage.load(bytes(found.lineage))
+        catalog.streams = {stream.id: stream for stream in found.streams}
+        catalog.sessions = {session.id: session for session in found.sessions}
+        catalog.gaps, catalog.records, catalog.position = found.gaps, found.records, found.position
+        return catalog
+
+    def apply(self, record: Record) -> None:
+        """Take one record."""
+        self.lineage.apply(record)
+        self.records += 1
+        self.position = record.position
+        event, payload = record.event, record.event.payload
+        stream = self.streams.get(event.stream_id)
+        if stream is None:
+            stream = self.streams[event.stream_id] = StreamView(event.stream_id, record.position, first_ts=event.ts)
+        stream.records += 1
+        stream.first_ts = min(stream.first_ts, event.ts)
+        stream.last_ts = max(stream.last_ts, event.ts)
+        if event.type == "capture.gap":
+            self.gaps += 1
+        session_id = payload.get("session")
+        if not isinstance(session_id, str):
+            return
+        session = self.sessions.get(session_id)
+        if session is None:
+            session = self.sessions[session_id] = SessionView(session_id, event.stream_id)
+            stream.sessions.append(session_id)
+        if event.type in _LINEAGE:
+            self._below = None
+        self._session(record, stream, session)
+
+    def state(self) -> dict[str, Any]:
+        """The streams' figures and the family tree, as JSON."""
+        return {
+            "streams": [self.stream_json(stream_id) for stream_id in self.streams],
+            "lineage": self.lineage.state(),
+            "gaps": self.gaps,
+        }
+
+    def _session(self, record: Record, stream: StreamView, session: SessionView) -> None:
+        event, payload = record.event, record.event.payload
+        session.title = as_text(payload.get("title")) if event.type in _TITLED else session.title
+        if event.type in (CREATED, RESUMED):
+            session.agent = session.agent or as_text(payload.get("agent"))
+            session.ended = None
+        elif event.type == ENDED:
+            session.ended = as_text(payload.get("reason")) or "ended"
+        elif event.type == "turn.started":
+            # A turn before whose end was never told is over, too: OpenCode died and the session goes on.
+            stream.turns += 1
+            session.agent = session.agent or event.actor
+            session.turn, session.is_turn_open = as_text(payload.get("message")), True
+        elif event.type == "turn.ended" and payload.get("message") == session.turn:
+            session.is_turn_open = False
+        elif event.type == "execution.step":
+            stream.cost = add_cost(stream.cost, payload)
+            add_tokens(stream.tokens, payload.get("tokens"))
+
+    # What is asked of it
+
+    def own_session(self, stream_id: str) -> SessionView | None:
+        """The session that a stream is named after: the first of its own; ``None`` for ``system`` and the like."""
+        stream = self.streams.get(stream_id)
+        return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
+
+    def root_stream(self, stream_id: str) -> str:
+        """The stream of the family's root session; itself where nothing is known above."""
+        session = self.own_session(stream_id)
+        if session is None:
+            return stream_id
+        root = self.lineage.sessions.get(self.lineage.root(session.id))
+        return root.stream if root is not None else stream_id
+
+    def status(self, stream_id: str) -> str:
+        """``active`` while a turn is open; else ``ended``, ``unknown`` (its parent is not known) or ``idle``."""
+        stream = self.streams[stream_id]
+        if any(self.sessions[session].is_active for session in stream.sessions):
+            return "active"
+        own = self.own_session(stream_id)
+        if own is not None and own.ended is not None:
+            return "ended"
+        known = self.lineage.sessions.get(own.id) if own is not None else None
+        return "unknown" if known is not None and not known.known else "idle"
+
+    def stream_json(self, stream_id: str) -> dict[str, Any]:
+        """One stream as ``streams --json`` prints it; ``root`` is null unless it was joined to another stream."""
+        stream = self.streams[stream_id]
+        own = self.own_session(stream_id)
+        root = self.root_stream(stream_id)
+        return {
+            "stream_id": stream_id,
+            "records": stream.records,
+            "first_ts": stream.first_ts,
+            "last_ts": stream.last_ts,
+            "status": self.status(stream_id),
+            "title": own.title if own is not None else "",
+            "sessions": len(stream.sessions),
+            "turns": stream.turns,
+            "cost": stream.cost,
+            "tokens": stream.tokens,
+            "root": root if root != stream_id else None,
+        }
+
+    def children(self, session_id: str) -> list[SessionView]:
+        """Child sessions in the order they first appeared."""
+        if self._below is None:
+            self._below = {}
+            for one in self.lineage.sessions.values():
+                # A root is below nobody, also one of sessions that wrongly descend from each other.
+                if one.parent is not None and one.id in self.sessions and self.lineage.root(one.id) != one.id:
+                    self._below.setdefault(one.parent, []).append(self.sessions[one.id])
+        return self._below.get(session_id, [])
+
+    def roots(self) -> list[SessionView]:
+        """Sessions with nothing known above, in the order they first appeared."""
+        return [self.sessions[s.id] for s in self.lineage.roots() if s.id in self.sessions]
+
+
+def as_text(value: Any) -> str:
+    """``value`` where it is a text; else an empty one."""
+    return value if isinstance(value, str) else ""
+
+
+def add_cost(total: float, payload: dict[str, Any]) -> float:
+    """``total`` and what a step cost."""
+    cost = payload.get("cost")
+    # Rounded, so that the order of adding does not show.
+    return round(total + cost, 9) if isinstance(cost, int | float) and not isinstance(cost, bool) else total
+
+
+_TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended"})
+_LINEAGE: Final = frozenset({CREATED, RESUMED, "lineage.linked"})
+
+
+class _Dump(msgspec.Struct):
+    lineage: msgspec.Raw
+    streams: list[StreamView]
+    sessions: list[SessionView]
+    gaps: int
+    records: int
+    position: int
+
+
+_DECODER: Final = msgspec.json.Decoder(_Dump)

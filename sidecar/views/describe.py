@@ -1,0 +1,244 @@
+"""One event in one line, for people. Pure.
+
+What an event says first: who wrote it and when stand beside it. Payloads come
+from foreign programs, so every field may be missing or of another shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sidecar.cli.shared.output import amount, money, one_line
+from streams.event import StreamEvent
+from streams.query import describe_span
+
+Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
+"""How a line is meant: a person's words, the model's words, success, failure, a question, of little interest."""
+
+LONGEST = 2000
+"""Characters of a text that are looked at for one line; no terminal is wider."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``label`` names what happened in one or two words, ``text`` says what; ``text`` may be empty."""
+
+    label: str
+    text: str
+    tone: Tone = "plain"
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.text}" if self.text else self.label
+
+
+def describe(event: StreamEvent, *, took_ms: int | None = None) -> Line:
+    """The line of an event of any type; unknown types show their payload's most telling field.
+
+    ``took_ms`` is how long a turn took that ends with this event, which its payload does not say.
+    """
+    payload = event.payload
+    if set(payload) == {"$sha256"}:
+        return Line(short_type(event.type), "(payload forgotten)", "quiet")
+    if event.type == "turn.ended":
+        return _turn_ended(payload, took_ms)
+    teller = _TELLERS.get(event.type)
+    return teller(payload) if teller is not None else _other(event.type, payload)
+
+
+def short_type(type_: str) -> str:
+    """An event type without the words that say nothing: ``lifecycle.session.created`` → ``session.created``."""
+    for prefix in ("lifecycle.", "execution.", "workflow.", "opencode."):
+        if type_.startswith(prefix):
+            return type_.removeprefix(prefix)
+    return type_
+
+
+def spent(payload: dict[str, Any]) -> str:
+    """Tokens and cost of a step or turn: ``1.2k in, 85 out, $0.0123``; empty for nothing."""
+    tokens = payload.get("tokens")
+    tokens = tokens if isinstance(tokens, dict) else {}
+    said = [f"{amount(tokens[k])} {word}" for k, word in (("input", "in"), ("output", "out")) if _number(tokens.get(k))]
+    if _number(payload.get("cost")):
+        said.append(money(payload["cost"]))
+    return ", ".join(said)
+
+
+def input_text(payload: dict[str, Any]) -> str:
+    """What a prompt says: its text parts, files and agents named."""
+    parts = payload.get("parts")
+    said = []
+    for part in parts if isinstance(parts, list) else []:
+        if not isinstance(part, dict):
+            continue
+        if part.get("type") == "text" and not part.get("synthetic"):
+            said.append(_text(part.get("text")))
+        elif part.get("type") == "file":
+            said.append(f"[{_text(part.get('filename')) or 'file'}]")
+        elif part.get("type") == "agent":
+            said.append(f"@{_text(part.get('name'))}")
+    return " ".join(filter(None, said)) or "(no text of its own)"
+
+
+def tool_text(payload: dict[str, Any]) -> str:
+    """What a tool was called with: its title, or the input's most telling field."""
+    title = _text(payload.get("title"))
+    given = payload.get("input")
+    if title:
+        return title
+    if isinstance(given, dict):
+        for name in ("command", "filePath", "path", "pattern", "url", "query", "description", "prompt"):
+            if said := _text(given.get(name)):
+                return said
+        asked = given.get("questions")
+        if isinstance(asked, list) and (said := "; ".join(_text(_mapping(each).get("question")) for each in asked)):
+            return said
+        return ", ".join(f"{name}={_text(value)}" for name, value in given.items())
+    return _text(given)
+
+
+def _tool(payload: dict[str, Any]) -> Line:
+    label = _text(payload.get("tool")) or "tool"
+    said = tool_text(payload)
+    if payload.get("status") == "error":
+        return Line(label, _joined(said, f"failed: {_text(payload.get('error')) or 'no reason given'}", " → "), "bad")
+    metadata = payload.get("metadata")
+    code = metadata.get("exit") if isinstance(metadata, dict) else None
+    if isinstance(code, int) and code:
+        return Line(label, _joined(said, f"exit {code}", " → "), "bad")
+    return Line(label, _joined(said, _duration(payload), " · "))
+
+
+def _step(payload: dict[str, Any]) -> Line:
+    if payload.get("kind") != "inference":
+        return _tool(payload)
+    return Line("model", _joined(_text(payload.get("finish")), spent(payload), " · "), "quiet")
+
+
+def _output(payload: dict[str, Any]) -> Line:
+    thinks = payload.get("kind") == "reasoning"
+    return Line("thinks" if thinks else "says", _text(payload.get("text")), "quiet" if thinks else "output")
+
+
+def _turn_started(payload: dict[str, Any]) -> Line:
+    model = payload.get("model")
+    named = [_text(model.get(name)) for name in ("provider", "model")] if isinstance(model, dict) else []
+    trigger = _text(payload.get("trigger"))
+    return Line("turn", _joined("" if trigger == "prompt" else trigger, "/".join(filter(None, named)), " · "), "quiet")
+
+
+def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
+    outcome = _text(payload.get("outcome")) or "ended"
+    steps = payload.get("steps")
+    said = [outcome if not payload.get("error") else f"{outcome} ({_text(payload['error'])})"]
+    if _number(steps):
+        said.append(f"{steps} step{'s' if steps != 1 else ''}")
+    if took_ms is not None:
+        said.append(describe_span(took_ms))
+    said.append(spent(payload))
+    tone: Tone = "good" if outcome == "completed" else "bad" if outcome == "failed" else "asks"
+    return Line("turn end", " · ".join(filter(None, said)), tone)
+
+
+def _checkpoint(payload: dict[str, Any]) -> Line:
+    kind, state = _text(payload.get("kind")), _text(payload.get("state"))
+    if state == "asked":
+        questions = payload.get("questions")
+        first = questions[0] if isinstance(questions, list) and questions else None
+        if isinstance(first, dict):
+            return Line("asks", _text(first.get("question")), "asks")
+        patterns = payload.get("patterns")
+        what = ", ".join(map(_text, patterns)) if isinstance(patterns, list) else ""
+        return Line("asks", _joined(f"may I {_text(payload.get('permission')) or kind}", what, ": ") + "?", "asks")
+    if state == "rejected" or payload.get("reply") == "reject":
+        return Line("answer", _joined("rejected", _text(payload.get("message")), ": "), "bad")
+    answers = payload.get("answers")
+    if isinstance(answers, list):
+        said = "; ".join(", ".join(map(_text, a)) if isinstance(a, list) else _text(a) for a in answers)
+        return Line("answer", said, "input")
+    return Line("answer", _text(payload.get("reply")) or state, "input")
+
+
+def _error(payload: dict[str, Any]) -> Line:
+    status = f"HTTP {payload['status']}" if _number(payload.get("status")) else ""
+    name = " ".join(filter(None, (_text(payload.get("name")), status)))
+    return Line("error", _joined(name, _text(payload.get("reason")), ": "), "bad")
+
+
+def _spawned(payload: dict[str, Any]) -> Line:
+    return Line("spawns", _joined(_text(payload.get("agent")), _text(payload.get("description")), ": "))
+
+
+def _gap(payload: dict[str, Any]) -> Line:
+    lost = payload.get("lost")
+    count = f"{lost} hook{'s' if lost != 1 else ''} lost" if _number(lost) else "hooks lost"
+    return Line("gap", _joined(count, _text(payload.get("reason")).replace("_", " "), ": "), "bad")
+
+
+def _session(label: str) -> Callable[[dict[str, Any]], Line]:
+    def tell(payload: dict[str, Any]) -> Line:
+        lineage = "parent unknown" if payload.get("lineage") == "unknown" else ""
+        said = _joined(_text(payload.get("title")), lineage or _text(payload.get("reason")), " · ")
+        return Line(label, said or _text(payload.get("session")), "quiet")
+
+    return tell
+
+
+def _other(type_: str, payload: dict[str, Any]) -> Line:
+    inner = payload.get("properties")
+    told = inner if isinstance(inner, dict) else payload
+    for name in ("text", "message", "reason", "title", "description", "file", "path", "name", "state", "status"):
+        if said := _text(told.get(name)):
+            return Line(short_type(type_), said)
+    flat = ", ".join(f"{k}={v}" for k, v in told.items() if isinstance(v, str | int | float) and k != "sessionID")
+    return Line(short_type(type_), _text(flat))
+
+
+_TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
+    "human.input": lambda payload: Line("input", input_text(payload), "input"),
+    "agent.input": lambda payload: Line("prompt", input_text(payload)),
+    "turn.started": _turn_started,
+    "execution.step": _step,
+    "execution.output": _output,
+    "agent.spawned": _spawned,
+    "agent.error": _error,
+    "workflow.checkpoint": _checkpoint,
+    "capture.gap": _gap,
+    "lifecycle.session.created": _session("session"),
+    "lifecycle.session.resumed": _session("resumed"),
+    "lifecycle.session.ended": _session("ended"),
+    "lifecycle.session.compacted": lambda payload: Line("compacted", "older messages were summed up", "quiet"),
+    "lineage.linked": lambda payload: Line(
+        "linked", f"to {_text(payload.get('parent')) or 'no parent: a root'}", "quiet"
+    ),
+}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return one_line((value if isinstance(value, str) else _json(value))[:LONGEST])
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _json(value: Any) -> str:
+    import orjson
+
+    return orjson.dumps(value, default=str).decode()
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(value)
+
+
+def _joined(first: str, second: str, between: str) -> str:
+    return between.join(filter(None, (first, second)))
+
+
+def _duration(payload: dict[str, Any]) -> str:
+    took = payload.get("duration_ms")
+    return describe_span(took) if isinstance(took, int | float) and took >= 1000 else ""

@@ -1,0 +1,288 @@
+"""Finding what a person named: a stream or an event by its id, or by a beginning or end of it that is unique."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import cast
+
+from sidecar.cli.shared.command import Ambiguous, Failure
+from sidecar.cli.shared.output import local_time
+from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+from streams.errors import CorruptLog
+from streams.event import ULID_TEXT
+from streams.lineage import Lineage
+from streams.log.reader import LogReader
+from streams.projection import fold, resume
+from streams.query import Filter
+from streams.retention import Gone
+from streams.store import NOTHING, Record
+
+
+class AllPruned(Failure):
+    """Of the stream that was named nothing is left: it was pruned as a whole. The text says when."""
+
+    def __init__(self, stream: str, text: str) -> None:
+        super().__init__(text)
+        self.stream = stream
+
+
+_NEWEST = 1000
+"""Records at the end of the log in which the newest session is looked for."""
+
+_SHOWN = 5
+"""Near matches that an error names."""
+
+
+def open_reader(store: Path) -> LogReader:
+    """The log beside a running sidecar, or of a stopped one; one that does not exist yet reads as empty."""
+    return LogReader(store)
+
+
+async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
+    """The catalog that the sidecar kept last and the records after it, and the fault that ended them early, if one did.
+
+    What a snapshot covers is not read again, only whether its files are there; ``verify`` reads everything.
+    """
+    catalog, after = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+    try:
+        if after > NOTHING:
+            await reader.glance()
+        await fold(catalog, reader.read_all(after=after))
+    except CorruptLog as error:
+        return catalog, error
+    return catalog, None
+
+
+async def find_stream(reader: LogReader, given: str) -> str:
+    """The stream that ``given`` names.
+
+    Raises:
+        Failure: there is none, or several; names some. ``AllPruned``: there was one.
+        CorruptLog: there is none before the fault.
+    """
+    stream, session = await find_session(reader, given)
+    if session is not None:
+        raise Failure(f"{given!r} is a session in the stream {stream}; name that stream")
+    return stream
+
+
+async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
+    """The stream that ``given`` names, or a child session and the stream that it is in.
+
+    A stream wins over a session. In a damaged log, what stands before the fault is looked through.
+
+    Raises:
+        Failure: there is none, or several; names some.
+        CorruptLog: there is none before the fault.
+    """
+    given = given.lstrip("…")  # as a narrow terminal shows a stream
+    with suppress(CorruptLog):  # reading all of it comes to the same fault
+        known = await first(reader.read(given))
+        if known is not None:
+            return known.event.stream_id, None
+    catalog, fault = await catalog_of(reader)
+    seen = catalog.streams
+    sessions = {session.id: session.stream for session in catalog.lineage.sessions.values()}
+    if given in seen or given in sessions:
+        return (given, None) if given in seen else (sessions[given], given)
+    for names in (seen, sessions):
+        found = [name for name in names if name.startswith(given)] or [n for n in names if n.endswith(given)]
+        if len(found) == 1:
+            return (found[0], None) if names is seen else (sessions[found[0]], found[0])
+        if found:
+            what = "streams" if names is seen else "sessions"
+            raise Ambiguous(f"{given!r} fits {len(found)} {what}: {_some(found)}; give more of the id")
+    if fault is not None:
+        raise fault
+    removed = await reader.removed()
+    texts = {name: told for name, gone in removed.items() if (told := pruned_text(name, gone)) is not None}
+    fitting = [given] if given in texts else [n for n in texts if n.startswith(given)]
+    fitting = fitting or [name for name in texts if name.endswith(given)]
+    if len(fitting) == 1:
+        raise AllPruned(fitting[0], texts[fitting[0]])
+    if fitting:
+        raise Ambiguous(f"{given!r} fits {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
+    if not seen:
+        raise Failure(f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
+    near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
+    hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
+    raise Failure(f"there is no stream {given!r}; {hint}")
+
+
+def pruned_text(stream: str, gone: Gone) -> str | None:
+    """What a stream no longer holds, and since when; ``None`` when nothing of it was pruned."""
+    if gone.pruned_ms is None:
+        return None
+    day = local_time(gone.pruned_ms)
+    count = gone.first_offset
+    what = "its first record was" if count == 1 else f"its first {count} records were"
+    return f"{stream}: {what} pruned, last on {day}"
+
+
+async def newest_stream(reader: LogReader) -> str:
+    """The stream that was written to last; a session's if any is among the newest records.
+
+    Raises:
+        Failure: the log is empty.
+    """
+    head = reader.head
+    newest = session = None
+    async for record in reader.read_all(after=max(head - _NEWEST, NOTHING)):
+        newest = record.event.stream_id
+        session = newest if newest.startswith("ses_") else session
+    if newest is None:
+        raise Failure(f"the log holds no stream yet; {EMPTY_HINT}")
+    return session or newest
+
+
+async def find_event(reader: LogReader, given: str) -> Record:
+    """The record whose event id is ``given``, begins or ends with it; case does not matter.
+
+    Raises:
+        Failure: there is none, or several; names some.
+    """
+    wanted = given.upper()
+    if ULID_TEXT.fullmatch(wanted):
+        record = await reader.find_event(wanted)
+        if record is not None:
+            return record
+    begins: list[str] = []
+    ends: list[str] = []
+    near: list[str] = []
+    async for identifiers in reader.event_ids():
+        if len(wanted) >= 3:
+            begins += [each for each in identifiers if each.startswith(wanted) and each not in begins]
+            ends += [each for each in identifiers if each.endswith(wanted) and each not in ends]
+        if len(near) < _SHOWN:
+            near += [each for each in identifiers if _is_near(each, wanted)]
+        for some in (begins, ends, near):
+            del some[_SHOWN + 1 :]
+    found = begins or ends
+    if len(found) == 1 and (record := await reader.find_event(found[0])) is not None:
+        return record
+    if found:
+        count = "several" if len(found) > _SHOWN else str(len(found))
+        raise Failure(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
+    hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
+    raise Failure(f"there is no event {given!r}; {hint}")
+
+
+async def first(records: AsyncIterator[Record]) -> Record | None:
+    """The first record, or ``None``; what was open for the others is closed at once."""
+    async with aclosing(cast("AsyncGenerator[Record, None]", records)) as source:
+        async for record in source:
+            return record
+    return None
+
+
+class Family:
+    """The streams that belong to one root session, joined by ``lineage.linked``; grows as records are applied.
+
+    With ``session`` only the records of that session, and of those below it, are in it.
+    """
+
+    def __init__(
+        self, stream: str, lineage: Lineage | None = None, *, only: bool = False, session: str | None = None
+    ) -> None:
+        self.stream, self.lineage, self._only, self._session = stream, lineage or Lineage(), only, session
+        self.streams: set[str] = set()
+        self._numbers: dict[str, int] | None = None
+        self._refresh()
+
+    def apply(self, record: Record) -> set[str]:
+        """Take a record in position order; returns the streams that this one joined to the family."""
+        before = self.streams
+        self.lineage.apply(record)
+        if record.event.type.startswith(("lifecycle.", "lineage.")):
+            self._refresh()
+        return self.streams - before
+
+    def _refresh(self) -> None:
+        self._numbers = None
+        session = next((s for s in self.lineage.sessions.values() if s.stream == self.stream), None)
+        if session is None or self._only:
+            self.streams = {self.stream}
+        else:
+            self.streams = {self.stream, *self.lineage.streams_of(session.id)}
+
+    def __contains__(self, record: Record) -> bool:
+        if record.event.stream_id not in self.streams:
+            return False
+        return self._session is None or self._session in self._above(record)
+
+    def place(self, record: Record) -> str:
+        """Which child session of which a record belongs to: ``2.1`` is the first child of the second; empty for a root.
+
+        Children are numbered in the order in which they first appeared.
+        """
+        if self._numbers is None:
+            self._numbers, counts = {}, dict[str, int]()
+            for session in self.lineage.sessions.values():
+                if session.parent is not None:
+                    counts[session.parent] = counts.get(session.parent, 0) + 1
+                    self._numbers[session.id] = counts[session.parent]
+        return ".".join(str(self._numbers[session]) for session in reversed(self._above(record)[:-1]))
+
+    def depth(self, record: Record) -> int:
+        """How many sessions stand above the record's; 0 for a root and for what belongs to no session."""
+        return max(len(self._above(record)) - 1, 0)
+
+    def _above(self, record: Record) -> list[str]:
+        """The record's session and those it descends from, the root last; empty for what belongs to none."""
+        found: list[str] = []
+        session = record.event.payload.get("session")
+        while isinstance(session, str) and session in self.lineage.sessions and session not in found:
+            found.append(session)
+            session = self.lineage.sessions[session].parent
+        return found
+
+
+async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
+    """The family of ``stream``; ``only`` leaves the joined streams out. Of a damaged log, as far as it is sound."""
+    # Whoever reads the family's records comes to the fault, and tells it.
+    catalog, _ = await catalog_of(reader)
+    return Family(stream, catalog.lineage, only=only, session=session)
+
+
+async def records_of(
+    reader: LogReader, family: Family, *, after: int = NOTHING, up_to: int | None = None
+) -> AsyncIterator[Record]:
+    """The family's records in position order, above ``after``, not above ``up_to``."""
+    streams = tuple(sorted(family.streams))
+    source = reader.read(family.stream) if len(streams) == 1 else reader.query(Filter(streams=streams))
+    async for record in source:
+        if up_to is not None and record.position > up_to:
+            return
+        if record.position > after and record in family:
+            yield record
+
+
+async def newest(records: AsyncIterator[Record], count: int) -> tuple[list[Record], CorruptLog | None]:
+    """The last ``count`` of ``records``, and the fault that ended them early, if one did."""
+    kept: deque[Record] = deque(maxlen=count)
+    try:
+        async for record in records:
+            kept.append(record)
+    except CorruptLog as error:
+        return list(kept), error
+    return list(kept), None
+
+
+EMPTY_HINT = "install the plugin with `durable-stream install` and work in OpenCode, or look at `durable-stream status`"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _is_near(identifier: str, wanted: str) -> bool:
+    if len(wanted) < 3:
+        return False
+    return (
+        wanted in identifier or identifier[-4:] == wanted[-4:] or (len(wanted) >= 12 and identifier[:12] == wanted[:12])
+    )

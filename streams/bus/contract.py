@@ -1,0 +1,259 @@
+"""The event bus: messages by subject, subscribers by pattern. The one interface of every implementation.
+
+What every bus does (``tests/streams/bus_contract.py``):
+
+* A message is kept before ``publish`` returns; a message id makes it once.
+* Subscribers with different durables each get every message (multicast), those
+  that share one get each message once among them (competition). A durable keeps
+  its place while nobody is subscribed under it.
+* A handler is awaited: a subscription handles one message at a time, and a
+  message is done when its handler returns. First attempts begin in the order of
+  publishing, for each durable.
+* A handler that raises gets the message again after its back-off, others are not
+  held up; after the last attempt the message becomes a dead letter.
+
+So delivery is at least once, and a handler keeps what it did by key.
+
+Source: seed 003, "Bus Specification"; seed 002, 6; DESIGN 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, Protocol
+from urllib.parse import quote
+
+from streams.bus.headers import MAX_HEADERS
+from streams.bus.subjects import SubjectError, check_pattern, check_subject, dead_letter_subject
+
+DEAD_SUBJECT: Final = "DS-Dead-Subject"
+DEAD_DURABLE: Final = "DS-Dead-Durable"
+DEAD_ATTEMPTS: Final = "DS-Dead-Attempts"
+DEAD_REASON: Final = "DS-Dead-Reason"
+
+Start = Literal["new", "all"]
+"""Where a new durable begins: with what is published from now on, or with the oldest message that is kept."""
+
+
+class BusError(Exception):
+    """Root of the errors of a bus::
+
+    BusError
+    ├── BusClosed         the bus was closed by its owner
+    ├── BusUnavailable    nothing is known to be kept; safe to publish again under the same message id
+    └── DurableConflict   the durable exists with another pattern or another redelivery
+    """
+
+
+class BusClosed(BusError):
+    """The bus was closed by its owner."""
+
+    def __str__(self) -> str:
+        return "the bus is closed"
+
+
+class BusUnavailable(BusError):
+    """The server is away. Safe to try again with the same message id."""
+
+
+class DurableConflict(BusError):
+    """``durable`` exists already and is subscribed to something else."""
+
+    def __init__(self, durable: str, reason: str) -> None:
+        super().__init__(durable, reason)
+        self.durable, self.reason = durable, reason
+
+    def __str__(self) -> str:
+        return f"durable {self.durable}: {self.reason}; use the same everywhere, or another name"
+
+
+class Retry(Exception):
+    """Raised by a handler: not now. ``after_s`` takes the place of the next back-off; the attempt counts."""
+
+    def __init__(self, after_s: float, reason: str = "") -> None:
+        if not 0 <= after_s < float("inf"):
+            raise ValueError(f"a delay of {after_s} seconds does not exist")
+        super().__init__(after_s, reason)
+        self.after_s, self.reason = after_s, reason
+
+
+class Poison(Exception):
+    """Raised by a handler: never again. The message becomes a dead letter at once; ``reason`` tells why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Redelivery:
+    """How often a failing message is tried, and how many seconds lie before each next attempt.
+
+    The last back-off is repeated; none at all is 0.
+    """
+
+    max_deliver: int = 5
+    backoff_s: tuple[float, ...] = (1.0, 5.0, 30.0, 120.0)
+
+    def __post_init__(self) -> None:
+        if self.max_deliver < 1 or any(not 0 <= delay < float("inf") for delay in self.backoff_s):
+            raise ValueError("max_deliver must be 1 or more, and every back-off 0 seconds or more")
+
+    def delay(self, attempt: int) -> float | None:
+        """Seconds between the failed ``attempt`` (from 1) and the next; ``None`` when it was the last."""
+        if attempt >= self.max_deliver:
+            return None
+        return self.backoff_s[min(attempt, len(self.backoff_s)) - 1] if self.backoff_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message as a handler gets it.
+
+    ``sequence`` is its place on the bus and rises with publishing. ``attempt``
+    counts from 1; ``backoff_s`` is what will be waited if this attempt fails,
+    ``None`` when it is the last.
+    """
+
+    subject: str
+    body: bytes
+    headers: Mapping[str, str]
+    sequence: int
+    attempt: int = 1
+    backoff_s: float | None = None
+
+
+Handler = Callable[[Delivery], Awaitable[None]]
+
+
+class Published(NamedTuple):
+    """Where a message is kept. ``duplicate``: its id was known, and nothing was added; the place is the first's."""
+
+    sequence: int
+    duplicate: bool
+
+
+class Subscription(Protocol):
+    """One handler that listens."""
+
+    @property
+    def pattern(self) -> str: ...
+
+    @property
+    def durable(self) -> str | None: ...
+
+    async def cancel(self) -> None:
+        """Take no more messages. Returns when the handler that runs has ended; from within it, at once.
+
+        Idempotent. A durable keeps its place: what was not handled goes to its
+        other subscriptions, or waits for the next one.
+        """
+        ...
+
+
+class EventBus(Protocol):
+    """Publishing and subscribing. Implementation: in memory (``streams/bus/memory.py``)."""
+
+    async def publish(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+    ) -> Published:
+        """Keep a message and have it delivered. Nobody has to listen.
+
+        Cancelling leaves it published or not: publish again with the same ``message_id`` to be sure.
+
+        Raises:
+            SubjectError: ``subject`` is none (wildcards included).
+            HeaderError: a header cannot be sent.
+            BusUnavailable: the server is away.
+            BusClosed: the bus is closed.
+        """
+        ...
+
+    async def subscribe(
+        self,
+        pattern: str,
+        handler: Handler,
+        *,
+        durable: str | None = None,
+        start: Start = "new",
+        redelivery: Redelivery | None = None,
+    ) -> Subscription:
+        """Have ``handler`` awaited for every message that ``pattern`` matches, from the time this returns.
+
+        Without a ``durable`` the subscription is its own, forgotten when it
+        ends, and a message that fails for the last time is counted, no dead
+        letter. ``start`` is heeded when the durable is new.
+
+        Raises:
+            SubjectError: ``pattern`` is none, or ``durable`` is no single token.
+            DurableConflict: the durable exists with another pattern or redelivery.
+            BusClosed: the bus is closed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop all subscriptions; handlers that run end first. Idempotent."""
+        ...
+
+
+def check_subscription(pattern: str, durable: str | None) -> str:
+    """``pattern``, if a subscription may have it and ``durable``.
+
+    Raises:
+        SubjectError: ``pattern`` is none, or ``durable`` is no single token.
+    """
+    check_pattern(pattern)
+    if durable is not None and "." in check_subject(durable):
+        raise SubjectError(durable, "the name of a durable is one token")
+    return pattern
+
+
+def check_shared(durable: str, *, heard: object, pattern: str, is_same_redelivery: bool) -> None:
+    """A subscription joins a durable that is there and hears ``heard``.
+
+    Raises:
+        DurableConflict: it has another pattern or another redelivery.
+    """
+    if heard != pattern:
+        raise DurableConflict(durable, f"it hears {heard}, not {pattern}")
+    if not is_same_redelivery:
+        raise DurableConflict(durable, "it has another redelivery")
+
+
+def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | None]:
+    """Why an attempt failed, and the seconds until the next one; ``None`` when the message is given up."""
+    reason = str(error.reason) if isinstance(error, Poison | Retry) else type(error).__name__
+    if isinstance(error, Poison) or delivery.backoff_s is None:
+        return reason, None
+    return reason, error.after_s if isinstance(error, Retry) else delivery.backoff_s
+
+
+def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dict[str, str]]:
+    """(subject, headers) under which a message is kept that ``durable`` gives up; its body stays as it was.
+
+    Its headers stay but for the message id, which belongs to where it was. The reason is percent-encoded.
+    """
+    told = {
+        DEAD_SUBJECT: _told(delivery.subject),
+        DEAD_DURABLE: _told(durable),
+        DEAD_ATTEMPTS: str(delivery.attempt),
+        DEAD_REASON: _told(reason),
+    }
+    kept = [(name, value) for name, value in delivery.headers.items() if not name.lower().startswith(_OWN)]
+    return dead_letter_subject(durable, delivery.subject), {**dict(kept[: MAX_HEADERS - len(told)]), **told}
+
+
+def _told(text: str) -> str:
+    """Any text as a header's value; what is not printable ASCII is percent-encoded."""
+    return quote(text, safe=_PLAIN, errors="replace")[:_TOLD].strip() or "-"
+
+
+_PLAIN = " !#$&'()*+,/:;<=>?@[]^`{|}"
+_TOLD = 500
+_OWN = ("nats-", "ds-dead-")

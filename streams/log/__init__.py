@@ -1,0 +1,1 @@
+"""The log over its directory: opening, reading, moving, verifying, repairing."""

@@ -1,0 +1,45 @@
+"""Opening the backends of a store's directory, and what the system's errors mean there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+from streams.errors import StoreUnavailable
+from streams.stores.directory import Backend, create
+from streams.stores.disk import Disk
+from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
+from streams.stores.space import mib_to_open
+from streams.stores.sqlite.store import SqliteStore
+
+DiskStore = JsonlStore | SqliteStore
+
+
+async def open_backend(
+    store: Path, backend: Backend, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
+) -> DiskStore:
+    """One backend of a directory whose lock the caller holds. Raises as the backend's ``open``."""
+
+    def jsonl() -> JsonlStore:
+        create(store)
+        return JsonlStore(store, -1, disk or Disk(), segment_bytes)
+
+    try:
+        return await (SqliteStore.open(store) if backend == "sqlite" else asyncio.to_thread(jsonl))
+    except OSError as error:
+        raise unavailable(store, error) from error
+
+
+def unavailable(store: Path, error: OSError) -> StoreUnavailable:
+    """What an operating system's error while opening means."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = "it belongs to another user or is closed to you: choose another home, or have its owner give it to you"
+        return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"free {mib_to_open(store)} MiB on that disk, then run the same command again"
+    elif error.errno == errno.EROFS:
+        hint = "mount it writable, or copy the home elsewhere"
+    else:
+        hint = "check that the directory is yours and the disk has space"
+    return StoreUnavailable(f"cannot open the log in {store}: {error.strerror or error}", hint)

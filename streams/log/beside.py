@@ -1,0 +1,64 @@
+"""Verifying what lies beside the records: ``store.json``, and hints that know more than the log does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from streams.errors import ForeignStore
+from streams.findings import Finding
+from streams.log.presence import left_alone
+from streams.stores.directory import MANIFEST, NEWEST, read_manifest
+from streams.stores.disk import read_file
+from streams.stores.hints import Hints, Lost
+
+
+def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
+    """What is wrong with ``store.json``; ``has_log`` says whether the backend's files are there.
+
+    Raises:
+        ForeignStore: it was written by a newer version, or by another program.
+    """
+    path = store / MANIFEST
+    try:
+        manifest = read_manifest(store)
+    except ForeignStore as error:
+        if error.is_not_ours or is_newer(path):
+            raise
+        return Finding("corrupt", str(path), None, None, None, error.reason)
+    if manifest is None and has_log:
+        reason = "a log without it is not opened; `durable-stream repair` writes it anew if every record verifies"
+        return Finding("missing", str(path), None, None, None, reason)
+    if manifest is not None and not has_log:
+        reason = f"it says that the log lies in {manifest.backend}, which is not there: restore the store from a backup"
+        return Finding("missing", str(path), None, None, None, reason)
+    if manifest is None and (left := left_alone(store)) is not None:
+        return Finding("missing", str(path), None, None, None, f"{left.reason}: {left.hint}")
+    return None
+
+
+def is_newer(path: Path) -> bool:
+    """Whether a manifest that cannot be used was written by a newer version."""
+    try:
+        found = orjson.loads(read_file(path))
+    except orjson.JSONDecodeError:
+        return False
+    form = found.get("format") if isinstance(found, dict) else None
+    return isinstance(form, int) and form > NEWEST
+
+
+def lost_findings(store: Path, last: int) -> list[Finding]:
+    """What cursors and snapshots tell of records that the log itself cannot tell of, such as those of a deleted WAL.
+
+    One that stands after ``last``, the last record that is there, was made when the log held more; so was one that an
+    opening put out of use.
+    """
+    hints = Hints(store)
+    ahead = [Lost(name, last, position) for name, position in hints.known() if position > last]
+    found = []
+    for name, after, until in [*ahead, *hints.lost()]:
+        records = f"record {until} was" if until == after + 1 else f"records {after + 1} to {until} were"
+        reason = f"{records} written and lost: this was made when the log held them"
+        found.append(Finding("missing", str(store / "hints" / name), None, after + 1, None, reason))
+    return found

@@ -1,0 +1,383 @@
+"""The log as the rest of the program sees it: a ``StreamStore`` whose backend may change under way.
+
+``Log`` owns the store's directory: it takes the lock, opens the backend that
+``store.json`` names, and can move to another one while appends go on.
+``streams/log/reader.py`` reads beside it, also from another process.
+
+Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from streams.errors import StoreClosed, StoreUnavailable
+from streams.event import StreamEvent
+from streams.identity import Identity
+from streams.log.backends import DiskStore, open_backend, unavailable
+from streams.log.migrate import Migration, discard_old
+from streams.log.presence import located
+from streams.log.reader import ask_wherever, read_wherever
+from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned, StreamSize
+from streams.store import NOTHING, OnKnown, Record
+from streams.stores.directory import (
+    LOCK,
+    Backend,
+    Manifest,
+    create,
+    name_log,
+    read_manifest,
+    take_lock,
+    write_manifest,
+)
+from streams.stores.disk import Disk
+from streams.stores.hints import Hints, KeepsHints, Lost
+from streams.stores.jsonl.segments import Sizes
+from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
+from streams.stores.live import LiveTail
+from streams.stores.sqlite.store import SqliteStore
+
+SLOWED_SECONDS: Final = 0.002
+MOST_SLOWED_SECONDS: Final = 0.05
+"""Between two appends while a move does not keep up, at first and at most."""
+
+Result = TypeVar("Result")
+
+
+class Log(KeepsHints):
+    """``StreamStore`` over a store's directory. Open it with ``Log.open``."""
+
+    def __init__(self, store: Path, lock: int, manifest: Manifest, backend: DiskStore, segment_bytes: int) -> None:
+        self.store, self.manifest, self.segment_bytes = store, manifest, segment_bytes
+        self._lock, self._backend = lock, backend
+        self._hints = Hints(store)
+        self._admitted = asyncio.Event()
+        self._admitted.set()
+        self._appending = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._pace = 0.0
+        """Seconds between two appends; 0: no pace is kept."""
+        self._waiting = 0
+        """Appends that wait: one that comes later must not pass them."""
+        self._gate = asyncio.Lock()
+        self._to_sqlite_turn = asyncio.Lock()
+        self._moving = self._removals = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._still = asyncio.Event()
+        self._still.set()
+        self._closed = False
+        self.lost: list[Lost] = []
+        """What cursors and snapshots tell of records that the log held before and does not hold any more."""
+        self._differences = 0
+        self._live = LiveTail(lambda after: self.read_all(after=after))
+
+    @classmethod
+    async def open(
+        cls,
+        store: Path,
+        identity: Identity,
+        *,
+        backend: Backend = "jsonl",
+        disk: Disk | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> Log:
+        """Take the lock and open the backend that the manifest names; a new directory gets ``backend``.
+
+        Raises:
+            StoreLocked: another process writes here.
+            CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing was changed.
+        """
+
+        def prepared() -> tuple[int, Manifest | None]:
+            if not (store / LOCK).exists():
+                located(store)  # What is refused stays as it is: it does not even get a lock.
+            create(store)
+            lock = take_lock(store)
+            try:
+                return lock, located(store, alone=True)
+            except BaseException:
+                os.close(lock)
+                raise
+
+        try:
+            lock, named = await asyncio.to_thread(prepared)
+        except OSError as error:
+            raise unavailable(store, error) from error
+        try:
+            kind = backend if named is None else named.backend
+            opened = await open_backend(store, kind, disk=disk, segment_bytes=segment_bytes)
+            try:
+                manifest = await asyncio.to_thread(name_log, store, named, identity, kind)
+            except BaseException:
+                await opened.close()
+                raise
+        except OSError as error:
+            os.close(lock)
+            raise unavailable(store, error) from error
+        except BaseException:
+            os.close(lock)
+            raise
+        log = cls(store, lock, manifest, opened, segment_bytes)
+        try:
+            log.lost = await asyncio.to_thread(log._hints.set_aside_after, opened.head)
+        except BaseException:
+            await log.close()
+            raise
+        return log
+
+    @property
+    def backend(self) -> Backend:
+        """Where the truth is now."""
+        return self.manifest.backend
+
+    @property
+    def torn(self) -> Path | None:
+        """Where opening put an incomplete tail of a jsonl log; ``None`` when there was none."""
+        return self._backend.torn if isinstance(self._backend, JsonlStore) else None
+
+    @property
+    def head_lost(self) -> bool:
+        """Whether the log's head file was missing, so that records lost at the very end could not be noticed."""
+        return self._backend.head_lost
+
+    @property
+    def head_warning(self) -> str | None:
+        """What to tell the user where ``head_lost``; ``verify`` says the same of a log that nobody opened since."""
+        if not self.head_lost:
+            return None
+        file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
+        return (
+            f"missing: {file}: it is missing or damaged, and was renewed now: "
+            "records lost at the log's very end would not have been noticed"
+        )
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``."""
+        return self._backend.head
+
+    @property
+    def differences(self) -> int:
+        """See ``StreamStore.differences``; of the life of this object."""
+        return self._differences + self._backend.differences
+
+    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        return read_wherever(lambda: self._backend, lambda backend, _: backend.read(stream_id, from_offset=from_offset))
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        return read_wherever(lambda: self._backend, lambda backend, last: backend.read_all(after=max(after, last)))
+
+    def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``."""
+        return read_wherever(lambda: self._backend, lambda backend, _: backend.query(wanted))
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        return await ask_wherever(lambda: self._backend, lambda backend: backend.find(idempotency_key))
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        """See ``StreamStore.append``.
+
+        While the backend is being exchanged it waits, under a second; while a move cannot keep up, for its turn.
+        """
+        if self._pace or self._waiting or not self._admitted.is_set():
+            await self._wait_for_turn()
+        self._appending += 1
+        self._quiet.clear()
+        try:
+            return await self._backend.append(events, expected=expected, on_known=on_known)
+        finally:
+            self._appending -= 1
+            if not self._appending:
+                self._quiet.set()
+            self._live.notify()
+
+    async def _wait_for_turn(self) -> None:
+        """One append after the other, ``_pace`` seconds apart and when they are admitted, in the order they came."""
+        self._waiting += 1
+        try:
+            async with self._gate:
+                if self._pace:
+                    await asyncio.sleep(self._pace)
+                while not self._admitted.is_set():
+                    await self._admitted.wait()
+        finally:
+            self._waiting -= 1
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        return await self._backend.sizes()
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return await self._backend.removed()
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """See ``StreamStore.prune``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
+
+        Raises:
+            StoreUnavailable: also while the log is being moved by somebody else.
+        """
+        return await self._to_its_end(self._prune(cuts, at_ms))
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """See ``StreamStore.forget``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
+
+        Raises:
+            StoreUnavailable: also while the log is being moved by somebody else.
+        """
+        return await self._to_its_end(self._forget(streams, at_ms))
+
+    async def _prune(self, cuts: Mapping[str, int], at_ms: int) -> Pruned:
+        if not self._closed and not any(cuts.get(s.stream_id, 0) > s.first_offset for s in await self.sizes()):
+            return Pruned()
+        moved = await self._to_sqlite()
+        async with self._removing() as backend:
+            return (await backend.prune(cuts, at_ms=at_ms))._replace(moved_from=moved)
+
+    async def _forget(self, streams: Collection[str], at_ms: int) -> Forgotten:
+        if not self._closed and {size.stream_id for size in await self.sizes()}.isdisjoint(streams):
+            return Forgotten()
+        moved = await self._to_sqlite()
+        async with self._removing() as backend:
+            return (await backend.forget(streams, at_ms=at_ms))._replace(moved_from=moved)
+
+    async def _to_sqlite(self) -> Backend | None:
+        """Move the log to sqlite, the only backend from which records are removed; where it was, ``None`` if there."""
+        if self._closed:
+            raise StoreClosed("the log is closed", "open it again")
+        async with self._to_sqlite_turn:  # removals that come together move it once
+            if self.backend == "sqlite":
+                return None
+            moved_from = self.backend
+            self._refuse_moving()
+            await Migration(self, "sqlite").run()
+            return moved_from
+
+    def _refuse_moving(self) -> None:
+        if self._moving:
+            raise StoreUnavailable(
+                f"the log in {self.store} is being moved to another backend, so nothing was removed",
+                "try again when `durable-stream status` says that the move is done",
+            )
+
+    async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
+        """Cancelling ends the wait, not the removal: a move must not begin before that has ended."""
+        task = asyncio.ensure_future(removal)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; if nobody does any more, it is not told as lost
+
+    @asynccontextmanager
+    async def _removing(self) -> AsyncIterator[SqliteStore]:
+        self._refuse_moving()
+        self._removals += 1
+        self._still.clear()
+        try:
+            async with self._to_sqlite_turn:
+                await discard_old(self.store)  # the store that a move left would still hold what is removed here
+            self.reread_manifest()
+            if not isinstance(self._backend, SqliteStore):
+                raise StoreUnavailable(f"the log in {self.store} moved to {self.backend} meanwhile", "try again")
+            yield self._backend
+        finally:
+            self._removals -= 1
+            if not self._removals:
+                self._still.set()
+
+    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamStore.subscribe``; goes on across a change of the backend."""
+        return self._live.follow(after)
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``. Gives the lock back."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._backend.close()
+        self._live.close()
+        os.close(self._lock)
+
+    # The files of a jsonl log
+
+    def file_sizes(self) -> Sizes | None:
+        """How many files a jsonl log has, and their bytes; ``None`` with another backend. Blocking, for an instant."""
+        return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
+
+    # Moving to another backend; see streams/log/migrate.py
+
+    @property
+    def source(self) -> DiskStore:
+        """The backend itself, to copy from."""
+        return self._backend
+
+    @asynccontextmanager
+    async def moving(self) -> AsyncIterator[None]:
+        """While the log is moved: nothing is pruned or forgotten. Begins when what is under way of that has ended."""
+        self._moving += 1
+        try:
+            await self._still.wait()
+            yield
+        finally:
+            self._moving -= 1
+
+    async def hold(self) -> None:
+        """Admit no append until ``release``; returns when those under way have ended, cancelled ones too."""
+        self._admitted.clear()
+        await self._quiet.wait()
+        # Cancelling an append ends its caller's waiting, not its writing.
+        await self._backend.drained()
+
+    def release(self) -> None:
+        """Admit appends again."""
+        self._admitted.set()
+
+    def slow_down(self) -> None:
+        """Let appends pass at a slower pace than before: a move that copies slower than they come never ends."""
+        self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
+
+    def full_speed(self) -> None:
+        """Let appends pass as they come, after those that wait already."""
+        self._pace = 0.0
+
+    def reread_manifest(self) -> None:
+        """Take over what the manifest says of a kept store, after that was discarded."""
+        manifest = read_manifest(self.store)
+        if manifest is not None:
+            self.manifest = manifest
+
+    async def exchange(self, backend: DiskStore, manifest: Manifest) -> None:
+        """Make ``backend`` the truth. Only between ``hold`` and ``release``, with equal heads.
+
+        Raises:
+            OSError: the manifest could not be replaced; the old backend stays.
+        """
+        try:
+            await asyncio.to_thread(write_manifest, self.store, manifest)
+        except OSError:
+            # It may be renamed and only not synced: a start must not find the copy, which gets no record any more.
+            await asyncio.to_thread(write_manifest, self.store, self.manifest)
+            raise
+        old, self._backend, self.manifest = self._backend, backend, manifest
+        self._differences += old.differences
+        await old.close()

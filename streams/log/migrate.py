@@ -1,0 +1,334 @@
+"""Moving a log to another backend while it is being written: copy, verify, catch up, compare, switch.
+
+Every record is copied byte for byte. When little is left, the copy is verified:
+every record that lies in it is read back and checked, as ``verify`` does. Then
+appends are held, the rest is copied and read back, the heads and every stream's
+last hash are compared with the original's, and ``store.json`` is replaced by a rename.
+Until that rename the old backend is the truth, after it the new one. A hash
+covers its stream's whole history, so equal last hashes mean equal records.
+
+A copy that was cut off is continued by the next run. The old store stays as it
+was at the switch until it is discarded; nothing ever continues it: moving back
+makes a new copy.
+
+A log from which records were pruned or forgotten stays in sqlite.
+
+Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from streams.errors import BadStore, StoreUnavailable
+from streams.hashing import GENESIS, chain
+from streams.log.backends import DiskStore, open_backend
+from streams.log.copies import discard, discard_copy, missing_for_copy
+from streams.log.verify import Verification, is_of_records
+from streams.store import NOTHING
+from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
+from streams.stores.jsonl.lines import BadLine, parse_event_keys
+from streams.stores.space import MIB, mib_to_open
+from streams.stores.stored import Stored
+from streams.stores.threads import in_thread
+
+CHUNK: Final = 512
+CLOSE_ENOUGH: Final = 1024
+"""Records that may be left to copy when appends are held."""
+
+Tails = dict[str, tuple[int, bytes]]
+"""By stream: the next offset, and the last hash."""
+
+Phase = Literal["opening", "copying", "verifying", "switching", "done"]
+
+
+class MovableLog(Protocol):
+    """What a migration needs of the log that it moves; ``streams.log.log.Log`` is one."""
+
+    store: Path
+    manifest: Manifest
+    segment_bytes: int
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def source(self) -> DiskStore: ...
+    def moving(self) -> AbstractAsyncContextManager[None]: ...
+    async def hold(self) -> None: ...
+    def release(self) -> None: ...
+    def slow_down(self) -> None: ...
+    def full_speed(self) -> None: ...
+    def reread_manifest(self) -> None: ...
+    async def exchange(self, backend: DiskStore, manifest: Manifest) -> None: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a migration is; ``head`` grows while others append."""
+
+    to: Backend
+    phase: Phase = "opening"
+    copied: int = 0
+    """Records that the copy holds."""
+    head: int = NOTHING
+    streams: int = 0
+    """Streams that hold records; known at the end."""
+    held_ms: float = 0.0
+    """How long appends were held for the switch."""
+
+
+class MigrationFailed(StoreUnavailable):
+    """The copy does not equal the original; the log stays where it was."""
+
+
+class HoldsRemoved(StoreUnavailable):
+    """The log has pruned or forgotten records, so it stays in sqlite; nothing was changed."""
+
+
+@contextmanager
+def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
+    """Around a move: a full disk ends in an error that says how much space the copy needs.
+
+    Raises:
+        StoreUnavailable: in place of any error that means a full disk.
+    """
+    try:
+        yield
+    except (StoreUnavailable, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        missing = -(-missing_for_copy(store, to) // MIB)
+        raise StoreUnavailable(
+            f"the log in {store} was not moved to {to}: {cause.filename or store}: {cause.strerror}",
+            f"free about {missing} MiB on that disk, then run the same command again",
+        ) from error
+
+
+@dataclass(slots=True)
+class Migration:
+    """One move of ``log`` to ``to``. ``run`` may be cancelled: the next run continues its copy."""
+
+    log: MovableLog
+    to: Backend
+    report: Callable[[Progress], None] = lambda progress: None
+    progress: Progress = field(init=False)
+    _tails: Tails = field(default_factory=dict)
+    """Of every stream, as computed from the bytes that lie in the copy."""
+    _original: Tails = field(default_factory=dict)
+    _continued: bool = False
+    _touched: set[str] = field(default_factory=set)
+    """Streams of which records were copied since the original was asked for all its tails."""
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.to)
+
+    async def run(self) -> Progress:
+        """Move the log; returns when the new backend is the truth.
+
+        Raises:
+            HoldsRemoved: records were removed from the log, and ``to`` is jsonl.
+            MigrationFailed: the copy differs from the original. The log is as it was, the copy is deleted.
+            StoreUnavailable, BadStore: a store cannot be read or written. The log is as it was.
+        """
+        # What is pruned or forgotten meanwhile would be missing in one of the two.
+        async with self.log.moving():
+            with explaining_full_disk(self.log.store, self.to):
+                try:
+                    return await self._run()
+                except MigrationFailed:
+                    if not self._continued:
+                        raise
+                    # What it continued was damaged, or of another log. It is deleted now.
+                    return await self._run()
+
+    async def _run(self) -> Progress:
+        log = self.log
+        if log.backend == self.to:
+            self._report("done")
+            return self.progress
+        if await log.source.removal():
+            raise HoldsRemoved(
+                f"records were pruned from the log in {log.store}, or forgotten, so it was not moved to {self.to}",
+                "it stays in sqlite",
+            )
+        self._report("opening")
+        copy = await self._open_copy()
+        try:
+            await self._catch_up(copy)
+            await self._verify(copy)
+            self._touched = set()
+            self._original, self._tails = await log.source.tails(), await copy.tails()
+            await self._catch_up(copy)
+            begun = time.perf_counter()
+            try:
+                await log.hold()
+                self._report("switching")
+                await self._copy_to(copy)
+                await self._compare(copy)
+                self.progress.copied = copy.head + 1
+                kept = Kept(log.backend, log.head)
+                await log.exchange(copy, Manifest(self.to, log.manifest.log_id, kept))
+            finally:
+                log.full_speed()
+                log.release()
+                self.progress.held_ms = (time.perf_counter() - begun) * 1000
+        except BaseException as error:
+            log.full_speed()
+            if log.source is not copy:
+                await copy.close()
+                if isinstance(error, Exception):
+                    # ValueError: store.json names it, so it stays.
+                    with suppress(OSError, ValueError):
+                        await in_thread(discard, log.store, self.to)
+            raise
+        self._report("done")
+        return self.progress
+
+    async def _catch_up(self, copy: DiskStore) -> None:
+        """Copy until little is left. Where appends come nearly as fast as that, they are slowed down."""
+        before = None
+        while (left := self.log.head - copy.head) > CLOSE_ENOUGH:
+            if before is not None and left > before / 2:
+                self.log.slow_down()
+            before = left
+            await self._copy_to(copy)
+
+    async def _open_copy(self) -> DiskStore:
+        """The other backend, as far as a run that was cut off got; a new one where that is of no use.
+
+        A store that was the truth before is none of these: it may have been damaged since, so it is deleted.
+        """
+        if self.log.manifest.kept is not None:
+            await discard_old(self.log.store)  # which verifies the log first: the old store may be its only good copy
+            self.log.reread_manifest()
+        with suppress(BadStore):
+            copy = await self._open()
+            if copy.head <= self.log.head:
+                self._continued = copy.head > NOTHING
+                return copy
+            await copy.close()
+        self._continued = False
+        await in_thread(discard, self.log.store, self.to)
+        return await self._open()
+
+    async def _open(self) -> DiskStore:
+        return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+
+    async def _copy_to(self, copy: DiskStore) -> None:
+        """Copy what the log has more than the copy, and read it back."""
+        if self.progress.phase == "opening":
+            self._report("copying")
+        last = copy.head
+        async for records in self.log.source.copy_out(after=copy.head, most=CHUNK):
+            await copy.copy_in(records)
+            self.progress.copied = copy.head + 1
+            self._report(self.progress.phase)
+        if self.progress.phase in ("verifying", "switching"):  # what came before is read when all is verified
+            async for records in copy.copy_out(after=last, most=CHUNK):
+                await in_thread(self._check, records)
+
+    def _check(self, records: list[Stored]) -> None:
+        """Compute the tails of the copy from its own bytes."""
+        for record in records:
+            try:
+                stream = parse_event_keys(record.event).stream_id
+            except BadLine as fault:
+                raise self._failed(f"record {record.position} of the copy is damaged ({fault})") from None
+            offset, previous = self._tails.get(stream, (0, GENESIS))
+            if record.offset != offset or chain(previous, record.digest_form()) != record.hash:
+                raise self._failed(f"record {record.position} does not continue its stream's hash chain")
+            self._tails[stream] = (offset + 1, record.hash)
+            self._touched.add(stream)
+
+    async def _verify(self, copy: DiskStore) -> None:
+        """Read every record of the copy, before appends are held."""
+        self._report("verifying")
+        verification = Verification(self.log.store, backend=self.to, alone=True)
+        async for finding in verification.run():
+            if is_of_records(finding):
+                raise self._failed(f"the copy is damaged: {finding}")
+        if verification.summary.records != copy.head + 1:
+            raise self._failed(f"the copy holds {verification.summary.records} of {copy.head + 1} records")
+
+    async def _compare(self, copy: DiskStore) -> None:
+        """The heads and the last hash of every stream, while appends are held."""
+        original = self._original | await self.log.source.tails(self._touched)
+        self.progress.streams = len(original)
+        if copy.head != self.log.head or original != self._tails:
+            different = sum(self._tails.get(name) != tail for name, tail in original.items())
+            raise self._failed(
+                f"the copy holds {copy.head + 1} of {self.log.head + 1} records and {different} of "
+                f"{len(original)} streams differ"
+            )
+
+    def _failed(self, what: str) -> MigrationFailed:
+        return MigrationFailed(
+            f"{what}, so the log was not moved", "run `durable-stream verify`, then the same command again"
+        )
+
+    def _report(self, phase: Phase) -> None:
+        self.progress.phase, self.progress.head = phase, self.log.head
+        self.report(self.progress)
+
+
+async def discard_old(store: Path) -> int:
+    """Verify the whole log, then delete the store that a migration left behind; returns the bytes freed, 0 for none.
+
+    The caller holds the store's lock, or asks the sidecar that does, and sees to it that no migration runs.
+
+    Raises:
+        StoreUnavailable: the log does not verify, so the old store may be its only good copy; or the disk failed.
+        BadStore: as ``read_manifest``.
+    """
+    manifest = await in_thread(read_manifest, store)
+    if manifest is None:
+        return 0
+    if manifest.kept is not None:
+        verification = Verification(store, backend=manifest.backend, alone=False)
+        faults = [str(finding) async for finding in verification.run() if is_of_records(finding)]
+        if faults:
+            raise StoreUnavailable(
+                f"the log in {store} does not verify ({faults[0]}), so the old {manifest.kept.backend} store was kept",
+                "run `durable-stream verify`, and restore the log or take the old store, then run the command again",
+            )
+    return await in_thread(discard_kept, store)
+
+
+def discard_kept(store: Path) -> int:
+    """Delete the store that a migration left behind, or what one that was cut off copied; returns the bytes freed.
+
+    ``discard_old`` looks first whether the log is whole. The caller holds the store's lock.
+
+    Raises:
+        StoreUnavailable: the disk failed; run again, it deletes what is left.
+        BadStore: as ``read_manifest``.
+    """
+    try:
+        manifest = read_manifest(store)
+        if manifest is None:
+            return 0
+        if manifest.kept is None:
+            return discard_copy(store, manifest.backend)
+        # The pointer first: half a store must not be named.
+        write_manifest(store, Manifest(manifest.backend, manifest.log_id))
+        return discard(store, manifest.kept.backend)
+    except OSError as error:
+        again = "then run the same command again"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = f"free {mib_to_open(store)} MiB on that disk, {again}"
+        else:
+            hint = f"check that the directory is yours and its disk is writable and works, {again}"
+        where = f"{error.filename}: " if error.filename else ""
+        raise StoreUnavailable(
+            f"the old store in {store} could not be deleted: {where}{error.strerror or error}; the log itself is whole",
+            hint,
+        ) from error

@@ -1,0 +1,120 @@
+"""Which stores lie in a directory, and whether the one that ``store.json`` names is among them.
+
+A backend's files are made before ``store.json`` first names it, so a store that
+is named and not there was deleted. So was one of which only the head file is left.
+Neither side goes on then: a writer would begin a second log in its place, a reader
+would show an empty one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from streams.errors import MissingLog, StreamError
+from streams.store import NOTHING
+from streams.stores.directory import MANIFEST, Backend, Kept, Manifest, read_manifest
+from streams.stores.jsonl.lines import read_head
+from streams.stores.jsonl.segments import list_segments
+from streams.stores.sqlite.files import LOG_FILE, holds_log
+from streams.stores.sqlite.head import HEAD_FILE, holds_known_log
+
+HEAD_FILES: Final = ("head", HEAD_FILE)
+
+
+def located(store: Path, *, alone: bool = False) -> Manifest | None:
+    """What ``store.json`` says, after looking that the store it names is there; ``None`` where no log was begun.
+
+    ``alone``: the caller holds the store's lock, and has nothing of it open.
+
+    Raises:
+        ForeignStore: as ``read_manifest``.
+        MissingLog: records lie there without a ``store.json``, or it names a store that is not there.
+        CorruptLog: a sqlite log holds less than its head file says. A jsonl log is judged where it is read.
+        StoreLocked: another program holds the database.
+    """
+    manifest = read_manifest(store)
+    if manifest is None:
+        if with_records(store, alone=alone):
+            hint = f"`durable-stream repair` writes it anew if every record verifies; else restore {MANIFEST}"
+            raise MissingLog(str(store), f"it holds a log but no {MANIFEST}, which says where the log lies", hint)
+        lost = left_alone(store)
+        if lost is not None:
+            raise MissingLog(str(store), lost.reason, lost.hint)
+        return None
+    if manifest.backend == "jsonl":
+        # Either of them shows that the log was here; which one is missing is judged where it is read.
+        if not (store / "head").exists() and not list_segments(store / "log"):
+            raise _gone(store, manifest, alone, "log/ and head are not there")
+    elif not holds_known_log(store, alone=alone):
+        raise _gone(store, manifest, alone, f"{LOG_FILE} is not there, or is empty")
+    return manifest
+
+
+class LeftAlone(NamedTuple):
+    """A head file of which the log is gone, ``store.json`` with it; ``position`` is the last one that it knows."""
+
+    file: Path
+    position: int
+
+    @property
+    def reason(self) -> str:
+        """What to say of it."""
+        return (
+            f"{self.file.name} says that records up to position {self.position} were written, "
+            f"but neither the log nor {MANIFEST} is there"
+        )
+
+    @property
+    def hint(self) -> str:
+        """What to do."""
+        return f"restore the store from a backup; without one, move {self.file.name} away: then a new log is begun"
+
+
+def left_alone(store: Path) -> LeftAlone | None:
+    """The head file that is left of a deleted log; only of a directory without ``store.json`` and without records."""
+    found = [LeftAlone(store / name, head.position) for name in HEAD_FILES if (head := read_head(store / name))]
+    return max((each for each in found if each.position > NOTHING), key=lambda each: each.position, default=None)
+
+
+def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
+    """The backends of which records, or a file that cannot be read, lie in the directory; whatever ``store.json`` says.
+
+    Raises:
+        ForeignStore: a file is a symbolic link.
+    """
+    found: list[Backend] = []
+    if any(segment.path.stat().st_size for segment in list_segments(store / "log")):
+        found.append("jsonl")
+    if holds_log(store / LOG_FILE, records=True, alone=alone):
+        found.append("sqlite")
+    return found
+
+
+def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog:
+    others = [backend for backend in with_records(store, alone=alone) if backend != manifest.backend]
+    kept = "".join(f"; records in {backend} lie beside it, perhaps older ones" for backend in others)
+    if manifest.kept is not None and manifest.kept.backend in others:
+        kept = f"; {_kept_words(manifest.kept)}"
+    return MissingLog(
+        str(store),
+        f"{MANIFEST} says that the log lies in {manifest.backend}, but {what}{kept}",
+        "restore the store from a backup; `durable-stream repair --dry-run` tells what else can be done",
+    )
+
+
+def kept_hint(store: Path) -> str | None:
+    """What to say, when the log is damaged, of the store that it was moved from; ``None`` where none is kept."""
+    try:
+        manifest = read_manifest(store)
+        if manifest is None or manifest.kept is None or manifest.kept.backend not in with_records(store):
+            return None
+    except (StreamError, OSError):
+        return None  # what is wrong there is told by whoever needs it
+    return (
+        f"{_kept_words(manifest.kept)}: `durable-stream repair --dry-run` says whether it is whole, and how to take it"
+    )
+
+
+def _kept_words(kept: Kept) -> str:
+    return f"the store in {kept.backend} that it was moved from is kept, up to position {kept.head}"

@@ -1,0 +1,218 @@
+"""Reading a log beside its writer, also from another process, wherever it lies now.
+
+A log may move to the other backend while it is read, and its old store may be
+deleted. So each reading looks where the log lies, and goes on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import TypeVar, cast
+
+from streams.errors import CorruptLog, StreamError
+from streams.log.presence import located
+from streams.query import Filter
+from streams.retention import Gone, StreamSize
+from streams.store import NOTHING, Record, Snapshot, StreamReader
+from streams.stores.directory import is_being_written, read_manifest
+from streams.stores.hints import Hints
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.jsonl.segments import Sizes
+from streams.stores.sqlite.reader import SqliteReader
+
+DiskReader = JsonlReader | SqliteReader
+Backend = TypeVar("Backend", bound=StreamReader)
+Result = TypeVar("Result")
+
+
+class LogReader:
+    """``StreamReader`` over a store's directory, whatever its backend; one that is not there reads as empty.
+
+    Raises:
+        ForeignStore: the directory belongs to something else, or to a newer version.
+        MissingLog: half of the store was deleted.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self._sqlite: SqliteReader | None = None
+        self._jsonl = JsonlReader(store)
+
+    def _backend(self) -> DiskReader:
+        # Once its database is open, the sqlite store was there; opening it for every reading would be slow.
+        look = located if self._sqlite is None else read_manifest
+        manifest = look(self.store)
+        if manifest is None or manifest.backend == "jsonl":
+            if self._sqlite is not None:
+                # The old store may be deleted now or later: what is held open keeps its space on the disk.
+                self._sqlite.let_go()
+            return self._jsonl
+        if self._sqlite is None:
+            self._sqlite = SqliteReader(self.store)
+        return self._sqlite
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``. Read from disk at each call."""
+        while True:
+            backend = self._backend()
+            try:
+                head = backend.head
+            except (StreamError, OSError):
+                if self._backend() is backend:
+                    raise
+                continue
+            # The log may have moved meanwhile, and the store that was asked may be deleted.
+            if self._backend() is backend:
+                return head
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether one stream, or one event, is found without reading the whole log."""
+        return isinstance(self._backend(), SqliteReader)
+
+    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        return read_wherever(self._backend, lambda backend, _: backend.read(stream_id, from_offset=from_offset))
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        return read_wherever(self._backend, lambda backend, last: backend.read_all(after=max(after, last)))
+
+    def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``."""
+        return read_wherever(self._backend, lambda backend, _: backend.query(wanted))
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        return await ask_wherever(self._backend, lambda backend: backend.find(idempotency_key))
+
+    async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
+        """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know.
+
+        So it is, too, where one of them is damaged: reading tells of it in its place.
+        """
+        backend = self._backend()
+        if not isinstance(backend, SqliteReader):
+            return None
+        try:
+            return await backend.newest(wanted, count)
+        except CorruptLog:
+            return None
+        except (StreamError, OSError):
+            if self._backend() is backend:
+                raise
+            return None
+
+    async def find_event(self, event_id: str) -> Record | None:
+        """The record of an event id, or ``None``."""
+        return await ask_wherever(self._backend, lambda backend: backend.find_event(event_id))
+
+    async def glance(self) -> None:
+        """Look whether every file of the log is there and reaches as far as it must; quick, whatever its size.
+
+        Raises:
+            CorruptLog: one is missing or was cut short.
+        """
+        # A sqlite log is compared with its head file wherever it is located.
+        if self._backend() is self._jsonl:
+            await self._jsonl.glance()
+
+    def file_sizes(self) -> Sizes | None:
+        """How many files a jsonl log has, and their bytes; ``None`` with another backend. Blocking, for an instant."""
+        return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
+
+    async def event_ids(self) -> AsyncIterator[list[str]]:
+        """The ids of all events, many at a time, in no certain order; their payloads are not looked at.
+
+        Some may come twice, where the log moved meanwhile.
+        """
+        while True:
+            backend = self._backend()
+            try:
+                async with aclosing(cast("AsyncGenerator[list[str], None]", backend.event_ids())) as found:
+                    async for some in found:
+                        yield some
+            except (StreamError, OSError):
+                if self._backend() is backend:
+                    raise
+            else:
+                if self._backend() is backend:
+                    return
+
+    async def snapshot(self, name: str, version: int) -> Snapshot | None:
+        """See ``StreamStore.snapshot``: what the log's writer kept last. None while something is being removed."""
+        found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
+        if found is None or found.position > self.head:
+            return None
+        # It may count what is gone: a removal drops it last.
+        return None if (await self._backend().removal()).pending else found
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        return await ask_wherever(self._backend, lambda backend: backend.sizes())
+
+    async def is_removing(self) -> bool:
+        """Whether a prune or forget is under way, or was cut off: of what is to go some may still be there."""
+        return (await self._backend().removal()).pending
+
+    async def cut_off(self) -> str | None:
+        """What to say of a prune or forget that was cut off, as by a kill; ``None`` where none was."""
+        if not await self.is_removing() or await asyncio.to_thread(is_being_written, self.store):
+            return None
+        return (
+            "a prune or forget was cut off, so of what was to be removed some may still be there: "
+            "the next start of the sidecar ends it, or `durable-stream repair`"
+        )
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return await ask_wherever(self._backend, lambda backend: backend.removed())
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``."""
+        if self._sqlite is not None:
+            await self._sqlite.close()
+
+
+async def read_wherever(
+    now: Callable[[], Backend], read: Callable[[Backend, int], AsyncIterator[Record]]
+) -> AsyncIterator[Record]:
+    """What ``read`` gives; gone on with in the other backend, when the log moved there and the old one was deleted.
+
+    ``now`` tells where the log lies. Who reads a file that is deleted finds it damaged, or finds nothing: both count
+    only while the log lies there. ``read`` is also given the position after which to go on; what comes before it is
+    passed over.
+    """
+    backend, last = now(), NOTHING
+    while True:
+        try:
+            async with aclosing(cast("AsyncGenerator[Record, None]", read(backend, last))) as records:
+                async for record in records:
+                    if record.position > last:
+                        last = record.position
+                        yield record
+        except (StreamError, OSError):
+            if (moved_to := now()) is backend:
+                raise
+        else:
+            if (moved_to := now()) is backend:
+                return
+        backend = moved_to
+
+
+async def ask_wherever(now: Callable[[], Backend], ask: Callable[[Backend], Awaitable[Result]]) -> Result:
+    """As ``read_wherever``, for one answer."""
+    while True:
+        backend = now()
+        try:
+            answer = await ask(backend)
+        except (StreamError, OSError):
+            if now() is backend:
+                raise
+        else:
+            if now() is backend:
+                return answer

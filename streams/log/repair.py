@@ -1,0 +1,485 @@
+"""What ``repair`` does about each thing that can be wrong with a store, and what it leaves alone.
+
+Only what is provably safe is done: nothing that was acknowledged is cut, and
+what is taken away is kept in ``repaired/`` (a torn tail, as at every opening, in ``torn/``).
+
+=============================================  ======================================================================
+found                                          done, because
+=============================================  ======================================================================
+``store.json`` lost or damaged                 written anew, if one store holds records and every record verifies
+an incomplete tail above head                  cut off: it was never acknowledged
+a head file lost or damaged                    written anew, if every record verifies
+sqlite's file damaged, every row whole         the rows copied into a new file, which is verified before it takes over
+a copy that a migration did not finish         set aside, if the log verifies and is at least as long
+drafts of files that were replaced by rename   set aside: what they were to replace is there, or is judged by itself
+damaged cursors and snapshots                  set aside: they are hints, and may be lost
+cursors and snapshots beyond the last record   set aside, and told: what they had read is lost
+a search index damaged or ahead of the log     deleted: the sidecar makes it anew from the log
+=============================================  ======================================================================
+
+Anything else is told with the reason why nothing is done: a record at or
+below head that is corrupt, tampered or missing was acknowledged, and only a backup
+has it.
+
+``examine`` looks, ``decide`` is pure, ``Repairing`` acts; the caller holds the locks. Every action may be cut off by a
+kill and done again by the next run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from streams.errors import BadStore, ForeignStore, StoreUnavailable
+from streams.findings import Finding
+from streams.log.backends import open_backend
+from streams.log.beside import is_newer
+from streams.log.presence import HEAD_FILES, LeftAlone, left_alone
+from streams.log.verify import Verification, is_of_records
+from streams.store import NOTHING
+from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest, write_manifest
+from streams.stores.disk import make_directory, sync_directory
+from streams.stores.hints import REPAIRED, Hints
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.jsonl.segments import list_segments
+from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, holds_log
+from streams.stores.sqlite.reader import SqliteReader
+from streams.stores.sqlite.repair import SearchFault, copy_rows, search_fault
+
+Progress = Callable[[int], None]
+
+Action = Literal["write manifest", "open", "copy rows", "set aside", "delete"]
+
+FILES: Final[dict[Backend, tuple[str, ...]]] = {
+    "jsonl": ("log", "head"),
+    "sqlite": ("sqlite-head", "log.db-shm", "log.db-wal", "log.db", "search.db-shm", "search.db-wal", "search.db"),
+}
+"""What a backend has in the store's directory, in the order in which it is set aside."""
+
+MOST_TOLD: Final = 20
+"""Faults that are told one by one; ``verify`` tells them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """One backend's store, verified: ``head`` is its last record, ``faults`` what was found in its own files."""
+
+    head: int = NOTHING
+    records: int = 0
+    faults: tuple[Finding, ...] = ()
+    pruned: int = 0
+
+    @property
+    def lost(self) -> tuple[Finding, ...]:
+        """The faults that no repair can undo."""
+        return tuple(fault for fault in self.faults if fault.kind != "torn" and not _is_head(fault))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every record below head verifies."""
+        return not self.lost
+
+    @property
+    def only_indexes(self) -> bool:
+        """Whether every row of a sqlite store verifies, and yet SQLite finds fault with the file."""
+        whole = self.records > 0 and self.records + self.pruned == self.head + 1
+        return whole and bool(self.lost) and all(fault.position is None for fault in self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What lies in a store's directory. File names are relative to it."""
+
+    manifest: Manifest | None = None
+    manifest_is_damaged: bool = False
+    stores: dict[Backend, StoreFacts] = field(default_factory=dict)
+    """Those of which something is there; only the truth is verified where ``store.json`` names it."""
+    drafts: tuple[str, ...] = ()
+    damaged_hints: tuple[str, ...] = ()
+    hints_ahead: tuple[str, ...] = ()
+    furthest_hint: int = NOTHING
+    left_alone: LeftAlone | None = None
+    """The head file of a log that is gone, ``store.json`` with it."""
+    has_wal: bool = False
+    """Whether sqlite's write-ahead file lies there."""
+    search_fault: Literal["damaged", "ahead"] | None = None
+    """``ahead``: it has indexed records that the log does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that was found. Where nothing is done, ``action`` is ``None``, and ``text`` says why and what to do.
+
+    ``paths`` are what is set aside or deleted; ``manifest`` is what is written.
+    """
+
+    found: str
+    action: Action | None
+    text: str
+    paths: tuple[str, ...] = ()
+    manifest: Manifest | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """``{found, action, text, paths}``; ``action`` is null where nothing is done."""
+        return {name: value for name, value in asdict(self).items() if name != "manifest"}
+
+
+def decide(facts: Facts, *, log_id: str) -> list[Item]:
+    """What to do, in the order in which to do it; nothing for a sound store. ``log_id`` is for a new ``store.json``."""
+    manifest = facts.manifest
+    items: list[Item] = []
+    if manifest is None:
+        items += _without_manifest(facts, log_id)
+        manifest = next((item.manifest for item in items if item.manifest is not None), None)
+    if manifest is not None:
+        items += _truth(facts, manifest)
+        items += _other(facts, manifest)
+    items += _beside(facts)
+    return items
+
+
+def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
+    with_records = {name: store for name, store in facts.stores.items() if store.head > NOTHING or store.faults}
+    damaged = (MANIFEST,) if facts.manifest_is_damaged else ()
+    found = f"{MANIFEST} is {'damaged' if damaged else 'missing'}"
+    if not with_records:
+        if damaged:
+            yield Item(found, "set aside", "no records lie there: the next start begins a new log", damaged)
+        elif facts.left_alone is not None:
+            yield Item(facts.left_alone.reason, None, facts.left_alone.hint)
+        return
+    bad = sorted(name for name, store in with_records.items() if not store.is_sound)
+    if bad:
+        why = f"the records in {' and '.join(bad)} do not all verify (see below), so which log it was is not proved"
+        yield Item(found, None, f"{why}: restore {MANIFEST}, or the whole store, from a backup")
+        for name in bad:
+            yield from _lost(with_records[name], facts, backend=name)
+        return
+    if len(with_records) > 1:
+        both = ", ".join(f"{name} up to position {store.head}" for name, store in sorted(with_records.items()))
+        text = (
+            f"two stores lie there ({both}): restore {MANIFEST} from a backup, or move the one that is not the log away"
+        )
+        yield Item(found, None, f"{text} and run this again")
+        return
+    [(name, store)] = with_records.items()
+    text = f"write it anew: the log lies in {name}, where all {store.records} records verify; the log gets a new id"
+    yield Item(found, "write manifest", text, damaged, Manifest(name, log_id))
+
+
+def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
+    store = facts.stores.get(manifest.backend)
+    if store is None:
+        yield _gone(manifest)
+        return
+    if manifest.backend == "sqlite":
+        if store.only_indexes:
+            found = f"log.db: {store.lost[0].reason.partition('; ')[0]}; every row verifies"
+            yield Item(found, "copy rows", "copy the rows into a new file, verify that, and keep the old one aside")
+        else:
+            yield from _lost(store, facts, backend="sqlite")
+    else:
+        yield from _lost(store, facts)
+    safe = store.is_sound
+    for fault in store.faults:
+        if fault.kind == "torn":
+            why = f"it was never acknowledged: {'cut it off and keep it in torn/' if safe else 'it stays'}"
+            if Path(fault.file).name == "log.db":  # a removal that was cut off
+                why = "finish it" if safe else "it stays"
+        elif _is_head(fault):
+            why = "every record verifies: write it anew; records lost at the very end could not be noticed"
+            why = why if safe else "it stays"
+        else:
+            continue
+        rest = "" if safe else ", because the log is damaged below: restore that first"
+        yield Item(str(fault).split("; ")[0], "open" if safe else None, why + rest)
+
+
+def _lost(store: StoreFacts, facts: Facts, *, backend: Backend = "jsonl") -> Iterator[Item]:
+    why = {
+        "corrupt": "it was acknowledged, so it is not cut: restore the file from a backup",
+        "tampered": "what was written there cannot be known: restore the file from a backup, and ask who changed it",
+        "missing": "only a backup has what is missing: restore the store from it",
+    }
+    for fault in store.lost[:MOST_TOLD]:
+        text = why.get(fault.kind, "restore the store from a backup")
+        if backend == "sqlite" and fault.kind == "missing" and fault.position == store.head + 1:
+            copied = "copy log.db-wal, then " if facts.has_wal else ""
+            text += f"; without one: {copied}move sqlite-head away, and the log goes on after {store.head}"
+        yield Item(str(fault), None, text)
+    if len(store.lost) > MOST_TOLD:
+        yield Item(f"{len(store.lost) - MOST_TOLD} more faults", None, "`durable-stream verify` tells them all")
+
+
+def _gone(manifest: Manifest) -> Item:
+    found = f"{MANIFEST} says that the log lies in {manifest.backend}, which is not there"
+    return Item(found, None, "restore the store from a backup")
+
+
+def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
+    """The store that is not the truth: kept after a migration, or a copy that one did not finish."""
+    truth = facts.stores.get(manifest.backend)
+    is_lost = truth is None or not (truth.is_sound or truth.only_indexes)
+    for name, store in facts.stores.items():
+        if name == manifest.backend:
+            continue
+        is_kept = manifest.kept is not None and manifest.kept.backend == name
+        what = "the last move kept" if is_kept else f"{MANIFEST} does not name"
+        found = f"{name}: a store that {what}, up to position {store.head}"
+        if is_lost and store.head > NOTHING:
+            files = " and ".join((*_shown(manifest.backend), MANIFEST))
+            text = f"without a backup: move {files} away and run this again, which takes it if every record verifies; "
+            yield Item(found, None, f"{text}what was recorded, pruned or forgotten after it was made is not in it")
+        elif is_kept or truth is None or truth.head == store.head == NOTHING:
+            continue
+        elif store.head <= truth.head and not is_lost:
+            text = "set it aside: a migration that was not finished left it, and the log is whole"
+            yield Item(found, "set aside", text, FILES[name])
+        else:
+            text = f"it is longer than the log: if {MANIFEST} came from a backup, restore the whole store"
+            yield Item(found, None, f"{text}; else move {' and '.join(_shown(name))} away by hand")
+
+
+def _beside(facts: Facts) -> Iterator[Item]:
+    if facts.drafts:
+        text = "set aside: a process that was killed left it"
+        yield from (Item(f"{draft}: a draft", "set aside", text, (draft,)) for draft in facts.drafts)
+    for hint in facts.damaged_hints:
+        yield Item(f"{hint}: damaged", "set aside", "set it aside: what it says is folded from the log again", (hint,))
+    for hint in facts.hints_ahead:
+        found = f"{hint}: made when the log was longer (up to position {facts.furthest_hint}) than what is left of it"
+        text = "set it aside; records at the end of the log are lost: only a backup has them"
+        yield Item(found, "set aside", text, (hint,))
+    if facts.search_fault is not None:
+        files = tuple(file for file in FILES["sqlite"] if file.startswith("search"))
+        text = "delete it: the sidecar makes it anew, and until then a search reads the log"
+        ahead = "the search index knows records that the log does not hold: the log was cut, or is an older copy"
+        found = "the search index is damaged" if facts.search_fault == "damaged" else ahead
+        yield Item(f"search.db: {found}", "delete", text, files)
+
+
+def _shown(name: Backend) -> tuple[str, ...]:
+    return ("log/", "head") if name == "jsonl" else ("log.db", "log.db-wal", "sqlite-head")
+
+
+def _is_head(fault: Finding) -> bool:
+    return Path(fault.file).name in HEAD_FILES
+
+
+def leftovers(store: Path) -> list[str]:
+    """What killed processes left and ``repair`` takes away, relative to ``store``; quick, and only of a store at rest.
+
+    Raises:
+        ForeignStore: as ``read_manifest``, or a file is a symbolic link.
+        OSError: a file cannot be read.
+    """
+    manifest = read_manifest(store)
+    hints = Hints(store)
+    whole = {hint.name for hint in hints.known()}
+    found = [*_drafts(store, manifest), *(f"hints/{path.name}" for path in hints.files() if path.name not in whole)]
+    if manifest is not None:
+        kept = manifest.kept.backend if manifest.kept is not None else None
+        others = [name for name in FILES if name not in (manifest.backend, kept) and _is_there(store, name)]
+        found += [f"{'log' if name == 'jsonl' else LOG_FILE} (a copy that a migration began)" for name in others]
+    return found
+
+
+def is_begun(store: Path) -> bool:
+    """Whether anything of a log lies in the directory. Quick: nothing is opened.
+
+    Raises:
+        ForeignStore: the store is foreign or newer, or ``store.json`` is a symbolic link.
+    """
+    manifest, damaged = _manifest(store)
+    if manifest is not None or damaged:
+        return True
+    # Drafts are not asked for: by their names alone they may be somebody else's.
+    files = (store / "head", store / LOG_FILE, *Hints(store).files())
+    return any(map(os.path.lexists, files)) or bool(list_segments(store / "log")) or left_alone(store) is not None
+
+
+async def examine(store: Path, progress: Progress | None = None) -> Facts:
+    """What lies in the directory. The truth is verified; without a ``store.json`` both backends' stores are.
+
+    ``progress`` is called with the number of bytes verified since its last call.
+
+    Raises:
+        ForeignStore: the store is foreign or newer, or a file of it is a symbolic link.
+        StoreUnavailable, OSError: a file cannot be read.
+    """
+    manifest, damaged = await asyncio.to_thread(_manifest, store)
+    there: list[Backend] = [backend for backend in FILES if _is_there(store, backend)]
+    stores: dict[Backend, StoreFacts] = {}
+    for backend in there:
+        if manifest is None or manifest.backend == backend:
+            stores[backend] = await _verified(store, backend, progress)
+        else:
+            stores[backend] = StoreFacts(await _head(store, backend))
+    truth, head = _log_of(manifest, stores)
+    hints = Hints(store)
+    known = hints.known()
+    whole = {hint.name for hint in known}
+    ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
+    if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
+        # Of a log that is damaged it is not known how far it went: brought back from a backup, it may reach them.
+        ahead |= {f"hints/{name}": until for name, until in known if until > head}
+    return Facts(
+        manifest=manifest,
+        manifest_is_damaged=damaged,
+        stores=stores,
+        drafts=tuple(_drafts(store, manifest)),
+        damaged_hints=tuple(f"hints/{path.name}" for path in hints.files() if path.name not in whole),
+        hints_ahead=tuple(sorted(ahead)),
+        left_alone=left_alone(store) if manifest is None and not stores else None,
+        furthest_hint=max(ahead.values(), default=NOTHING),
+        has_wal=(store / f"{LOG_FILE}-wal").exists(),
+        search_fault=await _search_fault(store, stores[truth]) if truth == "sqlite" else None,
+    )
+
+
+@dataclass(slots=True)
+class Repairing:
+    """One run over ``store``; what it takes away lies in ``aside``, which is made when it is needed."""
+
+    store: Path
+    aside: Path | None = None
+
+    async def carry_out(self, item: Item) -> None:
+        """Do what ``item`` says; doing it again changes nothing.
+
+        Raises:
+            StreamError, OSError: it cannot be done; what was wrong still is.
+        """
+        match item.action:
+            case "write manifest":
+                assert item.manifest is not None
+                await asyncio.to_thread(self._write_manifest, item.manifest, item.paths)
+            case "open":
+                # Opening cuts the tail, keeps it in torn/, and writes the head file.
+                manifest = read_manifest(self.store)
+                await (await open_backend(self.store, "jsonl" if manifest is None else manifest.backend)).close()
+            case "copy rows":
+                await self._copy_rows()
+            case "set aside":
+                await asyncio.to_thread(self._set_aside, item.paths)
+            case "delete":
+                await asyncio.to_thread(self._delete, item.paths)
+            case None:
+                raise ValueError("nothing is to be done")
+
+    def _write_manifest(self, manifest: Manifest, damaged: tuple[str, ...]) -> None:
+        self._set_aside(damaged)
+        write_manifest(self.store, manifest)
+
+    async def _copy_rows(self) -> None:
+        fresh = self._aside() / "new"
+        make_directory(fresh)
+        await asyncio.to_thread(copy_rows, self.store, fresh / LOG_FILE)
+        old, new = await _verified(self.store, "sqlite", None), await _verified(fresh, "sqlite", None)
+        if new.lost or (new.head, new.records) != (old.head, old.records):
+            raise StoreUnavailable(
+                f"the copy of {self.store / LOG_FILE} does not verify, so it stays as it was",
+                "restore the store from a backup",
+            )
+        await asyncio.to_thread(self._replace_database, fresh)
+
+    def _replace_database(self, fresh: Path) -> None:
+        path = self.store / LOG_FILE
+        # A second name, then a rename: at no moment is the log without a database.
+        os.link(path, self._aside() / LOG_FILE)
+        sync_directory(self._aside())
+        (fresh / LOG_FILE).replace(path)
+        sync_directory(self.store)
+        for left in fresh.iterdir():
+            left.unlink()
+        fresh.rmdir()
+
+    def _set_aside(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            path = self.store / name
+            if not path.exists():
+                continue
+            target = self._aside() / name
+            if target.parent != self._aside():
+                make_directory(target.parent)
+            path.rename(target)
+            sync_directory(target.parent)
+            sync_directory(path.parent)
+
+    def _aside(self) -> Path:
+        if self.aside is None:
+            directory = self.store / REPAIRED
+            make_directory(directory)
+            taken = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+            self.aside = directory / str(max(taken, default=0) + 1)
+            make_directory(self.aside)
+        return self.aside
+
+    def _delete(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            (self.store / name).unlink(missing_ok=True)
+        sync_directory(self.store)
+
+
+def _manifest(store: Path) -> tuple[Manifest | None, bool]:
+    """What ``store.json`` says, and whether it is there and damaged."""
+    try:
+        return read_manifest(store), False
+    except ForeignStore as error:
+        if (store / MANIFEST).is_symlink() or is_newer(store / MANIFEST) or "damaged" not in error.reason:
+            raise
+        return None, True
+
+
+def _is_there(store: Path, backend: Backend) -> bool:
+    if backend == "sqlite":
+        return holds_log(store / LOG_FILE, alone=True)
+    return (store / "head").exists() or bool(list_segments(store / "log"))
+
+
+def _log_of(manifest: Manifest | None, stores: dict[Backend, StoreFacts]) -> tuple[Backend | None, int]:
+    """The store that holds the log, as far as that is known, and its last record."""
+    if manifest is not None:
+        found = stores.get(manifest.backend)
+        return (None, NOTHING) if found is None else (manifest.backend, found.head)
+    return max(((name, store.head) for name, store in stores.items()), key=lambda one: one[1], default=(None, NOTHING))
+
+
+async def _verified(store: Path, backend: Backend, progress: Progress | None) -> StoreFacts:
+    verification = Verification(store, progress, backend=backend, alone=True)
+    faults = [finding async for finding in verification.run() if is_of_records(finding)]
+    summary = verification.summary
+    return StoreFacts(summary.head, summary.records, tuple(faults), summary.pruned)
+
+
+async def _head(store: Path, backend: Backend) -> int:
+    reader = SqliteReader(store, alone=True) if backend == "sqlite" else JsonlReader(store)
+    try:
+        return await asyncio.to_thread(lambda: reader.head)
+    except (BadStore, OSError):
+        return NOTHING
+    finally:
+        await reader.close()
+
+
+async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
+    fault = await asyncio.to_thread(search_fault, store, log.head)
+    # How far a damaged log goes is not known: brought back from a backup, it may reach what is indexed.
+    return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
+
+
+def _drafts(store: Path, manifest: Manifest | None) -> list[str]:
+    """Files that a killed process was about to rename, and SQLite's files whose database is gone.
+
+    Not those of a log that may be the truth: they may hold records, and a database that is brought back needs them.
+    """
+    found = [path for path in (*store.glob("*.new"), *(store / "hints").glob("*.new")) if path.is_file()]
+    for name in (LOG_FILE, SEARCH_FILE):
+        is_needed = name == LOG_FILE and (manifest is None or manifest.backend == "sqlite")
+        if not (store / name).exists() and not is_needed:
+            found += [path for path in store.glob(f"{name}-*") if path.stat().st_size]
+    return sorted(str(path.relative_to(store)) for path in found)

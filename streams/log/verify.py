@@ -1,0 +1,111 @@
+"""Verifying a whole log, whatever its backend; see ``streams/findings.py`` for what can be found."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from streams.errors import ForeignStore, StoreUnavailable, StreamError
+from streams.findings import Finding, Kind, Summary
+from streams.log.presence import with_records
+from streams.stores.directory import MANIFEST, Backend, read_manifest, refuse_links
+from streams.stores.jsonl.verify import JsonlVerification
+from streams.stores.sqlite.verify import SqliteVerification
+
+__all__ = ["Finding", "Kind", "Summary", "Verification", "is_of_records"]
+
+
+def is_of_records(finding: Finding) -> bool:
+    """Whether it is about the log itself; ``store.json`` and the hints are judged by themselves."""
+    path = Path(finding.file)
+    return path.name != MANIFEST and path.parent.name != "hints"
+
+
+class Verification:
+    """One pass over the log in ``store``. ``run`` gives the findings, ``summary`` the counts when it is done.
+
+    Nothing is changed, and no lock is taken: beside a running writer the log is
+    verified up to the head of that moment. ``backend`` is the one to verify, whatever
+    ``store.json`` says; ``alone`` that the caller holds the writer's lock itself. ``quick`` looks at the
+    end of the log only: the last segments of jsonl; of sqlite the last records, and as much of the file as
+    a moment allows.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        progress: Callable[[int], None] | None = None,
+        *,
+        backend: Backend | None = None,
+        alone: bool = False,
+        quick: bool = False,
+    ) -> None:
+        refuse_links(store)
+        self._of_backend: JsonlVerification | SqliteVerification
+        self._store, self._may_move = store, backend is None and not alone
+        self._backend = backend or _backend_of(store)
+        if self._backend == "sqlite":
+            self._of_backend = SqliteVerification(store, progress, alone, quick)
+        else:
+            self._of_backend = JsonlVerification(store, progress, alone, quick)
+
+    @property
+    def progress(self) -> Callable[[int], None] | None:
+        """Called with the number of bytes read since its last call."""
+        return self._of_backend.progress
+
+    @progress.setter
+    def progress(self, progress: Callable[[int], None] | None) -> None:
+        self._of_backend.progress = progress
+
+    @property
+    def summary(self) -> Summary:
+        """What was verified so far."""
+        return self._of_backend.summary
+
+    def size(self) -> int:
+        """Bytes to read, for a progress bar."""
+        return self._of_backend.size()
+
+    async def run(self) -> AsyncIterator[Finding]:
+        """Every fault in the order of the log. Cancelling it is safe.
+
+        Raises:
+            ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
+            StoreUnavailable: the log moved to the other backend meanwhile, and what was being read was deleted.
+            OSError: a file cannot be read.
+        """
+        try:
+            async for finding in self._of_backend.run():
+                self._refuse_deleted()
+                yield finding
+        except (StreamError, OSError):
+            self._refuse_deleted()
+            raise
+        self._refuse_deleted()
+
+    def _refuse_deleted(self) -> None:
+        if not self._may_move:
+            return
+        try:
+            manifest = read_manifest(self._store)
+        except ForeignStore:
+            return  # damaged, which is found and said where the manifest is judged
+        names = {manifest.backend, manifest.kept.backend if manifest.kept else None} if manifest is not None else set()
+        if manifest is not None and self._backend not in names:
+            raise StoreUnavailable(
+                f"the log in {self._store} moved to {manifest.backend} while it was verified, "
+                f"and its old {self._backend} store was deleted",
+                "run it again: it reads where the log lies now",
+            )
+
+
+def _backend_of(store: Path) -> Backend:
+    """The backend that ``store.json`` names; without one that can be read, the only one that holds records."""
+    try:
+        manifest = read_manifest(store)
+    except ForeignStore:
+        manifest = None  # which is found, and said, where the manifest is judged
+    if manifest is not None:
+        return manifest.backend
+    return "sqlite" if with_records(store) == ["sqlite"] else "jsonl"

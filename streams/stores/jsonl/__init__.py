@@ -1,0 +1,1 @@
+"""The jsonl backend: segments of lines."""

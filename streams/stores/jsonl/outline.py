@@ -1,0 +1,66 @@
+"""A quick look at the files of a jsonl log: whether each is there and reaches as far as it must.
+
+A command that answers mostly from a snapshot does not read the whole log. It must still
+notice a file that was deleted or cut short, so it looks at the name and the last line of each
+segment: a few milliseconds for a log of any usual size. ``verify`` finds damage inside a file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from streams.stores.disk import open_to_read
+from streams.stores.jsonl.lines import BadLine, check_crc, position_of
+from streams.stores.jsonl.segments import Segment, list_segments
+
+_TAIL: Final = 16 * 1024
+
+
+def first_doubt(log: Path, head: int) -> int | None:
+    """The position from which on records seem to be missing; ``None``: all files reach far enough. Blocking."""
+    expected = 0
+    for segment in list_segments(log):
+        if segment.first != expected and expected <= head:
+            return expected
+        end = _end_of(segment)
+        if end is None:
+            return segment.first
+        expected = end
+    return expected if expected <= head else None
+
+
+def _end_of(segment: Segment) -> int | None:
+    """The position after that of a segment's last whole line; ``None`` where it cannot be known."""
+    try:
+        fd = open_to_read(segment.path)
+    except FileNotFoundError:
+        return None
+    try:
+        line = _last_line(fd)
+    finally:
+        os.close(fd)
+    if line is None:
+        return segment.first
+    try:
+        check_crc(line)
+    except BadLine:
+        return None
+    position = position_of(line)
+    return None if position is None else position + 1
+
+
+def _last_line(fd: int) -> bytes | None:
+    """The last line that has its newline, without it; ``None`` where there is none."""
+    size, reach = os.fstat(fd).st_size, _TAIL
+    while True:
+        start = max(size - reach, 0)
+        data = os.pread(fd, size - start, start)
+        end = data.rfind(b"\n")
+        begin = data.rfind(b"\n", 0, max(end, 0))
+        if end >= 0 and (begin >= 0 or not start):
+            return data[begin + 1 : end]
+        if not start:
+            return None
+        reach *= 4

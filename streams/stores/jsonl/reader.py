@@ -1,0 +1,323 @@
+"""Reading a jsonl log, also from another process beside its writer.
+
+A reader takes no lock, repairs nothing, and stops at head: what lies above is
+not durable yet, or torn. It needs no index, so opening costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import aiofiles
+import msgspec
+import orjson
+
+from streams.errors import CorruptLog
+from streams.query import Filter
+from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize, Tally
+from streams.store import NOTHING, Record
+from streams.stores.directory import read_manifest
+from streams.stores.disk import open_to_read, read_file
+from streams.stores.jsonl.lines import (
+    EMPTY_HEAD,
+    BadLine,
+    Head,
+    LineKeys,
+    check_crc,
+    event_bytes,
+    parse_keys,
+    parse_record,
+    parse_stored,
+    position_of,
+    read_head,
+    split_lines,
+)
+from streams.stores.jsonl.outline import first_doubt
+from streams.stores.jsonl.recovery import lost_end
+from streams.stores.jsonl.segments import Segment, Sizes, list_segments, sizes_of
+from streams.stores.missing import missing_before
+from streams.stores.stored import Stored
+from streams.stores.threads import to_its_end
+
+Parsed = TypeVar("Parsed", Record, Stored, LineKeys)
+
+_CHUNK = 1024 * 1024
+
+
+class JsonlReader:
+    """``StreamReader`` over ``store/``; a directory without a log reads as empty.
+
+    Raises:
+        ForeignStore: the directory belongs to something else, or to a newer version.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._log = store / "log"
+        read_manifest(store)
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``. Read from disk at each call."""
+        return self.head_record().position
+
+    def head_record(self) -> Head:
+        """The last durable record's position and hash; of the last whole line if the head file is lost."""
+        head = read_head(self._store / "head")
+        if head is not None:
+            return head
+        segments = list_segments(self._log)
+        return _last_whole(segments[-1]) if segments else EMPTY_HEAD
+
+    async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``. Scans the log."""
+        async for record in self._scan(NOTHING, _quoted(stream_id)):
+            if record.event.stream_id == stream_id and record.offset >= from_offset:
+                yield record
+
+    async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        async for record in self._scan(after, None):
+            yield record
+
+    async def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``. Scans the log."""
+        async for record in self._scan(NOTHING, _needle(wanted)):
+            if wanted.matches(record.event):
+                yield record
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``. Scans the log."""
+        async for record in self._scan(NOTHING, _quoted(idempotency_key)):
+            if record.event.idempotency_key == idempotency_key:
+                return record
+        return None
+
+    async def find_event(self, event_id: str) -> Record | None:
+        """The record of an event id, or ``None``. Scans the log."""
+        async for record in self._scan(NOTHING, _quoted(event_id)):
+            if record.event.id == event_id:
+                return record
+        return None
+
+    async def glance(self) -> None:
+        """Look whether every file of the log is there and reaches as far as it must, without reading them.
+
+        Raises:
+            CorruptLog: one is missing or was cut short.
+        """
+        doubt = await asyncio.to_thread(self._doubt)
+        if doubt is not None:
+            # Reading has the last word, and says it as every command does.
+            async for place in self._places(doubt - 1):
+                _check_line(place)
+
+    def _doubt(self) -> int | None:
+        head = self.head_record().position  # before the files: a writer beside us extends them first
+        return first_doubt(self._log, head)
+
+    def file_sizes(self) -> Sizes:
+        """What the log's files take; blocking, for an instant."""
+        return sizes_of(self._log)
+
+    async def event_ids(self) -> AsyncIterator[list[str]]:
+        """The ids of all events, oldest first. Scans the log."""
+        async for place in self._places(NOTHING):
+            yield [_checked(parse_keys, place).event.id]
+
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``. Nothing is ever removed from a jsonl log."""
+        return NOTHING_REMOVED
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return {}
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``. Scans the log."""
+        tally = Tally()
+        async for place in self._places(NOTHING):
+            _check_line(place)
+            line = _sizes_decoder.decode(place.line)
+            tally.add(line.event.stream_id, line.offset, line.event.ts, event_bytes(place.line))
+        return tally.sizes()
+
+    async def close(self) -> None:
+        """Nothing is held open between calls."""
+
+    async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
+        """See ``Copyable.copy_out``."""
+        records: list[Stored] = []
+        async for place in self._places(after):
+            record = _checked(parse_stored, place)
+            if len(records) >= most and record.begun() != records[-1].begun():
+                yield records
+                records = []
+            records.append(record)
+        if records:
+            yield records
+
+    async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
+        """Records after ``after`` to the head at call time whose line contains ``needle``."""
+        async for place in self._places(after):
+            if needle is None or needle in place.line:
+                yield _checked(parse_record, place)
+            else:
+                # Damage may be why it does not hold the needle.
+                _check_line(place)
+
+    async def _places(self, after: int) -> AsyncIterator[_Place]:
+        """The lines after ``after`` to the head at call time, not parsed."""
+        head = self.head_record().position
+        after = max(after, NOTHING)
+        if after >= head:
+            return
+        segments = list_segments(self._log)
+        first = bisect_right([s.first for s in segments], after + 1) - 1
+        expected = segments[first].first if first >= 0 else after + 1
+        number = 0
+        for segment in segments[max(first, 0) :]:
+            if segment.first != expected and expected <= head:
+                raise CorruptLog(str(segment.path), 1, expected, missing_before(expected, segment.first))
+            number = 0
+            async for line in _lines(segment):
+                if expected > head:
+                    return
+                number += 1
+                place = _Place(line, segment, number, expected)
+                # Nearly always it is what must follow; to see that costs a tenth of finding out what it is.
+                if not _says(line, expected):
+                    _refuse_other(place)
+                if expected > after:
+                    yield place
+                expected += 1
+        if expected <= head:
+            raise lost_end(self._log, segments, number, expected, head)
+
+
+async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
+    """A segment's bytes from ``start`` on, about a megabyte at a time.
+
+    No file is open between two chunks, so a reader that stops early leaves nothing behind to be closed.
+
+    Raises:
+        ForeignStore: it is a symbolic link.
+        FileNotFoundError: it was deleted.
+    """
+    while True:
+        # To its end: a file that a thread opens for nobody any more would stay open.
+        chunk = await to_its_end(_chunk(segment, start))
+        if not chunk:
+            return
+        yield chunk
+        start += len(chunk)
+
+
+async def _chunk(segment: Segment, start: int) -> bytes:
+    async with aiofiles.open(segment.path, "rb", opener=open_to_read) as file:
+        await file.seek(start)
+        return await file.read(_CHUNK)
+
+
+async def _lines(segment: Segment) -> AsyncIterator[bytes]:
+    """Complete lines of a segment; what follows the last newline is not yielded."""
+    rest = b""
+    async for chunk in chunks(segment):
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            yield line
+
+
+def _says(line: bytes, position: int) -> bool:
+    """Whether a line gives this position; the end of a line holds nothing else that looks so."""
+    return b',"position":%d,"tx":[' % position in line[-56:]
+
+
+class _TimedEvent(msgspec.Struct):
+    stream_id: str
+    ts: int
+
+
+class _TimedLine(msgspec.Struct):
+    event: _TimedEvent
+    offset: int
+
+
+_sizes_decoder = msgspec.json.Decoder(_TimedLine)
+
+
+class _Place(NamedTuple):
+    """A line, where it stands, and the position that must be its."""
+
+    line: bytes
+    segment: Segment
+    number: int
+    expected: int
+
+
+def _check_line(place: _Place) -> None:
+    try:
+        check_crc(place.line)
+    except BadLine as fault:
+        raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
+
+
+def _refuse_other(place: _Place) -> None:
+    """Raise ``CorruptLog`` for a whole line of another record than must follow; damage is met by parsing it."""
+    position = position_of(place.line)
+    if position is None or position == place.expected:
+        return
+    _check_line(place)
+    reason = f"it is position {position} where {place.expected} must follow"
+    if position > place.expected:
+        reason = missing_before(place.expected, position)
+    raise CorruptLog(str(place.segment.path), place.number, place.expected, reason)
+
+
+def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
+    try:
+        record = parse(place.line)
+        if record.position != place.expected:
+            raise BadLine(f"it is position {record.position} where {place.expected} must follow")
+    except BadLine as fault:
+        raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
+    return record
+
+
+def _last_whole(segment: Segment) -> Head:
+    """The last record of the last whole batch in a segment; what the head file would say."""
+    head = Head(segment.first - 1, "")
+    for _, line in split_lines(read_file(segment.path)):
+        try:
+            keys = parse_keys(line)
+        except BadLine:
+            break
+        index, count = keys.tx
+        if index + 1 == count:
+            head = Head(keys.position, keys.hash)
+    return head
+
+
+def _needle(wanted: Filter) -> bytes | None:
+    """Bytes that every line of a wanted record contains, so that the others need not be parsed."""
+    if len(wanted.streams) == 1:
+        return _quoted(wanted.streams[0])
+    if len(wanted.types) == 1:
+        quoted = _quoted(wanted.types[0])
+        return b'"type":' + (quoted[:-2] if wanted.types[0].endswith(".*") else quoted)
+    if wanted.causation_id is not None:
+        return b'"causation_id":' + _quoted(wanted.causation_id)
+    return None
+
+
+def _quoted(text: str) -> bytes:
+    """``text`` as it stands in a line if it stands there as a whole JSON string."""
+    try:
+        return orjson.dumps(text)
+    except TypeError:  # a lone surrogate, which no line holds: looking at every record finds nothing either
+        return b""

@@ -1,0 +1,269 @@
+"""The jsonl backend: one global, size-rotated, segmented log with a single writer.
+
+::
+
+    store/  store.json  format and log id       lock  held by the writer
+            head        last durable record     log/  00000000000000000000.jsonl …
+            torn/       what recovery cut off
+
+A commit is: plan what its appends write, write the lines, sync, rewrite ``head``
+(no sync of its own), then acknowledge.
+
+jsonl is a log's first stage. Nothing is ever removed from it: pruning and
+forgetting move the log to sqlite first (``streams/log/log.py``), and so does its size.
+
+This file keeps the contract and plans commits. ``jsonl_writer.py`` writes the log's
+end and opens it, ``places.py`` reads by the index, ``jsonl_reader.py`` scans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from pathlib import Path
+
+from streams.errors import StoreUnavailable, StreamError
+from streams.event import StreamEvent
+from streams.hashing import GENESIS
+from streams.identity import Identity
+from streams.log.presence import located
+from streams.query import Filter
+from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize
+from streams.store import NOTHING, OnKnown, Record
+from streams.stores.commit import GroupCommit, Pending
+from streams.stores.directory import create, name_log, take_lock
+from streams.stores.disk import Disk
+from streams.stores.hints import Hints, KeepsHints
+from streams.stores.jsonl.lookup import Lookup
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.jsonl.segments import Sizes
+from streams.stores.jsonl.writer import JsonlWriter
+from streams.stores.keys import key_digest
+from streams.stores.live import LiveTail
+from streams.stores.plan import Kept, Known, Placed, Plan, Request, as_record, encode_batch, plan
+from streams.stores.stored import Stored
+from streams.stores.threads import in_thread
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+
+
+class JsonlStore(KeepsHints):
+    """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
+
+    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int) -> None:
+        self._store, self._lock, self._disk = store, lock, disk
+        self._fresh: dict[int, Placed] = {}
+        self._hints = Hints(store)
+        self._closed = False
+        self.differences = 0
+        self._reader = JsonlReader(store)
+        self._writer = JsonlWriter(store, disk, segment_bytes)
+        self.torn = self._writer.torn
+        """Where this opening put an incomplete tail; ``None`` when there was none."""
+        self.head_lost = self._writer.head_lost
+        """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
+        self._index = self._writer.index
+        self._lookup = Lookup(self._index)
+        self._live = LiveTail(lambda after: self.read_all(after=after))
+        self._commits = GroupCommit(self._commit, self._live.notify, self._writer.abandon, store.name)
+
+    @classmethod
+    async def open(
+        cls, store: Path, identity: Identity, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
+    ) -> JsonlStore:
+        """Take the lock, recover and index the log; creates the directory when it is new.
+
+        Time grows with the log (about a second for 300 MB). ``identity`` names a new log.
+
+        Raises:
+            StoreLocked: another process writes here.
+            CorruptLog: below head something is damaged or missing; nothing was changed.
+            ForeignStore: not ours, or newer.
+            StoreUnavailable: the directory cannot be read or written.
+        """
+
+        def blocking() -> JsonlStore:
+            try:
+                return cls._open(store, identity, disk or Disk(), segment_bytes)
+            except OSError as error:
+                raise StoreUnavailable(
+                    f"cannot open the log in {store}: {error.strerror or error}",
+                    "check that the directory is yours and the disk has space",
+                ) from error
+
+        return await asyncio.to_thread(blocking)
+
+    @classmethod
+    def _open(cls, store: Path, identity: Identity, disk: Disk, segment_bytes: int) -> JsonlStore:
+        create(store)
+        lock = take_lock(store)
+        try:
+            manifest = located(store, alone=True)
+            opened = cls(store, lock, disk, segment_bytes)
+            name_log(store, manifest, identity, "jsonl")
+            return opened
+        except BaseException:
+            os.close(lock)
+            raise
+
+    # Reading
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``."""
+        return self._writer.head
+
+    async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        tail = self._index.streams.get(stream_id)
+        if tail is None:
+            return
+        head = self._writer.head
+        positions = [p for p in tail.positions[max(from_offset, 0) :] if p <= head]
+        async for record in self._lookup.read(positions):
+            yield record
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        segments = self._index.segments
+        passed_over = after + 1 - segments[-1].first if segments else 0
+        # A scan begins where a segment begins: who follows the log would read all of the last one again and again.
+        return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
+
+    async def _by_place(self, after: int) -> AsyncIterator[Record]:
+        """Records of the last segment, found by the index."""
+        async for record in self._lookup.read(range(after + 1, self._writer.head + 1)):
+            yield record
+
+    async def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``; reads only the wanted streams where they are named."""
+        if len(wanted.streams) != 1:
+            async for record in self._reader.query(wanted):
+                yield record
+            return
+        async for record in self.read(wanted.streams[0]):
+            if wanted.matches(record.event):
+                yield record
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        position = self._index.keys.get(key_digest(idempotency_key))
+        if position is None or position > self._writer.head:
+            return None
+        found = await asyncio.to_thread(self._lookup.records_at, [position])
+        return found[0] if found else None
+
+    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamStore.subscribe``."""
+        return self._live.follow(after)
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``. Scans the log."""
+        return await self._reader.sizes()
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return {}
+
+    # Planning (see ``Tails``); only the writer thread comes here
+
+    def next_position(self) -> int:
+        """See ``Tails``."""
+        return self._index.next_position()
+
+    def tail(self, stream_id: str) -> tuple[int, bytes]:
+        """See ``Tails``."""
+        tail = self._index.streams.get(stream_id)
+        return (0, GENESIS) if tail is None else (tail.next_offset(), tail.hash)
+
+    def known(self, key: str) -> Known | None:
+        """See ``Tails``."""
+        position = self._index.keys.get(key_digest(key))
+        if position is None:
+            return None
+        # A record of the current commit cannot be read from disk yet.
+        return Kept(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
+
+    # Writing
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        """See ``StreamStore.append``."""
+        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
+
+    async def drained(self) -> None:
+        """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
+        await self._commits.drained()
+
+    def _commit(self, group: Sequence[Pending]) -> float:
+        seconds = 0.0
+        self._writer.roll_if_full()
+        lines: list[bytes] = []
+        decided: list[tuple[Pending, Plan]] = []
+        for pending in group:
+            try:
+                plan_ = plan(pending.request, self)
+            except StreamError as refusal:
+                pending.outcome = refusal
+                continue
+            for number, placed in enumerate(plan_.new):
+                self._fresh[placed.position] = placed
+                lines.append(self._writer.add(placed, number, len(plan_.new)))
+            self.differences += plan_.differences
+            decided.append((pending, plan_))
+        if lines:
+            seconds = self._writer.make_durable(lines)
+            self._fresh.clear()
+        for pending, plan_ in decided:
+            pending.outcome = [as_record(answer) for answer in plan_.answers]
+        return seconds
+
+    # Moving a log from or to another backend (see ``Copyable``)
+
+    def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
+        """See ``Copyable.copy_out``."""
+        return self._reader.copy_out(after=after, most=most)
+
+    async def copy_in(self, records: Sequence[Stored]) -> None:
+        """See ``Copyable.copy_in``."""
+        try:
+            await in_thread(self._writer.copy, records)
+        except OSError as error:
+            raise self._copy_failed(error) from error
+
+    async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
+        """See ``Copyable.tails``."""
+        known = self._index.streams
+        names = known if among is None else known.keys() & set(among)
+        return {name: (known[name].next_offset(), known[name].hash) for name in names}
+
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return NOTHING_REMOVED
+
+    def _copy_failed(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the copy in {self._store} could not be written: {error.strerror or error}",
+            "free disk space or repair the disk, then run the migration again",
+        )
+
+    def file_sizes(self) -> Sizes:
+        """How many files the log has, and their bytes; blocking, for an instant."""
+        return self._reader.file_sizes()
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``. Releases the lock."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._commits.close()
+        self._live.close()
+        self._writer.close()
+        if self._lock >= 0:
+            os.close(self._lock)

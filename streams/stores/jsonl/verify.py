@@ -1,0 +1,275 @@
+"""Verifying a whole jsonl log, line by line, on to its end whatever is found on the way.
+
+Where a record cannot be read, what depends on it (the next place, the next
+link of its stream's chain) is taken from what follows, so that one fault is
+one finding; the first record of a stream after a lost one has nothing to be
+checked against. Nothing is changed, and no lock is taken: beside a running writer
+the log is verified up to the head of that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from streams.findings import Finding, Found, Kind, Summary
+from streams.hashing import canonical
+from streams.log.beside import lost_findings, manifest_finding
+from streams.retention import NOTHING_REMOVED, payload_fault
+from streams.store import NOTHING
+from streams.stores.chains import Chains
+from streams.stores.directory import is_being_written
+from streams.stores.jsonl.lines import BadLine, Head, check_crc, read_head
+from streams.stores.jsonl.reader import chunks
+from streams.stores.jsonl.segments import Segment, list_segments
+from streams.stores.missing import missing_at_end, missing_before
+
+_QUICK_SEGMENTS = 2
+"""How many a quick look takes; the last one may have just been begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One whole line of the log, parsed."""
+
+    event: dict[str, Any]
+    offset: int
+    position: int
+    hash: bytes
+    index: int
+    count: int
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the scan is."""
+
+    segment: Segment
+    line: int = 0
+    is_last: bool = False
+
+
+@dataclass(slots=True)
+class JsonlVerification:
+    """One pass over the log in ``store``. ``run`` gives the findings, ``summary`` the counts when it is done.
+
+    ``progress`` is called with the number of bytes read since its last call.
+    """
+
+    store: Path
+    progress: Callable[[int], None] | None = None
+    alone: bool = False
+    quick: bool = False
+    summary: Summary = field(default_factory=Summary)
+    _found: Found = field(init=False)
+    _chains: Chains = field(default_factory=lambda: Chains({}))
+    _last: int = NOTHING
+    """The highest position read so far."""
+    _unread: int = 0
+    """Bad lines since then: each stands for one record, which is not missing besides."""
+    _lost: int = 0
+    """Records of the log that could not be read, so far."""
+    _batch: tuple[int, int] = (0, 0)
+    """First position and count of the batch that is being read; (0, 0) between batches."""
+    _batch_line: int = 0
+    _batch_size: int = 0
+
+    def __post_init__(self) -> None:
+        self._found = Found(self.summary)
+
+    def size(self) -> int:
+        """Bytes to read, for a progress bar."""
+        total = 0
+        for segment in list_segments(self.store / "log"):
+            with suppress(FileNotFoundError):  # the log moved meanwhile
+                total += segment.path.stat().st_size
+        return total
+
+    async def run(self) -> AsyncIterator[Finding]:
+        """Every fault in the order of the log. Cancelling it is safe.
+
+        Raises:
+            ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
+            OSError: a file cannot be read.
+        """
+        writing = not self.alone and is_being_written(self.store)
+        head = read_head(self.store / "head")
+        segments = list_segments(self.store / "log")
+        self.summary.segments = len(segments)
+        self._found.add(manifest_finding(self.store, has_log=head is not None or bool(segments)))
+        if head is None and segments:
+            self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
+        limit = head.position if writing and head is not None else None
+        if self.quick and len(segments) > _QUICK_SEGMENTS:
+            segments = segments[-_QUICK_SEGMENTS:]
+            # What came before counts as lost: it explains any first offset, and the chain is checked from there on.
+            self._last, self._lost = segments[0].first - 1, segments[0].first
+        for number, segment in enumerate(segments):
+            place = _Place(segment, is_last=number == len(segments) - 1)
+            async for data, whole in self._lines(place):
+                place.line += 1
+                torn = self._take(place, data, whole, head, limit)
+                for finding in self._found.drain():
+                    yield finding
+                if torn:
+                    break
+        self._finish(segments, head, writing)
+        if not writing:
+            for lost in lost_findings(self.store, max(self._next_expected() - 1, self.summary.head)):
+                self._found.add(lost)
+        for finding in self._found.drain():
+            yield finding
+
+    # One line
+
+    def _take(self, place: _Place, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
+        """Judge one line; true when the rest of the log is torn or not yet durable."""
+        expected = self._next_expected()
+        if limit is not None and expected > limit:
+            return True
+        try:
+            if not whole:
+                raise BadLine("the line has no end")
+            line, is_canonical = _parse(data)
+        except BadLine as fault:
+            if place.is_last and self._is_torn(expected, whole, head):
+                self._torn(place, str(fault))
+                return True
+            self._unread += 1
+            self._batch = (0, 0)
+            self._find("corrupt", place.segment.path, place.line, expected, str(fault))
+            return False
+        stream_id = line.event["stream_id"]
+        if not is_canonical:
+            self._find(
+                "tampered", place.segment.path, place.line, line.position, "it is not in canonical form", stream_id
+            )
+        if place.line == 1 and line.position != place.segment.first:
+            reason = f"the file is named after position {place.segment.first}, but this is position {line.position}"
+            self._find("tampered", place.segment.path, 1, line.position, reason, stream_id)
+        if line.position <= self._last:
+            reason = f"it is position {line.position} where {expected} must follow"
+            self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
+            return False
+        gap = self._check_position(place, line)
+        self._check_batch(place, line, gap)
+        self._check_chain(place, line)
+        payload = payload_fault(NOTHING_REMOVED, stream_id, line.offset, line.event["payload"])
+        if payload is not None:
+            self._find("tampered", place.segment.path, place.line, line.position, payload, stream_id)
+        if head is not None and line.position == head.position and head.hash and line.hash.hex() != head.hash:
+            reason = "its hash is not the one that the head file names"
+            self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
+        self._last, self._unread = line.position, 0
+        self.summary.records += 1
+        return False
+
+    def _check_position(self, place: _Place, line: _Line) -> bool:
+        """Positions are dense: whether records are lost before this line."""
+        between = line.position - self._last - 1
+        if between > self._unread:
+            first = self._next_expected()
+            reason = missing_before(first, line.position)
+            self._find("missing", place.segment.path, place.line, first, reason)
+        self._lost += between
+        return between > 0 or self._unread > 0
+
+    def _check_batch(self, place: _Place, line: _Line, gap: bool) -> None:
+        """Batches are whole: indices 0, 1, … up to their count."""
+        begun = line.position - line.index
+        fits = self._batch == (begun, line.count) if self._batch != (0, 0) else line.index == 0
+        if not (fits and line.index < line.count) and not gap:
+            reason = f"it is record {line.index + 1} of {line.count} of a batch where another must follow"
+            self._find("corrupt", place.segment.path, place.line, line.position, reason, line.event["stream_id"])
+        if self._batch != (begun, line.count):
+            self._batch_line, self._batch_size = place.line, 0
+        self._batch_size += 1
+        self._batch = (0, 0) if line.index + 1 >= line.count else (begun, line.count)
+
+    def _check_chain(self, place: _Place, line: _Line) -> None:
+        stream_id = line.event["stream_id"]
+        fault = self._chains.take(stream_id, line.offset, line.hash, line.event, self._lost)
+        if fault is not None:
+            self._find("tampered", place.segment.path, place.line, line.position, fault, stream_id)
+
+    def _next_expected(self) -> int:
+        """The position that must follow what was read and what could not be."""
+        return self._last + 1 + self._unread
+
+    # The end of the log
+
+    def _is_torn(self, expected: int, whole: bool, head: Head | None) -> bool:
+        """A fault above head is what a killed writer left. Without a head file only an unfinished line can be."""
+        return expected > head.position if head is not None else not whole
+
+    def _torn(self, place: _Place, reason: str) -> None:
+        began = self._batch_line if self._batch != (0, 0) else place.line
+        records = self._batch_size if self._batch != (0, 0) else 0
+        self.summary.records -= records
+        self._last -= records
+        self._batch = (0, 0)
+        reason = f"{reason}; it was never acknowledged, and the next start cuts it off and keeps it aside"
+        self._find("torn", place.segment.path, began, self._last + 1, reason)
+
+    def _finish(self, segments: list[Segment], head: Head | None, writing: bool) -> None:
+        if segments and self._batch != (0, 0) and not writing:
+            place = _Place(segments[-1])
+            place.line = self._batch_line
+            if head is None or self._last > head.position:
+                self._torn(place, "the batch is not whole")
+            else:
+                self._find("corrupt", place.segment.path, place.line, self._last, "the batch is not whole")
+        expected = self._next_expected()
+        end = (NOTHING if head is None else head.position) + 1
+        if expected < end:
+            file = segments[-1].path if segments else self.store / "log"
+            self._find("missing", file, None, expected, missing_at_end(expected, end))
+        self.summary.streams = self._chains.kept
+        at = head.position if head is not None else NOTHING
+        self.summary.head = at if writing else max(at, self._last)
+
+    # Files
+
+    async def _lines(self, place: _Place) -> AsyncIterator[tuple[bytes, bool]]:
+        """The lines of a segment without their newlines; a last one that has none is not whole."""
+        rest = b""
+        async for chunk in chunks(place.segment):
+            self._count(len(chunk))
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                yield line, True
+        if rest:
+            yield rest, False
+
+    def _count(self, size: int) -> None:
+        self.summary.bytes += size
+        if self.progress is not None:
+            self.progress(size)
+
+    def _find(
+        self, kind: Kind, file: Path, line: int | None, position: int | None, reason: str, stream_id: str | None = None
+    ) -> None:
+        self._found.add(Finding(kind, str(file), line, position, stream_id, reason))
+
+
+def _parse(data: bytes) -> tuple[_Line, bool]:
+    """A whole line, and whether it is in canonical form. Raises ``BadLine``."""
+    check_crc(data)
+    try:
+        fields = orjson.loads(data)
+        event = fields["event"]
+        line = _Line(event, fields["offset"], fields["position"], bytes.fromhex(fields["hash"]), *fields["tx"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadLine(f"not a record: {type(error).__name__}") from None
+    numbers = (line.offset, line.position, line.index, line.count)
+    if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(event.get("payload"), dict):
+        raise BadLine("not a record: its fields are of other types")
+    if not isinstance(event.get("stream_id"), str):
+        raise BadLine("not a record: it names no stream")
+    return line, canonical(fields) == data

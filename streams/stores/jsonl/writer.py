@@ -1,0 +1,169 @@
+"""The end of a jsonl log: opening it for writing, and the lines that it takes.
+
+Opening recovers the log: ``recovery.py`` judges it; then a torn tail is kept aside and cut, and head is moved to the
+last whole batch.
+
+A write is: index the lines, write and sync them, rewrite ``head`` (no sync of its own). What was indexed and could not
+be written makes the writer useless: the caller stops for good (``commit.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from streams.store import NOTHING
+from streams.stores.directory import create
+from streams.stores.disk import (
+    Disk,
+    make_directory,
+    open_or_create,
+    read_file,
+    sync_directory,
+    write_durably,
+)
+from streams.stores.jsonl.lines import (
+    Head,
+    format_head,
+    format_line,
+    format_stored,
+    parse_event_keys,
+    read_head,
+)
+from streams.stores.jsonl.recovery import recover
+from streams.stores.jsonl.segments import Segment, segment_name
+from streams.stores.plan import Placed
+from streams.stores.stored import Stored
+
+
+class JsonlWriter:
+    """The part of ``JsonlStore`` that writes the log's last segment and its head file, and keeps the index.
+
+    Blocking; one thread at a time. ``index`` holds what is written and what is about to be, ``head`` is the
+    last durable position. ``torn`` and ``head_lost`` say what opening found.
+    """
+
+    def __init__(self, store: Path, disk: Disk, segment_bytes: int) -> None:
+        """Recover and index the log in ``store``.
+
+        Raises:
+            CorruptLog, ForeignStore: as ``recover``; nothing was changed.
+            OSError: the log cannot be read or written.
+        """
+        self._store, self._log = store, store / "log"
+        self._disk, self._segment_bytes = disk, segment_bytes
+        head = read_head(store / "head")
+        recovered = recover(self._log, head)
+        create(store, self._log)  # not before: a log that is refused stays as it is
+        self.index = recovered.index
+        self.head_lost = head is None and bool(recovered.index.segments)
+        self.torn: Path | None = None
+        if recovered.torn is not None:
+            self.torn = self._set_aside(recovered.index.segments[-1], recovered.size)
+        self._size = recovered.size
+        self._durable_size = recovered.size
+        self._fd = disk.open(self.index.segments[-1].path) if self.index.segments else -1
+        self.head = self.index.next_position() - 1
+        if self.head > NOTHING:
+            # A whole batch above the old head was written but perhaps not synced when its writer died.
+            disk.sync(self._fd)
+        found = format_head(Head(self.head, self.index.last_hash))
+        if head is None:
+            # It is rewritten without a sync, so that a power loss may leave an older head, but never none.
+            write_durably(store / "head", found)
+        self._head_fd = open_or_create(store / "head")
+        disk.rewrite(self._head_fd, found)
+
+    def _set_aside(self, segment: Segment, size: int) -> Path:
+        """Keep a copy of the torn tail, then cut it off."""
+        directory = self._store / "torn"
+        make_directory(directory)
+        kept = directory / f"{segment.path.stem}-{size}-{len(list(directory.iterdir()))}.bin"
+        write_durably(kept, read_file(segment.path)[size:])
+        sync_directory(self._store)
+        fd = self._disk.open(segment.path)
+        try:
+            self._disk.truncate(fd, size)
+            self._disk.sync(fd)
+        finally:
+            os.close(fd)
+        return kept
+
+    # Segments
+
+    def roll_if_full(self) -> None:
+        """Begin a new segment where none is open, or the open one has its size."""
+        if self._fd < 0 or self._size >= self._segment_bytes:
+            self.roll()
+
+    def roll(self) -> None:
+        """Begin a new segment; where the last one is empty, that serves."""
+        following = self.index.next_position()
+        if self._fd >= 0 and self.index.segments[-1].first == following:
+            return
+        segment = Segment(following, self._log / segment_name(following))
+        fd = self._disk.create(segment.path)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size, self._durable_size = fd, 0, 0
+        self.index.segments.append(segment)
+
+    # Lines
+
+    def add(self, placed: Placed, number: int, count: int) -> bytes:
+        """Index a new record, the ``number``-th of ``count`` in its batch; its line, for ``make_durable``."""
+        event = placed.encoded.event
+        return self._add(format_line(placed, number, count), event.stream_id, event.idempotency_key, placed.hash)
+
+    def _add(self, line: bytes, stream_id: str, key: str, hash_: bytes) -> bytes:
+        self.index.add(stream_id, key, hash_, self._size)
+        self._size += len(line)
+        return line
+
+    def make_durable(self, lines: Sequence[bytes]) -> float:
+        """Write and sync what the index already holds, then move head; the seconds that the disk took."""
+        begun = time.perf_counter()
+        self._disk.write(self._fd, b"".join(lines))
+        self._disk.sync(self._fd)
+        seconds = time.perf_counter() - begun
+        self._durable_size = self._size
+        head = Head(self.index.next_position() - 1, self.index.last_hash)
+        self._disk.rewrite(self._head_fd, format_head(head))
+        self.head = head.position
+        return seconds
+
+    def abandon(self) -> None:
+        """After a failed write: cut what was never acknowledged, as far as the disk still lets us."""
+        if self._fd >= 0:
+            try:
+                self._disk.truncate(self._fd, self._durable_size)
+            except OSError:
+                # The next opening finds a torn tail above head instead and cuts it then.
+                self._durable_size = -1
+
+    # A copy of another backend's log
+
+    def copy(self, records: Sequence[Stored]) -> None:
+        """Take records as another backend stored them, which must follow the last one; durable on return.
+
+        Raises:
+            ValueError: one does not follow the one before it.
+            OSError: they could not be written.
+        """
+        lines: list[bytes] = []
+        for record in records:
+            if record.position != self.index.next_position():
+                raise ValueError(f"record {record.position} does not follow {self.index.next_position() - 1}")
+            if not lines:
+                self.roll_if_full()
+            keys = parse_event_keys(record.event)
+            lines.append(self._add(format_stored(record), keys.stream_id, keys.idempotency_key, record.hash))
+        self.make_durable(lines)
+
+    def close(self) -> None:
+        """Close the files; nothing may be on its way."""
+        for fd in (self._fd, self._head_fd):
+            if fd >= 0:
+                os.close(fd)

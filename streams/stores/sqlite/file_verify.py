@@ -1,0 +1,115 @@
+"""Verifying the file of a sqlite log as a whole, whatever its records say.
+
+Whether it opens, the pages and indexes, the table of keys: each check gives one
+sentence for each fault, none for a sound file, and raises nothing for damage: a file
+that cannot be read is one of the sentences. Another check finds a lost head file. All
+of them block, and ``connection`` must have been opened with ``damaged`` (see
+``connect_to_read``). ``sqlite_verify.py`` judges the records themselves.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from streams.errors import BadStore, StoreUnavailable
+from streams.findings import Finding
+from streams.store import NOTHING
+from streams.stores.sqlite import keys
+from streams.stores.sqlite.files import (
+    LOG_FILE,
+    STEPS,
+    StoreInterrupted,
+    connect_to_read,
+    shown,
+    translated,
+)
+from streams.stores.sqlite.head import HEAD_FILE
+from streams.stores.sqlite.removed import head_of
+
+_QUICK_STEPS, _QUICK_CALLS = 10_000, 500
+"""A quick look at the file ends after five million steps of SQLite's machine, about a second."""
+
+_MOST_LINES: Final = 2
+"""Of what SQLite reports of one fault so many lines are told."""
+
+DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
+"""What reading a damaged file raises, within ``translated``; ``damage_text`` says it."""
+
+
+def opening_damage(path: Path, *, alone: bool) -> list[str]:
+    """What keeps a file from being opened or written, though one who passes over damage can read all of it.
+
+    ``alone``: see ``connect_to_read``.
+    """
+    try:
+        connection = connect_to_read(path, len(STEPS), alone=alone)
+    except BadStore as error:
+        return [f"it cannot be opened: {damage_text(error)}"]
+    except (StoreUnavailable, OSError):
+        return []  # held by another for a moment, or out of reach: that is no damage
+    if connection is not None:
+        connection.close()
+    return []
+
+
+def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
+    """What SQLite finds in pages and indexes, and what the table of keys lacks.
+
+    ``quick``: as far as SQLite gets in a moment, and without the table of keys.
+    """
+    look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
+    if quick:
+        calls = iter(range(_QUICK_CALLS))
+        connection.set_progress_handler(lambda: int(next(calls, None) is None), _QUICK_STEPS)
+    try:
+        with translated(path, "reading"):
+            faults = [row[0] for row in connection.execute(look)]
+    except StoreInterrupted:
+        return []  # as far as a quick look goes
+    except DAMAGE as error:
+        faults = [damage_text(error)]
+    finally:
+        # The limit is for this look alone: what is read next on the connection must not be interrupted by it.
+        connection.set_progress_handler(None, 0)
+    found = [f"SQLite says: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
+    if not quick:
+        found += _looked_at(path, "the table of keys", lambda: keys.faults(connection))
+    return found
+
+
+def _first_of(report: str) -> str:
+    """The first faults of a report: SQLite tells of all that one bad page brings with it, each on a line."""
+    lines = [" ".join(line.split()) for line in report.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("***"):  # names the database, which the finding does
+        del lines[0]
+    more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
+    return f"{', '.join(lines[:_MOST_LINES])}{more}"
+
+
+def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | None:
+    """The finding for a head file that cannot be read, if the log holds records."""
+    try:
+        with translated(store / LOG_FILE, "reading"):
+            if head_of(connection) == NOTHING:
+                return None
+    except DAMAGE:
+        return None  # the file is damaged, which is a finding already
+    reason = "it is missing or damaged; the next start renews it"
+    return Finding("missing", str(store / HEAD_FILE), None, None, None, reason)
+
+
+def damage_text(error: Exception) -> str:
+    """What is wrong, without the advice to verify."""
+    text = shown(str(error.__cause__ or error))
+    return text.split(": ")[-1] if isinstance(error, OSError) else text
+
+
+def _looked_at(path: Path, what: str, look: Callable[[], Iterable[str]]) -> list[str]:
+    try:
+        with translated(path, "reading"):
+            return list(look())
+    except DAMAGE as error:
+        return [f"{what} cannot be read: {damage_text(error)}"]

@@ -1,0 +1,368 @@
+"""Files, schema and errors of the sqlite backend: all that knows how SQLite is opened and what it calls its faults.
+
+::
+
+    store/  store.json  format, backend and log id       lock  held by the writer
+            log.db      records                          log.db-wal, log.db-shm  SQLite's own
+            sqlite-head the last record, see sqlite_head.py
+            search.db   full-text index; derived, may be deleted
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
+from streams.stores.directory import is_being_written, read_manifest
+from streams.stores.disk import open_or_create, refuse_link, sync_directory
+from streams.stores.sqlite.at_rest import ReadConnection, at_rest
+
+LOG_FILE: Final = "log.db"
+SEARCH_FILE: Final = "search.db"
+
+APPLICATION_ID: Final = 0x44535452
+"""``DSTR``: SQLite keeps it in the file's header, so that ``file`` and we know a log by it."""
+
+_IOERR_SHMSIZE: Final = 10 | 19 << 8
+
+BUSY_MS: Final = 5000
+"""How long to wait for the instants in which SQLite locks others out."""
+
+SCHEMA: Final = """
+    CREATE TABLE streams (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+    CREATE TABLE records (
+        position INTEGER PRIMARY KEY,
+        stream INTEGER NOT NULL REFERENCES streams (id),
+        offset INTEGER NOT NULL,
+        ts INTEGER NOT NULL,
+        type TEXT NOT NULL,
+        actor TEXT NOT NULL,
+        correlation_id TEXT,
+        causation_id TEXT,
+        event_id TEXT NOT NULL,
+        key BLOB NOT NULL,
+        hash BLOB NOT NULL,
+        crc INTEGER NOT NULL,
+        batch_index INTEGER NOT NULL,
+        batch_count INTEGER NOT NULL,
+        event BLOB NOT NULL
+    ) STRICT;
+    CREATE UNIQUE INDEX records_by_stream ON records (stream, offset);
+    CREATE INDEX records_by_event_id ON records (event_id);
+    CREATE INDEX records_by_type ON records (type);
+    CREATE INDEX records_by_ts ON records (ts);
+    CREATE INDEX records_by_correlation ON records (correlation_id) WHERE correlation_id IS NOT NULL;
+    CREATE INDEX records_by_causation ON records (causation_id) WHERE causation_id IS NOT NULL;
+    CREATE TABLE keys (key BLOB PRIMARY KEY, position INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE keys_through (id INTEGER PRIMARY KEY CHECK (id = 1), position INTEGER NOT NULL) STRICT;
+    INSERT INTO keys_through VALUES (1, -1);
+    CREATE TABLE removed (
+        key BLOB PRIMARY KEY, body BLOB NOT NULL, position INTEGER NOT NULL, offset INTEGER NOT NULL, hash BLOB NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE removed_ranges (first INTEGER PRIMARY KEY, end INTEGER NOT NULL) STRICT;
+    CREATE TABLE bases (
+        stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, hash BLOB NOT NULL, at_ms INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE marks (stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE pending (
+        what TEXT NOT NULL, stream TEXT NOT NULL, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL,
+        PRIMARY KEY (what, stream)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE removals (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL) STRICT;
+    INSERT INTO removals VALUES (1, 0);
+    """
+
+STEPS: Final[tuple[str, ...]] = (SCHEMA,)
+"""Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those taken."""
+
+SEARCH_STEPS: Final[tuple[str, ...]] = (
+    """
+    CREATE VIRTUAL TABLE payloads USING fts5 (
+        text, tokenize = 'trigram case_sensitive 1', content = '', detail = none
+    );
+    CREATE TABLE progress (id INTEGER PRIMARY KEY CHECK (id = 1), position INTEGER NOT NULL) STRICT;
+    INSERT INTO progress VALUES (1, -1);
+    """,
+)
+
+
+WAL_RESET_FIXED: Final = (3, 51, 3)
+"""The first SQLite without a fault that damages a database when two connections checkpoint and write at one moment."""
+
+
+def sqlite_version() -> tuple[int, ...]:
+    """The version of the SQLite that this Python uses."""
+    return sqlite3.sqlite_version_info
+
+
+class StoreInterrupted(StoreUnavailable):
+    """A look at the file was ended by whoever began it."""
+
+
+@contextmanager
+def translated(path: Path, doing: str) -> Iterator[None]:
+    """SQLite's errors as the store's: nothing of ``sqlite3`` leaves the backend.
+
+    Raises:
+        ForeignStore: the file is no database, or is damaged.
+        StoreLocked: another program holds it.
+        StoreUnavailable: it cannot be opened.
+        OSError: the disk is full, read-only or failing.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error, path, doing) from error
+    except UnicodeDecodeError as error:
+        # SQLite tells of damage with a piece of what is damaged, and Python cannot read that.
+        raise _damaged(path, "a text in it is no UTF-8") from error
+
+
+_NO_TEXT: Final = "Could not decode to UTF-8"
+
+
+VERIFY_OR: Final = "run `durable-stream verify`, or "
+
+
+def _damaged(path: Path, how: str) -> ForeignStore:
+    return ForeignStore(str(path), f"it is damaged ({shown(how)}): {VERIFY_OR}restore it from a backup")
+
+
+def shown(text: str) -> str:
+    """SQLite quotes what is damaged: nothing in it may reach a terminal as a control character."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
+    """The exception to raise for ``error``."""
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = extended & 0xFF  # the low byte is the primary code
+    # The memory it shares is a file, too: on a full disk that is what cannot grow first.
+    if code == sqlite3.SQLITE_FULL or extended == _IOERR_SHMSIZE:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    if code == sqlite3.SQLITE_READONLY:
+        return OSError(errno.EROFS, "it is read-only", str(path))
+    if code == sqlite3.SQLITE_IOERR:
+        return OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return StoreInterrupted(f"{doing} {path} was interrupted")
+    # What is asked while a file is opened is always the same: an error of the question is one of the file.
+    is_in_its_header = code == sqlite3.SQLITE_ERROR and doing == "opening"
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or is_in_its_header:
+        return _damaged(path, str(error))
+    if str(error).startswith(_NO_TEXT):
+        return _damaged(path, "a text in it is no UTF-8")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreLocked(f"{path} is held by another program", "close the program that has it open, try again")
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreUnavailable(f"{path} cannot be opened", "check that it exists, is yours and no symbolic link")
+    return StoreUnavailable(f"{doing} {path} failed ({error})", "run `durable-stream doctor`")
+
+
+def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
+    """The one writing connection of a file, created and brought to the newest schema.
+
+    WAL with ``synchronous=FULL``, both read back. Raises as ``translated``, and:
+
+        ForeignStore: written by a newer version, or not ours.
+    """
+    _refuse_links(path)
+    if not path.exists():
+        os.close(open_or_create(path))
+    try:
+        return _connect_to_write(path, steps)
+    except BaseException:
+        # What was just made, or never came further than that, must not look like a store that lost its records.
+        if path.exists() and not path.stat().st_size:
+            path.unlink()
+        raise
+
+
+def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
+    with translated(path, "opening"):
+        connection = sqlite3.connect(
+            _uri(path, "rw"), timeout=BUSY_MS / 1000, uri=True, check_same_thread=False, isolation_level=None
+        )
+        try:
+            if _check_owner(connection, path, len(steps)) == 0:
+                # Only a file without tables takes it: what is pruned is given back to the system.
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            # What is deleted or made shorter is overwritten with zeros: forgotten means gone from the file.
+            connection.execute("PRAGMA secure_delete = ON")
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            connection.execute("PRAGMA synchronous = FULL")
+            synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
+            if (mode, synchronous) != ("wal", 2):
+                raise StoreUnavailable(
+                    f"{path}: SQLite gives journal mode {mode} and synchronous {synchronous}, not wal and 2 (FULL)",
+                    "put the home on a local file system: what is written here could be lost",
+                )
+            connection.execute("PRAGMA foreign_keys = ON")
+            # The writer checkpoints when it has the time, see SqliteStore.
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            _upgrade(connection, steps)
+            # SQLite syncs the directory for the WAL only through the connection that made it, which a reader may be.
+            sync_directory(path.parent)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bool = False) -> ReadConnection | None:
+    """A connection that cannot write, for any thread or process; ``None`` where no file is. Raises as above.
+
+    Who keeps it longer than for one look asks it whether what it read is right: see ``sqlite_still.py``.
+    ``alone``: the caller holds the store's lock and has it not open for writing. Where SQLite cannot make its
+    shared memory file, as on a read-only file system or a full disk, nobody else can write either: then a log
+    whose WAL is empty is read as it is.
+    """
+    _refuse_links(path)
+    if not path.exists():
+        return None
+    still = at_rest(path, alone)
+    try:
+        connection = _connect_to_read(path, "ro" if still is None else "ro&immutable=1", damaged)
+        connection.seen, connection.alone = still, alone
+    except StoreLocked:
+        raise
+    except (OSError, StoreUnavailable) as error:
+        if _is_half_made(error.__cause__):
+            return None
+        if is_being_written(path.parent):
+            raise
+        if _wal_bytes(path):
+            raise StoreUnavailable(
+                f"{path} cannot be read where it lies, because a part of it is still in {path.name}-wal",
+                "make the directory writable and free some space, or copy the home elsewhere and look at the copy",
+            ) from error
+        connection = _connect_to_read(path, "ro&immutable=1", damaged)
+    with translated(path, "opening"):
+        try:
+            if _check_owner(connection, path, newest) == 0:
+                connection.close()
+                return None
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if _is_half_made(error):
+                return None
+            raise
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _is_half_made(error: BaseException | None) -> bool:
+    """Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
+
+
+def _connect_to_read(path: Path, mode: str, damaged: bool) -> ReadConnection:
+    with translated(path, "opening"):
+        connection = sqlite3.connect(
+            _uri(path, mode), uri=True, check_same_thread=False, isolation_level=None, factory=ReadConnection
+        )
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            connection.execute("PRAGMA query_only = ON")
+            if damaged:
+                # With it SQLite takes a file that is shorter than its header says; nothing can be written all the same.
+                connection.execute("PRAGMA writable_schema = ON")
+                connection.text_factory = lambda text: text.decode("utf-8", "replace")
+            connection.execute("PRAGMA user_version").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _wal_bytes(path: Path) -> int:
+    wal = path.with_name(f"{path.name}-wal")
+    return wal.stat().st_size if wal.exists() else 0
+
+
+def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool:
+    """Whether the file holds a log, or with ``records`` a record. One that cannot be read counts as both.
+
+    ``alone``: see ``connect_to_read``.
+
+    Raises:
+        ForeignStore: it is a symbolic link.
+        StoreLocked: another program holds it.
+    """
+    _refuse_links(path)
+    if not path.exists():
+        return False
+    try:
+        connection = connect_to_read(path, len(STEPS), alone=alone)
+    except StoreLocked:
+        raise
+    except StreamError:
+        return True
+    if connection is None:
+        return False
+    try:
+        return not records or connection.execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None
+    except sqlite3.Error:
+        return True
+    finally:
+        connection.close()
+
+
+def _refuse_links(path: Path) -> None:
+    """SQLite would follow them, and give its own files the mode of the database's."""
+    for suffix in ("", "-wal", "-shm"):
+        refuse_link(path.with_name(path.name + suffix))
+
+
+def _uri(path: Path, mode: str) -> str:
+    return f"{path.absolute().as_uri()}?mode={mode}"
+
+
+def _check_owner(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+    """The schema's version; 0 for a file that is still empty."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    owner = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if tables == 0 and owner in (0, APPLICATION_ID):
+        return 0
+    if owner != APPLICATION_ID:
+        raise ForeignStore(str(path), _FOREIGN if _is_named(path) else NOT_OURS)
+    if version > newest:
+        raise ForeignStore(
+            str(path), f"it has schema {version}, this version reads up to {newest}: upgrade durable-stream"
+        )
+    return version
+
+
+_FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_OR}restore it from a backup"
+
+
+def _is_named(path: Path) -> bool:
+    """Whether ``store.json`` beside the file says that our log lies in it: then another home is no advice."""
+    if path.name != LOG_FILE:
+        return False
+    try:
+        manifest = read_manifest(path.parent)
+    except StreamError:
+        return False
+    return manifest is not None and manifest.backend == "sqlite"
+
+
+def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
+    """Take the steps that are missing, each in a transaction together with its number."""
+    taken = connection.execute("PRAGMA user_version").fetchone()[0]
+    for number, step in enumerate(steps[taken:], taken + 1):
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
+        )
+    if taken < len(steps):
+        # Else a WAL that is deleted would take the tables along, and with them that there was a head file.
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

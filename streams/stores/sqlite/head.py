@@ -1,0 +1,166 @@
+"""The head file of a sqlite log: its last record, known beside the database, so that lost records are noticed.
+
+A WAL that is deleted, cut or damaged is to SQLite one that ends earlier: the log
+reads as an earlier one, and verifies. So the last record's position and hash stand
+in ``sqlite-head`` too, in the form of jsonl's head file. It is written after a
+commit is durable and before it is acknowledged, in place and without a sync:
+
+- *below the log's end* it is what a kill or a power loss leaves, and moved on at
+  the next opening. *Beyond it* it cannot be left by either: the system keeps what a
+  killed process wrote, in its order, and before a power loss what the file says was synced.
+  Then records are lost, and the log is refused.
+- *missing* beside a log that holds records, it was lost, and ``verify`` says so: it is
+  made, durably, before the log is.
+
+Its name does not begin as SQLite's files do: whoever deletes ``log.db-*`` leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from streams.errors import CorruptLog, StoreLocked, StreamError
+from streams.findings import Kind
+from streams.store import NOTHING
+from streams.stores.disk import Disk, open_or_create, write_durably
+from streams.stores.jsonl.lines import Head, format_head, read_head
+from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, translated
+from streams.stores.sqlite.removed import head_of
+
+HEAD_FILE: Final = "sqlite-head"
+
+_AT: Final = "SELECT hash FROM records WHERE position = ?"
+_LAST: Final = "SELECT position, hash FROM records ORDER BY position DESC LIMIT 1"
+
+
+class HeadFault(NamedTuple):
+    """In what a log contradicts its head file."""
+
+    kind: Kind
+    position: int
+    reason: str
+
+
+class HeadFile:
+    """The head file of a log that is open for writing. Blocking; one writer."""
+
+    def __init__(self, store: Path, connection: sqlite3.Connection) -> None:
+        """Open it and move it on to the log's last record.
+
+        Raises:
+            OSError: it cannot be written.
+            ForeignStore: the log is damaged where its last record should be.
+        """
+        known = read_head(store / HEAD_FILE)
+        with translated(store / LOG_FILE, "opening"):
+            found = connection.execute(_LAST).fetchone()
+        self._fd = open_or_create(store / HEAD_FILE)
+        # Where the last records were pruned, it stands beyond those that are kept.
+        if found is not None and (known is None or found[0] > known.position):
+            try:
+                self.write(*found)
+            except BaseException:
+                self.close()
+                raise
+
+    def write(self, position: int, hash_: bytes) -> None:
+        """Make this the last record; it is durable already. Raises ``OSError``."""
+        Disk().rewrite(self._fd, format_head(Head(position, hash_.hex())))
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._fd)
+
+
+def make_head_file(store: Path) -> bool:
+    """Make the head file where there is none, before a log is opened for writing; whether one was lost.
+
+    Raises:
+        CorruptLog: the log holds less than its head file says. Nothing was changed.
+        StreamError: the log cannot be read.
+        OSError: the file cannot be made.
+    """
+    path = store / LOG_FILE
+    known = read_head(store / HEAD_FILE)
+    connection = connect_to_read(path, len(STEPS), alone=True)
+    try:
+        with translated(path, "opening"):
+            _refuse(path, None if known is None else _fault(connection, known))
+            was_made = connection is not None and head_of(connection) > NOTHING
+    finally:
+        if connection is not None:
+            connection.close()
+    if known is None:
+        # Later it is rewritten without a sync, so that a power loss may leave an older one, but never none.
+        write_durably(store / HEAD_FILE, format_head(Head(NOTHING, "")))
+    return known is None and was_made
+
+
+def holds_known_log(store: Path, *, alone: bool = False) -> bool:
+    """Whether ``log.db`` holds a log; one that cannot be read counts, and is told where it is read.
+
+    ``alone``: see ``connect_to_read``.
+
+    Raises:
+        CorruptLog: it holds less than its head file says.
+        ForeignStore: a file is a symbolic link.
+        StoreLocked: another program holds it; who asks next would wait as long again.
+    """
+    path = store / LOG_FILE
+    while True:
+        # This file first: a writer beside us moves the log on before it.
+        known = read_head(store / HEAD_FILE)
+        try:
+            connection = connect_to_read(path, len(STEPS), alone=alone)
+        except StoreLocked:
+            raise
+        except StreamError:
+            return True
+        if connection is None:
+            return False
+        try:
+            fault = None if known is None else _fault(connection, known)
+        except sqlite3.Error:
+            return True
+        finally:
+            connection.close()
+        if fault is None or read_head(store / HEAD_FILE) == known:
+            _refuse(path, fault)
+            return True
+        # It is of another log now: this one moved away, was discarded, and begun anew.
+
+
+def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
+    """What is wrong with a log that ends at ``last``, if anything is. Pure.
+
+    ``hash_`` is that of its record at the head file's position; ``None`` where there is none, as it was pruned.
+    """
+    first, end = last + 1, known.position
+    if end >= first:
+        lost = f"record {end} was written and is" if end == first else f"records {first} to {end} were written and are"
+        reason = f"{lost} missing: {LOG_FILE}-wal was deleted, cut or damaged, or {LOG_FILE} is an older copy"
+        return HeadFault("missing", first, reason)
+    if known.hash and hash_ is not None and hash_.hex() != known.hash:
+        reason = f"it is not the record that {HEAD_FILE} names: {LOG_FILE} is another log, or was changed"
+        return HeadFault("tampered", known.position, reason)
+    return None
+
+
+def _fault(connection: sqlite3.Connection | None, known: Head) -> HeadFault | None:
+    if connection is None:
+        return head_fault(known, NOTHING, None)
+    connection.execute("BEGIN")
+    try:
+        last = head_of(connection)
+        row = connection.execute(_AT, [known.position]).fetchone()
+    finally:
+        connection.execute("COMMIT")
+    return head_fault(known, last, None if row is None else row[0])
+
+
+def _refuse(path: Path, fault: HeadFault | None) -> None:
+    if fault is not None:
+        raise CorruptLog(str(path), fault.position + 1, fault.position, fault.reason)

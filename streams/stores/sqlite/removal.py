@@ -1,0 +1,212 @@
+"""Pruning and forgetting in a sqlite log, chunk by chunk between the commits of others.
+
+What is to be done is noted first, in a transaction of its own; what a ``kill -9``
+leaves of it, the next opening does. At the end the write-ahead file, which still
+holds pages as they were, is emptied, and free pages are given back.
+
+A removal needs some space before it gives any back. On a full disk it ends in an error; what was begun is finished when
+there is space.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from streams.errors import StoreUnavailable
+from streams.retention import Forgotten, Pruned
+from streams.stores.disk import Disk
+from streams.stores.hints import Hints, remove_kept_aside
+from streams.stores.sqlite import removed as tables
+from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, translated
+from streams.stores.sqlite.search import remove_search
+from streams.stores.threads import InTurn
+
+FREE_PAGES: Final = 512
+"""Pages given back to the system in one go."""
+
+Result = TypeVar("Result")
+
+
+class Exclusive(Protocol):
+    """Runs something on the calling thread while no commit runs."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Result: ...
+
+
+class SqliteRemover:
+    """The part of ``SqliteStore`` that removes. Blocking; ``InTurn`` lets one operation run at a time.
+
+    ``changed`` is called while no commit runs, after each transaction.
+    """
+
+    def __init__(self, store: Path, connection: sqlite3.Connection, turns: InTurn, changed: Callable[[], None]) -> None:
+        self._store, self._path, self._wal = store, store / LOG_FILE, store / f"{LOG_FILE}-wal"
+        self._connection, self._turns, self._changed = connection, turns, changed
+
+    def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Pruned:
+        """See ``StreamStore.prune``."""
+        with self._told("pruned"):
+            self.resume(exclusively)
+            with translated(self._path, "reading"):
+                ends = exclusively(lambda: self._ends(cuts))
+            cuts = {name: min(cuts[name], end) for name, (first, end) in ends.items() if min(cuts[name], end) > first}
+            if not cuts:
+                return Pruned()
+            self._check({name: (ends[name][0], cut) for name, cut in cuts.items()}, exclusively)
+            exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "prune", cuts, at_ms)))
+            records, size, _, _ = self._work(exclusively)
+            return Pruned(records, size, len(cuts))
+
+    def forget(self, streams: Collection[str], at_ms: int, exclusively: Exclusive) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        with self._told("forgotten"):
+            self.resume(exclusively)
+            wanted = exclusively(lambda: self._to_forget(streams))
+            if not wanted:
+                return Forgotten()
+            self._check(wanted, exclusively)
+            ends = {name: end for name, (_, end) in wanted.items()}
+            exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "forget", ends, at_ms)))
+            _, _, records, saved = self._work(exclusively)
+            return Forgotten(records, saved, len(wanted))
+
+    def resume(self, exclusively: Exclusive) -> None:
+        """Do what an operation that was cut off left."""
+        with translated(self._path, "reading"):
+            is_pending = exclusively(lambda: next(tables.pending(self._connection), None)) is not None
+        if is_pending:
+            self._work(exclusively)
+
+    def _ends(self, names: Collection[str]) -> dict[str, tuple[int, int]]:
+        """(first offset, end) of the streams that hold records."""
+        found: dict[str, tuple[int, int]] = {}
+        for name in names:
+            first, last = self._connection.execute(
+                "SELECT min(offset), max(offset) FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)",
+                [name],
+            ).fetchone()
+            if first is not None:
+                found[name] = (first, last + 1)
+        return found
+
+    def _to_forget(self, names: Collection[str]) -> dict[str, tuple[int, int]]:
+        """(first offset, end) of those of the streams that hold what was not forgotten yet."""
+        with translated(self._path, "reading"):
+            marks = tables.load(self._connection).marks
+            ends = self._ends(names)
+        return {name: ends[name] for name in ends if name not in marks or marks[name].offset < ends[name][1]}
+
+    def _check(self, wanted: Mapping[str, tuple[int, int]], exclusively: Exclusive) -> None:
+        """Before anything is noted: read what is to be removed, so that damage in it is told and nothing is begun."""
+        for name, (first, end) in wanted.items():
+            while first < end:
+                self._turns.check()
+                with translated(self._path, "reading"):
+                    first = exclusively(partial(tables.check_chunk, self._connection, name, first, end))
+
+    def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
+        """Do all that is noted; records and bytes pruned, and forgotten."""
+        pruned = pruned_bytes = forgotten = saved = 0
+        forgets = False
+        with translated(self._path, "reading"):
+            noted = exclusively(lambda: list(tables.pending(self._connection)))
+        for what, stream, offset, at_ms in noted:
+            if what == "prune":
+                for records, size in self._chunks(exclusively, stream, offset, at_ms):
+                    pruned, pruned_bytes = pruned + records, pruned_bytes + size
+            else:
+                forgets = True
+                for records, size in self._digests(exclusively, stream, offset):
+                    forgotten, saved = forgotten + records, saved + size
+        if forgets:
+            remove_kept_aside(self._store, Disk())
+        # The index is made anew: what was removed must not be told by it either.
+        remove_search(self._store)
+        Hints(self._store).forget_snapshots()
+        self._shrink(exclusively)
+        exclusively(lambda: self._transact(lambda: tables.finish(self._connection)))
+        return pruned, pruned_bytes, forgotten, saved
+
+    def _chunks(self, exclusively: Exclusive, stream: str, offset: int, at_ms: int) -> Iterator[tuple[int, int]]:
+        following = -1
+        while following < offset:
+            records, size, following = self._step(
+                exclusively, lambda: tables.prune_chunk(self._connection, stream, offset, at_ms)
+            )
+            yield records, size
+
+    def _digests(self, exclusively: Exclusive, stream: str, offset: int) -> Iterator[tuple[int, int]]:
+        first = 0
+        while first < offset:
+            work = partial(tables.forget_chunk, self._connection, stream, first, offset)
+            records, saved, first = self._step(exclusively, work)
+            yield records, saved
+
+    def _step(self, exclusively: Exclusive, work: Callable[[], Result]) -> Result:
+        """One transaction of ``work``."""
+        self._turns.check()
+        return exclusively(lambda: self._transact(work))
+
+    def _transact(self, work: Callable[[], Result]) -> Result:
+        with translated(self._path, "writing"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work()
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.rollback()
+                raise
+            self._changed()
+            return result
+
+    def _shrink(self, exclusively: Exclusive) -> None:
+        """Give free pages back, and empty the write-ahead file, in which pages lie as they were."""
+        while exclusively(self._free_pages):
+            self._turns.check()
+            exclusively(self._give_back)
+        until = time.monotonic() + BUSY_MS / 1000
+        while exclusively(self._empty_wal):
+            self._turns.check()
+            if time.monotonic() > until:
+                raise StoreUnavailable(
+                    f"another program is reading {self._path}, so {self._wal.name} still holds what was removed",
+                    "close that program and try again; the next start finishes it too",
+                )
+            time.sleep(0.02)
+
+    def _free_pages(self) -> int:
+        with translated(self._path, "reading"):
+            found: int = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
+        return found
+
+    def _give_back(self) -> None:
+        with translated(self._path, "writing"):
+            self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
+
+    def _empty_wal(self) -> bool:
+        """Whether a reader keeps it from being emptied."""
+        with translated(self._path, "writing"):
+            # Commits wait meanwhile, so it does not: who needs it empty asks again.
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+            finally:
+                self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Operating system errors of a removal as the store's."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(
+                f"records in {self._path} could not be {what} as a whole: {error.strerror or error}",
+                "free disk space or repair the disk, then try again: what was begun is finished then, "
+                "or at the next start",
+            ) from error

@@ -1,0 +1,236 @@
+"""What a sqlite log has lost on purpose: the tables of it, and their chunks of work.
+
+``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions,
+``bases`` and ``marks`` what ``Removal`` names so. ``pending`` is what an operation still
+has to do: it is written first, and a row leaves with the transaction that does
+its last part. ``removals.version`` grows with each of these transactions.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import orjson
+
+from streams.hashing import digest_form_of, is_digest, stored_form_of
+from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
+from streams.stores.keys import key_digest
+from streams.stores.sqlite.keys import forget_keys
+
+CHUNK: Final = 256
+"""Records removed or forgotten in one transaction, so that appends never wait long."""
+
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""And how many bytes of events, but at least one record."""
+
+HEAD: Final = (
+    "WITH kept (last) AS (SELECT coalesce(max(position), -1) FROM records)"
+    " SELECT max(last, coalesce((SELECT max(end) - 1 FROM removed_ranges WHERE first <= last + 1), -1)) FROM kept"
+)
+"""The last position of the log: of its last record, or the last pruned one that follows it without a gap."""
+
+_INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
+
+
+class DamagedRow(sqlite3.DatabaseError):
+    """A row is not what was written into it. SQLite itself does not notice, so this is told as its errors are."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+    def __init__(self, table: str, fault: str) -> None:
+        super().__init__(f"table {table}: {fault}")
+
+
+def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ...]:
+    """``row``, whose values have the types of the table. A page that is damaged gives any value in any column."""
+    for value, wanted in zip(row, types, strict=True):
+        if type(value) is not wanted:
+            raise DamagedRow(table, f"a row has {type(value).__name__} where {wanted.__name__} was written")
+    return row
+
+
+def head_of(connection: sqlite3.Connection) -> int:
+    """The log's last position."""
+    found: int = connection.execute(HEAD).fetchone()[0]
+    return found
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Changes with everything that is removed."""
+    row = connection.execute("SELECT version FROM removals").fetchone()
+    if row is None:
+        raise DamagedRow("removals", "it has lost its row")
+    version: int = _as_written("removals", row, int)[0]
+    return version
+
+
+def load(connection: sqlite3.Connection) -> Removal:
+    """Everything but the entries. For one state of the file, call it within a transaction."""
+    found = connection.execute("SELECT first, end FROM removed_ranges")
+    ranges = Ranges(_as_written("removed_ranges", row, int, int) for row in found)
+    found = connection.execute("SELECT stream, offset, hash, at_ms FROM bases")
+    bases = {row[0]: Base(*row[1:]) for row in found if _as_written("bases", row, str, int, bytes, int)}
+    found = connection.execute("SELECT stream, offset, at_ms FROM marks")
+    marks = {row[0]: Mark(*row[1:]) for row in found if _as_written("marks", row, str, int, int)}
+    pending = connection.execute("SELECT 1 FROM pending LIMIT 1").fetchone() is not None
+    return Removal(ranges, bases, marks, pending)
+
+
+def find(connection: sqlite3.Connection, key: bytes) -> Entry | None:
+    """The entry of a pruned record, by the digest of its key."""
+    row = connection.execute("SELECT key, body, position, offset, hash FROM removed WHERE key = ?", [key]).fetchone()
+    return None if row is None else _entry(row)
+
+
+def base_of(connection: sqlite3.Connection, stream_id: str) -> tuple[int, bytes] | None:
+    """(first kept offset, hash before it) of a pruned stream."""
+    row = connection.execute("SELECT offset, hash FROM bases WHERE stream = ?", [stream_id]).fetchone()
+    if row is None:
+        return None
+    offset, hash_ = _as_written("bases", row, int, bytes)
+    return offset, hash_
+
+
+def entries_after(connection: sqlite3.Connection, key: bytes, most: int) -> list[Entry]:
+    """The next entries in the order of their keys."""
+    query = "SELECT key, body, position, offset, hash FROM removed WHERE key > ? ORDER BY key LIMIT ?"
+    return [_entry(row) for row in connection.execute(query, [key, most])]
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    return Entry(*_as_written("removed", row, bytes, bytes, int, int, bytes))
+
+
+# Chunks; each is called within a transaction of its own
+
+
+def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int], at_ms: int) -> None:
+    """Note what is to be done; of streams to forget, that they are."""
+    rows = [(what, name, offset, at_ms) for name, offset in offsets.items()]
+    connection.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
+    if what == "forget":
+        connection.executemany("INSERT OR REPLACE INTO marks VALUES (?, ?, ?)", [row[1:] for row in rows])
+    connection.execute("UPDATE removals SET version = version + 1")
+
+
+def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int]]:
+    """What is still to be done: (what, stream, offset, time)."""
+    query = "SELECT what, stream, offset, at_ms FROM pending ORDER BY what, stream"
+    for row in connection.execute(query).fetchall():
+        what, stream, offset, at_ms = _as_written("pending", row, str, str, int, int)
+        yield what, stream, offset, at_ms
+
+
+def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int) -> tuple[int, int, int]:
+    """Remove the next records below ``offset``; (how many, bytes, where to continue)."""
+    rows = _chunk(connection, stream_id, 0, offset)
+    if rows:
+        entries = [_entry_of(row) for row in rows]
+        connection.executemany(_INSERT_ENTRY, entries)
+        connection.executemany("DELETE FROM records WHERE position = ?", [(row[0],) for row in rows])
+        forget_keys(connection, [entry.key for entry in entries])
+        last = entries[-1]
+        connection.execute(
+            "INSERT OR REPLACE INTO bases VALUES (?, ?, ?, ?)", [stream_id, last.offset + 1, last.hash, at_ms]
+        )
+        for entry in entries:
+            _include(connection, entry.position)
+        connection.execute("UPDATE removals SET version = version + 1")
+    return len(rows), sum(len(row.event) for row in rows), rows[-1].offset + 1 if rows else offset
+
+
+def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, offset: int) -> tuple[int, int, int]:
+    """Make the next records from ``first`` to below ``offset`` digests; (how many, bytes saved, where to go on)."""
+    rows = _chunk(connection, stream_id, first, offset)
+    changed = []
+    saved = 0
+    for row in rows:
+        fields = _fields_of(row)
+        if not is_digest(fields["payload"]):
+            form = digest_form_of(fields)[1]
+            saved += len(row.event) - len(form)
+            changed.append((form, crc32(form), row.position))
+    connection.executemany("UPDATE records SET event = ?, crc = ? WHERE position = ?", changed)
+    connection.execute("UPDATE removals SET version = version + 1")
+    return len(changed), saved, rows[-1].offset + 1 if rows else offset
+
+
+def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> int:
+    """Read the next records from ``first`` to below ``end`` as a removal will; where to go on.
+
+    Raises:
+        DamagedRow: one of them is damaged. What is removed must be known to be what was written.
+    """
+    rows = _chunk(connection, stream_id, first, end)
+    for row in rows:
+        _fields_of(row)
+    return rows[-1].offset + 1 if rows else end
+
+
+def finish(connection: sqlite3.Connection) -> None:
+    """All that was noted is done."""
+    connection.execute("DELETE FROM pending")
+    connection.execute("UPDATE removals SET version = version + 1")
+
+
+class _Row(NamedTuple):
+    position: int
+    offset: int
+    hash: bytes
+    crc: int
+    event: bytes
+
+
+def _chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> list[_Row]:
+    """The next records of a stream, as many as one transaction takes."""
+    found = connection.execute(
+        "SELECT position, offset, hash, crc, event FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
+        " AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?",
+        [stream_id, first, end, CHUNK],
+    )
+    rows: list[_Row] = []
+    size = 0
+    for values in found:
+        row = _Row(*_as_written("records", values, int, int, bytes, int, bytes))
+        if row.offset < (rows[-1].offset + 1 if rows else first):
+            raise DamagedRow("records", f"record {row.position} is out of order")
+        size += len(row.event)
+        if rows and size > CHUNK_BYTES:
+            break
+        rows.append(row)
+    return rows
+
+
+def _fields_of(row: _Row) -> dict[str, Any]:
+    """The event's fields. Raises ``DamagedRow`` if it is not what was written."""
+    if crc32(row.event) != row.crc:
+        raise DamagedRow("records", f"record {row.position} has a wrong checksum")
+    try:
+        fields: dict[str, Any] = orjson.loads(row.event)
+    except orjson.JSONDecodeError as error:
+        raise DamagedRow("records", f"record {row.position} is not a record") from error
+    return fields
+
+
+def _entry_of(row: _Row) -> Entry:
+    fields = _fields_of(row)
+    body = body_digest((fields["type"], fields["stream_id"], fields["actor"], stored_form_of(fields)[0]))
+    return Entry(key_digest(fields["idempotency_key"]), body, row.position, row.offset, row.hash)
+
+
+def _include(connection: sqlite3.Connection, position: int) -> None:
+    """Add a position to the ranges, which do not touch each other."""
+    after = connection.execute("SELECT end FROM removed_ranges WHERE first = ?", [position + 1]).fetchone()
+    end = position + 1 if after is None else after[0]
+    if after is not None:
+        connection.execute("DELETE FROM removed_ranges WHERE first = ?", [position + 1])
+    before = connection.execute(
+        "UPDATE removed_ranges SET end = ? WHERE first ="
+        " (SELECT max(first) FROM removed_ranges WHERE first <= ?) AND end = ?",
+        [end, position, position],
+    )
+    if not before.rowcount:
+        connection.execute("INSERT INTO removed_ranges VALUES (?, ?)", [position, end])

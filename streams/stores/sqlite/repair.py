@@ -1,0 +1,90 @@
+"""What ``repair`` looks at and does in a sqlite store's own files."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Final, Literal
+
+from streams.errors import StoreLocked, StreamError
+from streams.stores.sqlite.files import (
+    LOG_FILE,
+    SEARCH_FILE,
+    SEARCH_STEPS,
+    STEPS,
+    connect_to_read,
+    connect_to_write,
+    translated,
+)
+from streams.stores.sqlite.keys import rebuild
+
+_TABLES: Final = (
+    "SELECT name FROM main.sqlite_schema"
+    " WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name NOT IN ('keys', 'keys_through')"
+)
+
+_EMPTY: Final = 'DELETE FROM main."{}"'
+_COPY: Final = 'INSERT INTO main."{}" SELECT * FROM damaged."{}" NOT INDEXED ORDER BY 1'
+"""In the table's own order, by no index. A plain copy would take the pages of the damaged indexes along."""
+
+
+SearchFault = Literal["damaged", "ahead"]
+
+
+def copy_rows(store: Path, target: Path) -> None:
+    """A new database ``target`` with every row of the log and indexes of its own; the log's WAL is taken in before.
+
+    Raises:
+        ForeignStore: a row cannot be read.
+        StoreLocked: another program has the log open.
+        OSError: the disk is full or failing.
+    """
+    path = store / LOG_FILE
+    _take_in_wal(path)
+    connection = connect_to_write(target, STEPS)
+    try:
+        with translated(path, "copying"):
+            connection.execute("ATTACH ? AS damaged", [f"{path.absolute().as_uri()}?mode=ro"])
+            connection.execute("BEGIN IMMEDIATE")
+            for (name,) in connection.execute(_TABLES).fetchall():
+                connection.execute(_EMPTY.format(name))  # of what the schema begins with
+                connection.execute(_COPY.format(name, name))
+            rebuild(connection)
+            connection.execute("COMMIT")
+            connection.execute("DETACH damaged")
+    finally:
+        connection.close()
+
+
+def _take_in_wal(path: Path) -> None:
+    """What replaces the database must not meet a WAL that belongs to the old one."""
+    connection = connect_to_write(path, STEPS)
+    try:
+        with translated(path, "copying"):
+            if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise StoreLocked(f"{path} is held by another program", "close the program that has it open, try again")
+    finally:
+        connection.close()
+
+
+def search_fault(store: Path, head: int) -> SearchFault | None:
+    """What is wrong with the search index: SQLite finds fault with it, or it has indexed more than the log holds."""
+    path = store / SEARCH_FILE
+    if not path.exists():
+        return None
+    try:
+        connection = connect_to_read(path, len(SEARCH_STEPS), alone=True)
+    except (StreamError, OSError):
+        return "damaged"
+    if connection is None:
+        return None  # begun and empty
+    try:
+        position = connection.execute("SELECT position FROM progress").fetchone()[0]
+        said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except (sqlite3.Error, TypeError):
+        return "damaged"
+    finally:
+        connection.close()
+    if said != "ok" or not isinstance(position, int):
+        return "damaged"
+    return "ahead" if position > head else None

@@ -1,0 +1,99 @@
+"""The full-text index of a sqlite log: every payload's text, in trigrams, in a file of its own.
+
+It is derived: it may lag, and be deleted at any time. A search asks it for the
+records up to where it is and reads the rest, so what is found never depends on
+it. Trigrams without positions (``detail=none``) find candidates for any part of a
+text of three characters or more; the filter itself decides.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from streams.query import payload_text
+from streams.stores.sqlite.files import (
+    LOG_FILE,
+    SEARCH_FILE,
+    SEARCH_STEPS,
+    STEPS,
+    connect_to_read,
+    connect_to_write,
+    translated,
+)
+from streams.stores.sqlite.rows import SELECT, record_of
+
+_SIZES: Final = ("", "-wal", "-shm")
+
+
+class SearchIndex:
+    """The one writer of ``search.db``. Blocking; use it from one thread at a time.
+
+    Raises:
+        StreamError, OSError: a file cannot be opened, read or written.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._path, self._log_path = store / SEARCH_FILE, store / LOG_FILE
+        self._connection = connect_to_write(self._path, SEARCH_STEPS)
+        self._file = self._path.stat().st_ino
+        self._log: sqlite3.Connection | None = None
+
+    @property
+    def position(self) -> int:
+        """The last position that is indexed; -1 for none."""
+        with translated(self._path, "reading"):
+            found: int = self._connection.execute("SELECT position FROM progress").fetchone()[0]
+        return found
+
+    def advance(self, most: int) -> int:
+        """Index the next records, at most so many; returns how many there were."""
+        self._follow_file()
+        position = self.position
+        with translated(self._log_path, "reading"):
+            if self._log is None:
+                self._log = connect_to_read(self._log_path, len(STEPS))
+            if self._log is None:
+                return 0
+            rows = self._log.execute(
+                f"{SELECT} WHERE position > ? ORDER BY position LIMIT ?", [position, most]
+            ).fetchall()
+        if not rows:
+            return 0
+        records = [record_of(row, str(self._log_path)) for row in rows]
+        texts = [(record.position, payload_text(record.event).casefold()) for record in records]
+        with translated(self._path, "writing"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._connection.executemany("INSERT INTO payloads (rowid, text) VALUES (?, ?)", texts)
+                self._connection.execute("UPDATE progress SET position = ?", [records[-1].position])
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.rollback()
+                raise
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        return len(rows)
+
+    def _follow_file(self) -> None:
+        """Begin a new index if this one was deleted, because something was pruned or forgotten."""
+        if self._path.exists() and self._path.stat().st_ino == self._file:
+            return
+        self._connection.close()
+        self._connection = connect_to_write(self._path, SEARCH_STEPS)
+        self._file = self._path.stat().st_ino
+
+    def close(self) -> None:
+        """Close the files."""
+        for connection in (self._connection, self._log):
+            if connection is not None:
+                connection.close()
+
+
+def remove_search(store: Path) -> None:
+    """Delete the index; what was forgotten must not be found in it. It is made anew."""
+    for suffix in _SIZES:
+        with suppress(FileNotFoundError):
+            (store / (SEARCH_FILE + suffix)).unlink()

@@ -1,0 +1,385 @@
+"""The sqlite backend: one file, one writing connection, readers beside it.
+
+A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
+returns. Then the head file is written, see ``sqlite_head.py``. The writing
+connection alone checkpoints, between two commits, once the WAL holds
+``CHECKPOINT_PAGES``. Opening reads a few rows, and the keys of the last records
+(``sqlite_keys.py``), whatever the log holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from streams.errors import BadStore, CorruptLog, StoreUnavailable, StreamError
+from streams.event import StreamEvent
+from streams.hashing import GENESIS
+from streams.query import Filter
+from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
+from streams.store import NOTHING, OnKnown, Record
+from streams.stores.commit import GroupCommit, Pending, WouldStall
+from streams.stores.hints import Hints, KeepsHints
+from streams.stores.keys import key_digest
+from streams.stores.live import LiveTail
+from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
+from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translated
+from streams.stores.sqlite.head import HeadFile, make_head_file
+from streams.stores.sqlite.keys import Keys
+from streams.stores.sqlite.reader import SqliteReader
+from streams.stores.sqlite.removal import SqliteRemover
+from streams.stores.sqlite.removed import HEAD, base_of, find, load
+from streams.stores.sqlite.rows import INSERT, KEY, POSITION, SELECT, Row, record_of, row_of, stored_row
+from streams.stores.stored import Stored
+from streams.stores.threads import InTurn, in_thread
+
+CHECKPOINT_PAGES: Final = 8192
+"""About how much stands in the WAL when the writer moves it into the database file. Pages of the indexes stand in it
+many times and are moved once, so a larger one costs less; but a start after a crash, and the end, take the longer."""
+
+PAGE_BYTES: Final = 4096
+
+PAGES_OF_A_ROW: Final = 1
+"""Of the indexes, beside the row itself: what a commit of 64 was measured to write, and a little more."""
+
+Result = TypeVar("Result")
+
+
+class SqliteStore(KeepsHints):
+    """``StreamStore`` over ``store/log.db``. Open it with ``SqliteStore.open``; the caller holds the store's lock."""
+
+    def __init__(self, store: Path) -> None:
+        self._path = store / LOG_FILE
+        self.head_lost = make_head_file(store)
+        """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
+        self._connection = connect_to_write(self._path, STEPS)
+        self._reader = SqliteReader(store, exists=True)
+        self._hints = Hints(store)
+        self._head = self._stored_head()
+        self._next = self._head + 1
+        self._tails: dict[str, tuple[int, bytes]] = {}
+        removal = self._load_removal()
+        self._has_entries = bool(removal.bases)
+        try:
+            self._check_end(removal.ranges.end)
+            self._head_file = HeadFile(store, self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._last_hash = b""
+        """Of the last record that was planned since this was opened."""
+        self._turns = InTurn()
+        self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
+        # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening. Nor
+        # does damage in what was to go keep the log from being written: `verify` tells both.
+        with suppress(OSError, StoreUnavailable, BadStore):
+            self._remover.resume(lambda work: work())
+        self._stream_ids: dict[str, int] = {}
+        with translated(self._path, "opening"):
+            self._keys = Keys(self._connection)
+        self._fresh: dict[bytes, Placed] = {}
+        self._digests: dict[str, bytes] = {}
+        self._stored: dict[bytes, int] = {}
+        """Of the commit under way: the digests of its keys, and the positions of those that were stored before."""
+        self._wal_pages = 0
+        """About how many the WAL has that are not in the database file. Its size does not tell: SQLite writes over
+        what was moved, and keeps the file as long as it ever was."""
+        self._closed = False
+        self.differences = 0
+        self._live = LiveTail(lambda after: self.read_all(after=after))
+        self._commits = GroupCommit(
+            self._commit, self._live.notify, self._abandon, store.name, may_stall=self._is_tidying_due
+        )
+
+    @classmethod
+    async def open(cls, store: Path) -> SqliteStore:
+        """Open the log for writing; made where there is none.
+
+        Raises:
+            CorruptLog: records are missing at the end, as the head file tells, or among pruned ones.
+            ForeignStore: damaged, not ours, or newer.
+            StoreUnavailable: held by another program, or it cannot be opened.
+        """
+        return await asyncio.to_thread(cls, store)
+
+    def _stored_head(self) -> int:
+        with translated(self._path, "opening"):
+            found = self._connection.execute(HEAD).fetchone()[0]
+        return int(found)
+
+    def _load_removal(self) -> Removal:
+        with translated(self._path, "opening"):
+            return load(self._connection)
+
+    def _removed_some(self) -> None:
+        """What is remembered of the file is not right any more."""
+        self._tails.clear()
+        self._has_entries = True
+
+    # Reading
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``."""
+        return self._head
+
+    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        """See ``StreamReader.read``."""
+        return self._reader.read(stream_id, from_offset=from_offset)
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamReader.read_all``."""
+        return self._reader.read_all(after=after)
+
+    def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        """See ``StreamReader.query``."""
+        return self._reader.query(wanted)
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        """See ``StreamReader.find``."""
+        return await self._reader.find(idempotency_key)
+
+    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        """See ``StreamStore.subscribe``."""
+        return self._live.follow(after)
+
+    # Planning (see ``Tails``); only the writer thread comes here
+
+    def next_position(self) -> int:
+        """See ``Tails``."""
+        return self._next
+
+    def tail(self, stream_id: str) -> tuple[int, bytes]:
+        """See ``Tails``."""
+        tail = self._tails.get(stream_id)
+        if tail is None:
+            row = self._connection.execute(
+                "SELECT offset, hash FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
+                " ORDER BY offset DESC LIMIT 1",
+                [stream_id],
+            ).fetchone()
+            tail = (row[0] + 1, row[1]) if row is not None else base_of(self._connection, stream_id) or (0, GENESIS)
+            self._tails[stream_id] = tail
+        return tail
+
+    def known(self, key: str) -> Known | None:
+        """See ``Tails``."""
+        digest = self._digests[key]
+        fresh = self._fresh.get(digest)
+        if fresh is not None:
+            return Kept(lambda: fresh)
+        if digest in self._stored:
+            where = [self._stored[digest], digest]
+            row = self._connection.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
+            if row is not None:  # else it was pruned
+                found = record_of(row, str(self._path))
+                return Kept(lambda: found)
+        entry = find(self._connection, digest) if self._has_entries else None
+        return None if entry is None else Removed(entry)
+
+    # Writing
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        """See ``StreamStore.append``."""
+        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
+
+    async def drained(self) -> None:
+        """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
+        await self._commits.drained()
+
+    def _commit(self, group: Sequence[Pending]) -> float:
+        with translated(self._path, "writing"):
+            if self._is_tidying_due():
+                self._tidy()
+            self._begin()
+            decided, rows = self._decide(group)
+            self._connection.executemany(INSERT, rows)
+            begun = time.perf_counter()
+            self._connection.execute("COMMIT")
+            seconds = time.perf_counter() - begun
+            if rows:
+                self._head_file.write(self._next - 1, self._last_hash)
+            self._head = self._next - 1
+            self._note(rows)
+        for pending, plan_ in decided:
+            pending.outcome = [as_record(answer) for answer in plan_.answers]
+        return seconds
+
+    def _begin(self) -> None:
+        """Begin a transaction. Another program that holds the file is waited for, but never on the loop."""
+        if not self._commits.on_loop:
+            self._connection.execute("BEGIN IMMEDIATE")
+            return
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise WouldStall from None
+            raise
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    def _decide(self, group: Sequence[Pending]) -> tuple[list[tuple[Pending, Plan]], list[Row]]:
+        decided: list[tuple[Pending, Plan]] = []
+        rows: list[Row] = []
+        keys = [each.event.idempotency_key for pending in group for each in pending.request.batch]
+        self._digests = {key: key_digest(key) for key in keys}
+        self._stored = self._keys.positions(list(self._digests.values()))
+        for pending in group:
+            try:
+                plan_ = plan(pending.request, self)
+            except StreamError as refusal:
+                pending.outcome = refusal
+                continue
+            count = len(plan_.new)
+            for index, placed in enumerate(plan_.new):
+                event = placed.encoded.event
+                digest = self._digests[event.idempotency_key]
+                rows.append(row_of(placed, self._stream_id(event.stream_id), digest, index, count))
+                self._tails[event.stream_id] = (placed.offset + 1, placed.hash)
+                self._fresh[digest] = placed
+            if plan_.new:
+                self._last_hash = plan_.new[-1].hash
+            self._next += count
+            self.differences += plan_.differences
+            decided.append((pending, plan_))
+        return decided, rows
+
+    # Removing
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``."""
+        return await self._reader.sizes()
+
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+        """See ``StreamStore.prune``."""
+        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
+
+    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+        """See ``StreamStore.forget``."""
+        return await self._turns.run(lambda: self._remover.forget(streams, at_ms, self._between))
+
+    async def removed(self) -> dict[str, Gone]:
+        """See ``StreamReader.removed``."""
+        return await self._reader.removed()
+
+    def _check_end(self, pruned_end: int) -> None:
+        """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
+        if pruned_end > self._next:
+            reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
+            raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
+
+    def _between(self, work: Callable[[], Result]) -> Result:
+        """Run ``work`` between two commits; the readers let go of what it may delete."""
+        self._reader.let_go_of_search()
+        return self._commits.exclusively(work)
+
+    # Moving a log from or to another backend (see ``Copyable``)
+
+    def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
+        """See ``Copyable.copy_out``."""
+        return self._reader.copy_out(after=after, most=most)
+
+    async def copy_in(self, records: Sequence[Stored]) -> None:
+        """See ``Copyable.copy_in``."""
+        try:
+            await in_thread(self._copy, records)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the copy {self._path} could not be written: {error.strerror or error}",
+                "free disk space or repair the disk, then run the migration again",
+            ) from error
+
+    async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
+        """See ``Copyable.tails``."""
+        return await self._reader.tails(among)
+
+    async def removal(self) -> Removal:
+        """See ``Copyable.removal``."""
+        return await self._reader.removal()
+
+    def _copy(self, records: Sequence[Stored]) -> None:
+        with translated(self._path, "writing"):
+            if self._is_tidying_due():
+                self._tidy()
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                rows: list[Row] = []
+                following = self._next
+                for record in records:
+                    if record.position != following:
+                        raise ValueError(f"record {record.position} does not follow {following - 1}")
+                    following += 1
+                    event = record.parse()
+                    rows.append(stored_row(record, event, self._stream_id(event.stream_id)))
+                self._connection.executemany(INSERT, rows)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._stream_ids.clear()
+                self._connection.rollback()
+                raise
+            if records:
+                self._head_file.write(records[-1].position, records[-1].hash)
+            self._next = following
+            self._head = self._next - 1
+            self._tails.clear()
+            self._note(rows)
+
+    def _stream_id(self, name: str) -> int:
+        found = self._stream_ids.get(name)
+        if found is None:
+            row = self._connection.execute("SELECT id FROM streams WHERE name = ?", [name]).fetchone()
+            if row is None:
+                row = self._connection.execute("INSERT INTO streams (name) VALUES (?) RETURNING id", [name]).fetchone()
+            found = self._stream_ids[name] = int(row[0])
+        return found
+
+    def _note(self, rows: Sequence[Row]) -> None:
+        """After a commit: remember its keys, and how much the WAL holds now."""
+        self._fresh.clear()
+        self._keys.remember((row[KEY], row[POSITION]) for row in rows)
+        self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + len(rows) * PAGES_OF_A_ROW
+
+    def _is_tidying_due(self) -> bool:
+        return self._wal_pages > CHECKPOINT_PAGES or self._keys.are_many
+
+    def _tidy(self) -> None:
+        """Between two commits: write the keys that are only remembered, move the WAL into the database file.
+
+        SQLite would do the second by itself, but says nothing of a sync that failed, and trusts the next one.
+        """
+        if self._keys.are_many:
+            self._keys.fold()
+        if self._wal_pages > CHECKPOINT_PAGES:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._wal_pages = 0
+
+    def _abandon(self) -> None:
+        """After a failed write: what was not committed must not be; SQLite drops it, also when it is opened next."""
+        with suppress(sqlite3.Error):
+            self._connection.rollback()
+
+    async def close(self) -> None:
+        """See ``StreamReader.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._turns.close()
+        await self._commits.close()
+        self._live.close()
+        await self._reader.close()
+        self._head_file.close()
+        with translated(self._path, "closing"):
+            await asyncio.to_thread(self._connection.close)

@@ -1,0 +1,417 @@
+"""Verifying a whole sqlite log, row by row, on to its end whatever is found on the way.
+
+A row says everything twice: in its columns, which queries use, and in the
+event's bytes, which the chain covers. So a changed column is found by the
+bytes, changed bytes by the checksum, and both changed by the chain. Where SQLite
+cannot read a page, each record in it is one finding, named by the index that
+leads to it, and the scan goes on behind it. The file as a whole is checked
+after the records, with ``sqlite_file_verify.py``: whether it opens, and what SQLite's own checks find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
+
+import orjson
+
+from streams.errors import ForeignStore, StoreUnavailable
+from streams.findings import Finding, Found, Kind, Summary
+from streams.hashing import canonical, is_digest
+from streams.log.beside import lost_findings, manifest_finding
+from streams.retention import NOTHING_REMOVED, Removal, payload_fault
+from streams.store import NOTHING
+from streams.stores.chains import Chains
+from streams.stores.directory import is_being_written
+from streams.stores.jsonl.lines import Head, read_head
+from streams.stores.keys import key_digest
+from streams.stores.sqlite.at_rest import ReadConnection
+from streams.stores.sqlite.file_verify import (
+    DAMAGE,
+    content_damage,
+    damage_text,
+    lost_head_file,
+    opening_damage,
+)
+from streams.stores.sqlite.files import (
+    LOG_FILE,
+    STEPS,
+    VERIFY_OR,
+    connect_to_read,
+    translated,
+)
+from streams.stores.sqlite.head import HEAD_FILE, head_fault
+from streams.stores.sqlite.removed import load, version_of
+from streams.stores.threads import in_thread
+
+Answer = TypeVar("Answer")
+
+_ROWS: Final = 512
+
+_QUICK_RECORDS: Final = 2000
+_QUERY: Final = (
+    "SELECT records.position, (SELECT name FROM streams WHERE id = records.stream), offset, ts, type, actor,"
+    " correlation_id, causation_id, event_id, key, hash, crc, batch_index, batch_count, event"
+    " FROM records WHERE position"
+)
+
+_NAMED: Final = (
+    "SELECT position, (SELECT name FROM streams WHERE id = stream)"
+    " FROM records INDEXED BY records_by_stream WHERE position > ?"
+)
+"""Where records must be, and of which stream, from an index alone: for rows that cannot be read."""
+
+_TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
+
+
+class _Row(NamedTuple):
+    position: int
+    stream: str | None
+    offset: int
+    ts: int
+    type: str
+    actor: str
+    correlation_id: str | None
+    causation_id: str | None
+    event_id: str
+    key: bytes
+    hash: bytes
+    crc: int
+    batch_index: int
+    batch_count: int
+    event: bytes
+
+
+@dataclass(slots=True)
+class SqliteVerification:
+    """See ``streams.log.verify.Verification``."""
+
+    store: Path
+    progress: Callable[[int], None] | None = None
+    alone: bool = False
+    quick: bool = False
+    summary: Summary = field(default_factory=Summary)
+    _found: Found = field(init=False)
+    _told: set[Finding] = field(default_factory=set)
+    _removal: Removal = NOTHING_REMOVED
+    _chains: Chains = field(default_factory=lambda: Chains({}))
+    _last: int = -1
+    _lost: int = 0
+    _batch: tuple[int, int] = (0, 0)
+
+    _head: Head | None = None
+    _hash_at_head: bytes | None = None
+    """Of the record that the head file names, once it was read."""
+    _named: dict[int, str | None] | None = None
+    """Positions and streams by the index, once a row could not be read."""
+    _scanned: int = NOTHING
+    """Up to which position each was asked for by itself."""
+
+    def __post_init__(self) -> None:
+        self._found = Found(self.summary)
+
+    @property
+    def _path(self) -> Path:
+        return self.store / LOG_FILE
+
+    def size(self) -> int:
+        """Bytes to read, for a progress bar."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    async def run(self) -> AsyncIterator[Finding]:
+        """See ``streams.log.verify.Verification.run``."""
+        self.summary.segments = int(self._path.exists())
+        # Before anything else: a writer beside us moves the log on before this file.
+        self._head = read_head(self.store / HEAD_FILE)
+        try:
+            connection = await asyncio.to_thread(
+                connect_to_read, self._path, len(STEPS), damaged=True, alone=self.alone
+            )
+        except ForeignStore as error:
+            if error.is_not_ours or "upgrade" in error.reason:
+                raise
+            self._found.add(manifest_finding(self.store, has_log=True))
+            self._find("corrupt", None, None, error.reason.replace(VERIFY_OR, ""))
+            connection = None
+        else:
+            self._found.add(manifest_finding(self.store, has_log=connection is not None))
+            if self._head is None and connection is not None:
+                lost_head = await in_thread(lost_head_file, self.store, connection, interrupt=connection.interrupt)
+                self._found.add(lost_head)
+        for finding in self._found.drain():
+            self._told.add(finding)
+            yield finding
+        if connection is None:
+            return
+        try:
+            while True:
+                version = await in_thread(self._version, connection, interrupt=connection.interrupt)
+                if await in_thread(self._begin, connection, interrupt=connection.interrupt) == version:
+                    is_done = True
+                    async for finding in self._pass(connection):
+                        # What is missing or different may just have been removed, or a writer begun: judge it anew.
+                        now = await in_thread(self._version, connection, interrupt=connection.interrupt)
+                        if now != version or not self._is_right(connection):
+                            is_done = False
+                            break
+                        if finding not in self._told:
+                            self._told.add(finding)
+                            yield finding
+                    if is_done and self._is_right(connection):
+                        break
+                if not connection.can_go_on(self._path):
+                    connection.close()
+                    connection = await asyncio.to_thread(self._connected_again)
+        finally:
+            connection.close()
+        self.summary.streams = self._chains.kept
+        self.summary.head = self._removal.ranges.following(self._last + 1) - 1
+        fault = None if self._head is None else head_fault(self._head, self.summary.head, self._hash_at_head)
+        if fault is not None:
+            self._find(fault.kind, fault.position, None, fault.reason)
+        if self.alone or not is_being_written(self.store):
+            for lost in lost_findings(self.store, self.summary.head):
+                self._found.add(lost)
+        for finding in self._found.drain():
+            self._told.add(finding)
+            yield finding
+        self.summary.findings = len(self._told)
+
+    def _is_right(self, connection: ReadConnection) -> bool:
+        return connection.is_right(self._path)
+
+    def _connected_again(self) -> ReadConnection:
+        connection = connect_to_read(self._path, len(STEPS), damaged=True, alone=self.alone)
+        if connection is None:
+            raise StoreUnavailable(f"{self._path} was moved away while it was verified", "verify the log again")
+        return connection
+
+    def _asked(self, connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        with translated(self._path, "reading"):
+            return ask(connection)
+
+    def _version(self, connection: sqlite3.Connection) -> int | None:
+        """Changes with each removal; ``None`` where damage keeps it from being read."""
+        try:
+            return self._asked(connection, version_of)
+        except DAMAGE:
+            return None
+
+    def _begin(self, connection: sqlite3.Connection) -> int | None:
+        """Begin anew with what the log has lost on purpose; the version of that."""
+        segments = self.summary.segments
+        self.summary.reset()
+        self.summary.segments = segments
+        self._found.clear()
+        self._last, self._scanned, self._lost, self._batch = -1, -1, 0, (0, 0)
+        try:
+            self._removal, count = self._asked(connection, _removal_of)
+        except DAMAGE as error:
+            self._removal, count = NOTHING_REMOVED, 0
+            self._find("corrupt", None, None, f"what it says of pruned records cannot be read: {damage_text(error)}")
+        self._chains = Chains(self._removal.bases)
+        self.summary.pruned = self._removal.ranges.count
+        offsets = sum(base.offset for base in self._removal.bases.values())
+        if not self._removal.ranges.count == offsets == count:
+            self._find("corrupt", None, None, "what it says of pruned records contradicts itself")
+        if self._removal.pending and (self.alone or not is_being_written(self.store)):
+            reason = "what was pruned or forgotten is not wholly gone from the files; the next start finishes it"
+            self._find("torn", None, None, reason)
+        return self._version(connection)
+
+    async def _pass(self, connection: sqlite3.Connection) -> AsyncIterator[Finding]:
+        if self.quick:
+            await in_thread(self._skip_to_the_end, connection, interrupt=connection.interrupt)
+        done = False
+        while not done:
+            fetched, done = await in_thread(self._fetch, connection, interrupt=connection.interrupt)
+            self.summary.bytes += fetched
+            if self.progress is not None:
+                self.progress(fetched)
+            for finding in self._found.drain():
+                yield finding
+        if self._batch != (0, 0):
+            self._find("missing", self._last + 1, None, "the last batch is not whole")
+        following, end = self._removal.ranges.following(self._last + 1), self._removal.ranges.end
+        if following < end:
+            self._find("missing", following, None, f"records {following} to {end - 1} at the end are missing")
+        await in_thread(self._check_file, connection, interrupt=connection.interrupt)
+        for finding in self._found.drain():
+            yield finding
+
+    def _fetch(self, connection: sqlite3.Connection) -> tuple[int, bool]:
+        """Judge the next rows; the bytes they hold, and whether the log ends there."""
+        try:
+            with translated(self._path, "reading"):
+                rows = connection.execute(
+                    f"{_QUERY} > ? ORDER BY position LIMIT ?", [max(self._last, self._scanned), _ROWS]
+                ).fetchall()
+        except DAMAGE as error:
+            return self._fetch_one_by_one(connection, damage_text(error))
+        positions = [max(self._last, self._scanned), *(row[0] for row in rows)]
+        if any(one >= following for one, following in pairwise(positions)):
+            # Rows of a damaged page come in any order, again and again.
+            return self._fetch_one_by_one(connection, "its rows are out of order")
+        for row in rows:
+            self._judge(_Row(*row))
+        return sum(len(row[-1]) for row in rows if isinstance(row[-1], bytes)), not rows
+
+    def _fetch_one_by_one(self, connection: sqlite3.Connection, damage: str) -> tuple[int, bool]:
+        """The same where a page is damaged: the rows that can be read are judged, the others are findings."""
+        if self._named is None:
+            self._named = self._names(connection)
+        begin = max(self._last, self._scanned) + 1
+        # Without the index it is not known how far the log goes: then the first row that cannot be read is the end.
+        end = max(self._named) if self._named else begin + _ROWS
+        read = 0
+        for position in range(begin, min(begin + _ROWS, end + 1)):
+            self._scanned = position
+            if self._removal.ranges.holds(position):
+                continue
+            try:
+                with translated(self._path, "reading"):
+                    row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
+            except DAMAGE as error:
+                if not self._named:
+                    self._find("corrupt", position, None, f"SQLite cannot read on: {damage_text(error)}")
+                    return read, True
+                reason = f"the page that holds it cannot be read: {damage_text(error)}"
+                self._find("corrupt", position, self._named.get(position), reason)
+                self._last, self._batch = position, (0, 0)
+                self._lost += 1
+                continue
+            if row is not None:
+                self._judge(_Row(*row))
+                read += len(row[-1]) if isinstance(row[-1], bytes) else 0
+        if not self._named and not read:
+            self._find("corrupt", begin, None, f"SQLite cannot read on: {damage}")
+            return 0, True
+        return read, bool(self._named) and self._scanned >= end
+
+    def _names(self, connection: sqlite3.Connection) -> dict[int, str | None]:
+        try:
+            with translated(self._path, "reading"):
+                return dict(connection.execute(_NAMED, [self._last]).fetchall())
+        except DAMAGE:
+            return {}  # then the scan ends at the damage, which is told
+
+    def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
+        """Begin at the last records. What came before counts as lost: that explains any first offset in a stream."""
+        try:
+            with translated(self._path, "reading"):
+                head = connection.execute("SELECT max(position) FROM records").fetchone()[0]
+        except DAMAGE:
+            return  # the scan comes to it, and tells it
+        if isinstance(head, int) and head > _QUICK_RECORDS:
+            self._last = head - _QUICK_RECORDS
+            self._lost = self._last + 1
+
+    def _check_file(self, connection: sqlite3.Connection) -> None:
+        """What is wrong with the file as a whole, its indexes included; for a quick look as far as it gets."""
+        if not self._told and not self._found:
+            self._find_in_file(opening_damage(self._path, alone=self.alone))
+        self._find_in_file(content_damage(self._path, connection, quick=self.quick))
+
+    def _judge(self, row: _Row) -> None:
+        if not all(isinstance(getattr(row, name), kind) for name, kind in _TYPES.items()):
+            position = row.position if isinstance(row.position, int) else self._last + 1
+            self._find("corrupt", position, row.stream, "not a record: its fields are of other types")
+            self._last, self._batch = position, (0, 0)
+            self._lost += 1
+            return
+        ranges = self._removal.ranges
+        expected = ranges.following(self._last + 1)
+        begun = row.position - row.batch_index
+        if ranges.holds(row.position):
+            self._find("tampered", row.position, row.stream, "it was pruned and is there all the same")
+            self._last = row.position
+            return
+        if row.position != expected:
+            count = ranges.kept(expected, row.position)
+            records = f"record {expected} is" if count == 1 else f"records {expected} to {row.position - 1} are"
+            self._find("missing", expected, None, f"{records} missing")
+            self._lost += count
+            self._batch = (0, 0)
+        elif self._batch != (0, 0) and self._batch != (begun, row.batch_count):
+            self._find("tampered", row.position, row.stream, "it does not continue its batch")
+        self._last = row.position
+        if self._head is not None and row.position == self._head.position:
+            self._hash_at_head = row.hash
+        is_whole = ranges.following(row.position + 1) >= begun + row.batch_count
+        self._batch = (0, 0) if is_whole else (begun, row.batch_count)
+        event = self._event_of(row)
+        if event is None:
+            self._lost += 1
+            return
+        self._check_columns(row, event)
+        self._check_chain(row, event)
+        fault = payload_fault(self._removal, str(event.get("stream_id")), row.offset, event["payload"])
+        if fault is not None:
+            self._find("tampered", row.position, row.stream, fault)
+        elif is_digest(event["payload"]):
+            self.summary.forgotten += 1
+        self.summary.records += 1
+
+    def _event_of(self, row: _Row) -> dict[str, Any] | None:
+        if crc32(row.event) != row.crc:
+            self._find("corrupt", row.position, row.stream, "wrong checksum")
+            return None
+        try:
+            event = orjson.loads(row.event)
+        except orjson.JSONDecodeError:
+            event = None
+        if not isinstance(event, dict) or not isinstance(event.get("payload"), dict):
+            self._find("corrupt", row.position, row.stream, "not an event")
+            return None
+        if canonical(event) != row.event:
+            self._find("tampered", row.position, row.stream, "it is not in canonical form")
+        return event
+
+    def _check_columns(self, row: _Row, event: dict[str, Any]) -> None:
+        columns = {
+            "stream_id": row.stream,
+            "ts": row.ts,
+            "type": row.type,
+            "actor": row.actor,
+            "correlation_id": row.correlation_id,
+            "causation_id": row.causation_id,
+            "id": row.event_id,
+        }
+        wrong = [name for name, value in columns.items() if event.get(name) != value]
+        if row.key != key_digest(str(event.get("idempotency_key"))):
+            wrong.append("idempotency_key")
+        if wrong:
+            reason = f"the row says otherwise than the event: {', '.join(wrong)}"
+            self._find("tampered", row.position, row.stream, reason)
+
+    def _check_chain(self, row: _Row, event: dict[str, Any]) -> None:
+        stream = str(event.get("stream_id"))
+        fault = self._chains.take(stream, row.offset, row.hash, event, self._lost)
+        if fault is not None:
+            self._find("tampered", row.position, stream, fault)
+
+    def _find(self, kind: Kind, position: int | None, stream: str | None, reason: str) -> None:
+        line = None if position is None else position + 1
+        self._found.add(Finding(kind, str(self._path), line, position, stream, reason))
+
+    def _find_in_file(self, faults: Iterable[str]) -> None:
+        for fault in faults:
+            self._find("corrupt", None, None, fault)
+
+
+def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:
+    """What was removed, and how many entries there are; from one state of the file."""
+    connection.execute("BEGIN")
+    try:
+        removal = load(connection)
+        version_of(connection)  # which is told if it is damaged
+        count = connection.execute("SELECT count(*) FROM removed").fetchone()[0] if removal else 0
+    finally:
+        connection.execute("COMMIT")
+    return removal, count

@@ -1,0 +1,107 @@
+"""Feeding recordings to the translator in tests, with crashes where a test wants them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.capture.translate import Origin, Token, Translator
+from bridge.opencode.link.frames import HookItem
+from streams.event import StreamEvent
+from streams.identity import Identity, seeded_identity
+
+RECORDINGS = Path(__file__).parents[2] / "recordings"
+
+Item = tuple[Token, HookItem]
+
+
+def recording(name: str) -> list[Item]:
+    """The items of ``tests/recordings/{name}.jsonl`` with their tokens."""
+    path = RECORDINGS / f"{name}.jsonl"
+    origin = Origin(sha256(path.read_bytes()).hexdigest(), "0" * 16)
+    items = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fields = json.loads(line)
+        if not fields["hook"].startswith("__"):
+            hook = HookItem(fields["hook"], fields["t"], fields.get("input"), fields.get("output"))
+            items.append((Token(origin, number), hook))
+    return items
+
+
+def names() -> list[str]:
+    """Every recording there is."""
+    return sorted(path.stem for path in RECORDINGS.glob("*.jsonl"))
+
+
+class Log:
+    """The durable part: first event of each key, in order."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, StreamEvent] = {}
+
+    def append(self, events: Iterable[StreamEvent]) -> None:
+        for event in events:
+            self.events.setdefault(event.idempotency_key, event)
+
+    def state(self) -> CaptureState:
+        state = CaptureState()
+        for event in self.events.values():
+            state.apply(event)
+        return state
+
+
+class Player:
+    """A sidecar's translator over a log, with a clock that the test moves."""
+
+    def __init__(self, log: Log | None = None, identity: Identity | None = None) -> None:
+        self.log = log if log is not None else Log()
+        self.identity = identity or seeded_identity(3)
+        self.now = 0.0
+        self.finished: set[Token] = set()
+        self.asked: list[str] = []
+        self.translator = Translator(self.identity, self.log.state())
+
+    def feed(self, items: Iterable[Item], known: dict[str, Any] | None = None) -> None:
+        """Feed items; ``known`` is what OpenCode would answer about sessions. Nobody answers by default."""
+        for token, item in items:
+            self.now += 0.001
+            self.translator.feed(token, item, self.now)
+            self._collect(known or {})
+
+    def wait(self, seconds: float = 10.0) -> None:
+        """Let time pass, so that everything held is written."""
+        self.now += seconds
+        self.translator.tick(self.now)
+        self._collect({})
+
+    def crash(self) -> None:
+        """Lose everything but the log; the shim sends again what was not finished."""
+        self.translator = Translator(self.identity, self.log.state())
+
+    def _collect(self, known: dict[str, Any]) -> None:
+        drained = self.translator.drain()
+        while drained.asks or drained.events or drained.done:
+            self.log.append(drained.events)
+            self.finished.update(drained.done)
+            for session_id, _ in drained.asks:
+                self.asked.append(session_id)
+                self.translator.answer(session_id, known.get(session_id), self.now)
+            drained = self.translator.drain()
+
+    def types(self) -> list[str]:
+        return [event.type for event in self.log.events.values()]
+
+    def of(self, type_: str) -> list[StreamEvent]:
+        return [event for event in self.log.events.values() if event.type == type_]
+
+
+def play(name: str) -> Player:
+    """A player that has been fed one whole recording."""
+    player = Player()
+    player.feed(recording(name))
+    player.wait()
+    return player
