@@ -371,15 +371,18 @@ def private_directory(path: Path) -> None:
 
 
 def make_directories(path: Path, mode: int) -> None:
-    """Make a directory and its missing parents, each with exactly ``mode``; those that exist stay as they are."""
+    """Make a directory and its missing parents; those that exist stay as they are.
+
+    Each gets ``mode``. A umask can only take away more, and never from the owner.
+    """
     if path.is_dir():
         return
     make_directories(path.parent, mode)
     try:
-        path.mkdir(mode=0o700)
+        path.mkdir(mode=mode)
     except FileExistsError:
         return  # another process was faster, or something else is there: using it fails
-    path.chmod(mode)
+    path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
 
 
 def check_file(path: Path) -> None:

@@ -38,6 +38,13 @@ RC_TEXT: Final = (
 
 _PACKAGE: Final = "@opencode-ai/plugin"
 _DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies")
+
+DIRECTORY_MODE: Final = 0o755
+FILE_MODE: Final = 0o644
+"""Modes of what we make outside the home; a umask can only take away more."""
+
+OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -201,7 +208,7 @@ def make(directory: Path, kind: str) -> bool:
     if kind == MODULES:
         if os.path.lexists(path):
             return False
-        path.mkdir()
+        path.mkdir(mode=DIRECTORY_MODE)
     elif kind == LOCK:
         if os.path.lexists(path):
             return False
@@ -247,16 +254,21 @@ def undo(directory: Path, kind: str) -> bool:
     return True
 
 
-def write(path: Path, content: bytes) -> None:
-    """Create or replace a file; a reader sees the old or the new one, never half. An old file's mode is kept.
+def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
+    """Create or replace a file; a reader sees the old or the new one, never half.
+
+    Others cannot write a new file, whatever the umask. An old file's mode is
+    kept; in a file that is ours, others lose the right to write.
 
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
     # An .npmrc may hold a token: the draft is as closed as the file itself.
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    if mode is not None and is_ours:
+        mode &= ~OTHERS_MAY_WRITE
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if mode else 0o666)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if mode else FILE_MODE)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

@@ -101,9 +101,9 @@ class ServerProcess:
             if self._process.returncode is not None:
                 raise StartFailed(await self.last_words())
             for path in (self._directory / PORTS).glob(f"*_{self.pid}.ports"):
-                with suppress(ValueError, LookupError, TypeError):  # it is being written
-                    with os.fdopen(open_file(path), "rb") as file:
-                        return int(json.loads(file.read())["nats"][0].rpartition(":")[2])
+                with suppress(ValueError, LookupError, TypeError), os.fdopen(open_file(path), "rb") as file:
+                    # Until the server has written it whole, this fails.
+                    return int(json.loads(file.read())["nats"][0].rpartition(":")[2])
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def exited(self) -> None:
