@@ -15,7 +15,7 @@ from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
-from sidecar.home import Home, HomeError
+from sidecar.home import Home, HomeError, private_directory
 from sidecar.nats.settings import external_options, mirror_bytes
 from streams.store import StreamStore
 
@@ -90,7 +90,7 @@ class NatsService:
             return
         if self._config.mode == "embedded":
             try:
-                self._home.make_private(self._home.nats_path)
+                private_directory(self._home.nats_path)
             except HomeError as error:
                 self._fail(str(error))
                 return

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.nats.jetstream.options import ConnectOptions, PullSettings
+from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.stream_plan import UNLIMITED
-from sidecar.config import MIB, NatsConfig, NatsPullConfig
+from sidecar.config import MIB, NatsConfig
 
 SERVER_NAME: Final = "durable-stream"
 MAX_PAYLOAD: Final = 8 * MIB
@@ -83,16 +83,4 @@ def embedded_options(config: NatsConfig, *, port: int, token: str, server_id: st
         connect_seconds=config.connect_timeout_seconds,
         ping_seconds=config.ping_interval_seconds,
         request_seconds=config.request_timeout_seconds,
-    )
-
-
-def pull_settings(config: NatsPullConfig) -> PullSettings:
-    """``[nats.pull]`` for a loop."""
-    return PullSettings(
-        batch_size=config.batch_size,
-        max_inflight=config.max_inflight,
-        fetch_timeout_s=config.fetch_timeout_seconds,
-        warmup_timeout_s=config.warmup_timeout_seconds,
-        heartbeat_s=config.heartbeat_seconds,
-        attempts=config.max_deliver,
     )

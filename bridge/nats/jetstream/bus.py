@@ -18,8 +18,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
-from bridge.nats.jetstream import pulling
-from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.connection import JetStream, pulling
 from bridge.nats.jetstream.errors import NatsError, ServerRefused
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish

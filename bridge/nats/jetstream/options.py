@@ -63,7 +63,7 @@ class ConnectOptions:
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """How messages are asked for: ``[nats.pull]``. Times in seconds.
+    """How messages are asked for. Times in seconds.
 
     ``attempts``: deliveries after which a message is held for poison. ``backoff_s`` is the
     pause before the second one, doubled each time up to ``longest_backoff_s``.

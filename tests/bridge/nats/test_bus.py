@@ -32,6 +32,8 @@ async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
 
 
 class TestJetStreamEventBus(BusContract):
+    takes_str = False
+
     @pytest.fixture(autouse=True)
     def _connected(self, sessions: Sessions) -> None:
         self.sessions = sessions

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.nats.jetstream import publishing
 from bridge.nats.jetstream import streams as keeping
-from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.connection import JetStream, publishing
 from bridge.nats.jetstream.errors import (
     BatchDuplicate,
     BatchRefused,

@@ -18,8 +18,10 @@ from sidecar.config import NatsConfig
 from sidecar.home import Home
 from sidecar.nats.service import NatsService
 from streams.identity import seeded_identity
+from streams.log.log import Log
 from tests.nats_servers import HANG_SECONDS, program, real_server, servers_of, until
 from tests.sidecar.support import run, running, start, wait_for
+from tests.streams.builders import event
 
 
 class Served:
@@ -111,6 +113,24 @@ def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None
     last = f"all of the log, to position {mirror['head']}, when it was last there"
     assert rows["mirror"] == last and rows["nats"].startswith("embedded server, which")
     assert status_rows(served.home, "mirror", "status") == rows
+
+
+def test_payload_keys_reserved_for_headers_warn_in_status_and_doctor(served: Served) -> None:
+    async def record() -> None:
+        log = await Log.open(served.home.store_path, seeded_identity(4))
+        await log.append([event("a", payload={"CG-Sender": "forged"}), event("b")])
+        await log.close()
+
+    served.home.create()
+    asyncio.run(record())
+    served.start(f'[nats]\nmode = "embedded"\nexecutable = "{program("2.10")}"\n')
+    mirror = wait_for(lambda: (m := served.nats()["mirror"])["position"] >= 1 and not m["lag"] and m, "all is mirrored")
+    assert mirror["notes"]["reserved_keys"] >= 1
+    said = json.loads(run(served.home, "status", "--json").stdout)
+    assert [note for note in said["notes"] if "CG-" in note]
+    doctor = [json.loads(line) for line in run(served.home, "doctor", "--json").stdout.splitlines()]
+    checks = [each for each in doctor if each.get("name") == "mirror"]
+    assert [(each["level"], "CG-" in each["text"]) for each in checks] == [("note", True)]
 
 
 def test_a_killed_sidecar_leaves_no_server_and_the_next_one_starts_its_own(served: Served) -> None:
