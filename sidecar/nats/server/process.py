@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from sidecar.home import HomeError, check_file, check_tree, is_alive, open_file, private_directory
 from streams.stores.disk import write_durably
@@ -29,7 +29,9 @@ _TROUBLE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
 
 
 class StartFailed(Exception):
-    """The server could not be started, or ended before it could be used; the text says why."""
+    """The server did not start, or exited before it was ready; the text says why."""
+
+    code: ClassVar[str] = "nats-start-failed"
 
 
 class ServerProcess:
