@@ -33,7 +33,7 @@ USED_OF_CLIENT = {
     "_transport",
 }
 USED_OF_OTHERS = {"_cb": Subscription, "_stop_processing": Subscription, "_io_writer": TcpTransport}
-OWN = {"_direct", "_told_ended", "_wanted"}
+OWN = {"_direct", "_ended", "_wanted"}
 
 
 def names_of(kind: type) -> set[str]:

@@ -27,7 +27,7 @@ from bridge.nats.jetstream.pulling import Again, ConsumerDefinition, Done, PullL
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition, keeps, wanted
 from bridge.nats.jetstream.streams import ensure_streams
-from bridge.nats.mirror.messages import Message
+from bridge.nats.jetstream.wire import Message
 from streams.bus.contract import (
     BusClosed,
     BusUnavailable,

@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from bridge.nats.headers import are_lines, header_lines
+from bridge.nats.headers import MESSAGE_ID, are_lines, header_lines
 from bridge.nats.jetstream.errors import MessageTooLarge, NatsRefused
 from streams.bus.subjects import SubjectError, check_subject
 
 VERSION: Final = b"NATS/1.0"
+VERSION_LINE_BYTES: Final = len("NATS/1.0\r\n\r\n")
 _LINE_END: Final = b"\r\n"
 _SPACE: Final = " \t\n\r\x0b\x0c"
 _NAME: Final = re.compile(r"[^\s]+")
@@ -145,3 +146,26 @@ def _is_subject(subject: str) -> bool:
         return check_subject(subject).isascii()
     except SubjectError:
         return False
+
+
+class Message(NamedTuple):
+    """A message to publish. A lossy message (``str``) has no headers and goes to core NATS."""
+
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def id(self) -> str | None:
+        """``Nats-Msg-Id``; ``None`` for a lossy one."""
+        return self.headers.get(MESSAGE_ID)
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against the server's limit."""
+        return wire_size(self.headers, len(self.body))
+
+
+def wire_size(headers: Mapping[str, str], body: int) -> int:
+    """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
+    return body + VERSION_LINE_BYTES + len(header_lines(headers)) if headers else body

@@ -45,9 +45,9 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import orjson
 
 from bridge.nats import headers as h
-from bridge.nats.jetstream.wire import HeaderBlock
+from bridge.nats.jetstream.wire import HeaderBlock, Message, wire_size
 from bridge.nats.l0.places import RecordContext
-from bridge.nats.mirror.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored, wire_size
+from bridge.nats.mirror.messages import BATCH_RESERVE, Mirror, is_forgotten, mirrored
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 

@@ -20,7 +20,6 @@ The same record gives the same messages, byte for byte, whenever and wherever it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -42,6 +41,7 @@ from bridge.nats.headers import (
     VERSION,
     HeaderLines,
 )
+from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
 from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
 from bridge.nats.l0.payloads import Chunk, L0Payload
 from bridge.nats.l0.places import RecordContext
@@ -59,28 +59,9 @@ DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
 BATCH_RESERVE: Final = 256
 """Bytes reserved for the headers of atomic batches."""
 
-_VERSION_LINE = len("NATS/1.0\r\n\r\n")
 _LONGEST_FORM = len("forgotten\r\n")
 _OWN_LINES = 6
 """Headers that are a record's own: id, position, offset, hash, time and form."""
-
-
-class Message(NamedTuple):
-    """A message to publish. A lossy message (``str``) has no headers and goes to core NATS."""
-
-    subject: str
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def id(self) -> str | None:
-        """``Nats-Msg-Id``; ``None`` for a lossy one."""
-        return self.headers.get(h.MESSAGE_ID)
-
-    @property
-    def size(self) -> int:
-        """Bytes that count against the server's limit."""
-        return wire_size(self.headers, len(self.body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +122,6 @@ def is_forgotten(event: StreamEvent) -> bool:
     return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
 
 
-def wire_size(headers: Mapping[str, str], body: int) -> int:
-    """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
-    return body + _VERSION_LINE + len(h.header_lines(headers)) if headers else body
-
-
 def _own_message(
     record: Record, context: RecordContext, mirror: Mirror
 ) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
@@ -163,7 +139,7 @@ def _own_message(
         f"{MESSAGE_ID}: {identity}\r\n{POSITION}: {record.position}\r\n{OFFSET}: {record.offset}\r\n"
         f"{HASH}: {record.hash}\r\n{TIMESTAMP}: {event.ts}\r\n{shared.text}{FORM}: "
     )
-    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - _VERSION_LINE - len(text) - _LONGEST_FORM)
+    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - VERSION_LINE_BYTES - len(text) - _LONGEST_FORM)
     text, count = f"{text}{form}\r\n", shared.lines + _OWN_LINES
     if not h.are_lines(text, count):
         # A log that was tampered with: no text of it may pass for a line. What becomes of it is the publisher's matter.

@@ -18,7 +18,8 @@ from bridge.nats.jetstream.errors import BatchRefused, NatsUnavailable
 from bridge.nats.jetstream.publishing import MAX_BATCH, PublishStopped, StagedBatch, Stored, publish_all, stage_batch
 from bridge.nats.jetstream.stream_plan import EVENTS, keeps, wanted
 from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, last_message, purge, read_back
-from bridge.nats.mirror.messages import Message, Mirror, mirrored
+from bridge.nats.jetstream.wire import Message
+from bridge.nats.mirror.messages import Mirror, mirrored
 from bridge.nats.mirror.resuming import MirroredRecord
 from bridge.nats.mirror.state import MirrorState
 from bridge.nats.subjects import log_pattern

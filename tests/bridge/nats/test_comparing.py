@@ -11,7 +11,7 @@ import pytest
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.streams import StreamMessage
-from bridge.nats.jetstream.wire import HeaderBlock
+from bridge.nats.jetstream.wire import HeaderBlock, Message
 from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.l0.places import ContextProjection
 from bridge.nats.mirror.comparing import (
@@ -24,7 +24,7 @@ from bridge.nats.mirror.comparing import (
     KeptMessage,
     Limits,
 )
-from bridge.nats.mirror.messages import Message, Mirror, mirrored
+from bridge.nats.mirror.messages import Mirror, mirrored
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.nats.jetstream import publishing
 from bridge.nats.jetstream import streams as keeping
-from bridge.nats.jetstream.connection import JetStream, publishing
+from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import (
     BatchDuplicate,
     BatchRefused,
@@ -25,7 +26,7 @@ from bridge.nats.jetstream.errors import (
 from bridge.nats.jetstream.publishing import Expect, PublishStopped, publish, publish_all, publish_batch
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition, wanted
-from bridge.nats.mirror.messages import Message
+from bridge.nats.jetstream.wire import Message
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 
 _number = itertools.count()

@@ -30,7 +30,7 @@ from bridge.nats.jetstream.pulling import (
 )
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition
-from bridge.nats.mirror.messages import Message
+from bridge.nats.jetstream.wire import Message
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 
 _number = itertools.count()

@@ -25,7 +25,7 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsRefused, NatsUnavailable, WrongServer
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.stream_plan import StreamDefinition
-from bridge.nats.mirror.messages import Message
+from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
 from sidecar.nats.server.life import State
 from sidecar.nats.server.process import clear_orphan
