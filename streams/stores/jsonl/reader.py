@@ -257,7 +257,7 @@ _sizes_decoder = msgspec.json.Decoder(_TimedLine)
 
 
 class _Mark(NamedTuple):
-    """Where a reader that follows the log came to: the place of the line at ``expected``, in a file known by ``file``."""
+    """Where a reader that follows the log stopped: the place of the line at ``expected``, in the file ``file``."""
 
     file: tuple[int, int]
     first: int
