@@ -22,7 +22,7 @@ from sidecar.config import Config
 from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, RequestError, ShimConnection
-from sidecar.nats.service import Mirrored, NatsService
+from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.version import VERSION, is_newer
 from streams.errors import StreamError
 from streams.identity import system_identity
@@ -265,9 +265,9 @@ class Sidecar:
 
     # What the mirror needs
 
-    def mirrored(self, now_ms: Callable[[], int]) -> Mirrored:
+    def mirrored(self, now_ms: Callable[[], int]) -> MirrorSource:
         """What is mirrored on NATS."""
-        return Mirrored(
+        return MirrorSource(
             self._store, self._store.manifest.log_id, now_ms, self._translator.state.turn_of, self._translator.clean
         )
 

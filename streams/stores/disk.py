@@ -54,8 +54,8 @@ class Disk:
         return fd
 
     def open(self, path: Path) -> int:
-        """Open an existing file for appending."""
-        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        """Open an existing file for appending. Raises ``ForeignStore`` as ``check_file``."""
+        return _checked(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def replace(self, temporary: Path, path: Path) -> None:
         """Give a finished file its name, in place of what had it, durably."""
@@ -106,7 +106,7 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
     """A descriptor of an existing file. ``flags`` are there to serve as an ``opener``; reading is all it does.
 
     Raises:
-        ForeignStore: it is a symbolic link.
+        ForeignStore: it is a symbolic link, or as ``check_file``.
         OSError: it cannot be opened.
     """
     try:
@@ -119,6 +119,28 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
         # It is opened like a file; only the first read is refused, which no longer knows its name.
         os.close(fd)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return _checked(path, fd)
+
+
+def check_file(path: str | Path, found: os.stat_result) -> None:
+    """Refuse a file of the store that somebody else could have changed.
+
+    Raises:
+        ForeignStore: it belongs to another user, or others may write it.
+    """
+    if found.st_uid != os.geteuid():
+        raise ForeignStore(str(path), f"it belongs to user {found.st_uid}, not to you: give it back to its owner")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(found.st_mode)
+        raise ForeignStore(str(path), f"others may write it (mode {mode:o}): if you trust it, run `chmod 600` on it")
+
+
+def _checked(path: str | Path, fd: int) -> int:
+    try:
+        check_file(path, os.fstat(fd))
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -155,8 +177,12 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o600, draft: Path | N
 
 
 def open_or_create(path: Path) -> int:
-    """A descriptor to read and rewrite a small file of the store, made when missing. Mode 0600."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """A descriptor to read and rewrite a small file of the store, made when missing. Mode 0600.
+
+    Raises:
+        ForeignStore: as ``check_file``.
+    """
+    fd = _checked(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     os.fchmod(fd, 0o600)
     return fd
 

@@ -22,18 +22,14 @@ from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.disk import open_to_read, read_file
+from streams.stores.head import EMPTY_HEAD, BadLine, Head, check_crc, read_head
 from streams.stores.jsonl.lines import (
-    EMPTY_HEAD,
-    BadLine,
-    Head,
     LineKeys,
-    check_crc,
     event_bytes,
     parse_keys,
     parse_record,
     parse_stored,
     position_of,
-    read_head,
     split_lines,
 )
 from streams.stores.jsonl.outline import first_doubt

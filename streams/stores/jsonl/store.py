@@ -27,12 +27,11 @@ from streams.errors import StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.identity import Identity
-from streams.log.presence import located
 from streams.query import Filter
 from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
-from streams.stores.directory import create, name_log, take_lock
+from streams.stores.directory import create, name_log, read_manifest, take_lock
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.jsonl.lookup import Lookup
@@ -99,7 +98,7 @@ class JsonlStore(KeepsHints):
         create(store)
         lock = take_lock(store)
         try:
-            manifest = located(store, alone=True)
+            manifest = read_manifest(store)
             opened = cls(store, lock, disk, segment_bytes)
             name_log(store, manifest, identity, "jsonl")
             return opened

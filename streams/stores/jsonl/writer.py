@@ -24,14 +24,8 @@ from streams.stores.disk import (
     sync_directory,
     write_durably,
 )
-from streams.stores.jsonl.lines import (
-    Head,
-    format_head,
-    format_line,
-    format_stored,
-    parse_event_keys,
-    read_head,
-)
+from streams.stores.head import Head, format_head, read_head
+from streams.stores.jsonl.lines import format_line, format_stored, parse_event_keys
 from streams.stores.jsonl.recovery import recover
 from streams.stores.jsonl.segments import Segment, segment_name
 from streams.stores.plan import Placed
