@@ -38,7 +38,7 @@ def test_a_new_file_has_a_name_that_lasts(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_deleted_file_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a power loss it would hold what was pruned, or stand beside its compressed form."""
+    """After a power loss it would hold what was pruned."""
     (tmp_path / "old").write_bytes(b"pruned")
     syncs = Syncs(tmp_path, tmp_path / "old", monkeypatch)
     Disk().unlink(tmp_path / "old")
