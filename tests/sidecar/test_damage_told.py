@@ -93,11 +93,11 @@ def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
     if more:
         append(store, more)
     damage(store, backend)
-    kept = f"the store in {other} that it was moved from is kept, up to position 11"
+    kept = f"store in {other} .*position 11"
     for name in ("verify", "status", "doctor"):
         done = run(home, name)
-        assert done.code == 1 and kept in done.out, (name, done)
-    assert run(home, "verify", "--json").objects()[-1]["hint"].startswith(kept)
+        assert done.code == 1 and re.search(kept, done.out), (name, done)
+    assert re.search(kept, run(home, "verify", "--json").objects()[-1]["hint"])
     before = snapshot(store)
     for arguments in (["repair", "--dry-run"], ["repair"]):
         done = run(home, *arguments)
@@ -132,25 +132,25 @@ def files(home: Path) -> dict[str, tuple[int, bytes]]:
 def file_for_home(home: Path) -> str:
     shutil.rmtree(home)
     home.write_text("a thesis")
-    return "it is no directory, so"
+    return "no directory"
 
 
 def file_for_store(home: Path) -> str:
     shutil.rmtree(home / "store")
     (home / "store").write_text("a thesis")
-    return "it is no directory, so it holds no log of Durable Stream: choose another home"
+    return "choose another home"
 
 
 def another_programs_manifest(home: Path) -> str:
     (home / "store" / "store.json").write_text('{"name":"an npm package"}')
-    return "it was not written by Durable Stream: choose another home"
+    return "choose another home"
 
 
 def another_programs_directory(home: Path) -> str:
     shutil.rmtree(home)
     home.mkdir()
     (home / "thesis.tex").write_text("a thesis")
-    return "it holds other files and no home of Durable Stream; name another --home"
+    return "--home"
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE mine (x)")
     before = files(home)
-    reason = "another program wrote it, or its header is damaged"
+    reason = "another program"
     done = run(home, "verify")
-    assert done.code == 1 and f"corrupt: {path}: {reason}: restore it from a backup\n" in done.out, done
+    assert done.code == 1 and re.search(f"^corrupt: {path}: .*{reason}.*backup", done.out), done
     assert "durable-stream verify" not in done.out
     for name in ("streams", "query", "status", "doctor", "repair", "repair --dry-run", "serve"):
         done = run(home, *name.split())
@@ -226,7 +226,7 @@ def test_verify_does_not_tell_to_verify(home: Path, sound: dict[Backend, Path]) 
     store = put(home, sound["sqlite"])
     no_database(store)
     [fault, _] = run(home, "verify").out.splitlines()
-    assert "it is damaged (file is not a database): restore it from a backup" in fault
+    assert "log.db" in fault and "restore" in fault and "durable-stream verify" not in fault
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
