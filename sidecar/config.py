@@ -24,7 +24,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from streams.stores.directory import Backend
+from streams.log.directory import Backend
 
 MIB = 1024 * 1024
 

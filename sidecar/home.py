@@ -23,7 +23,7 @@ from typing import Final, Self
 
 import platformdirs
 
-from streams.stores.disk import write_durably
+from streams.files import write_durably
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 

@@ -26,9 +26,9 @@ from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.version import VERSION, is_newer
 from streams.errors import StreamError
 from streams.identity import system_identity
+from streams.log.directory import FORMATS
 from streams.log.log import Log
 from streams.log.prune_plan import PruneRequest
-from streams.stores.directory import FORMATS
 
 log = logging.getLogger("sidecar")
 

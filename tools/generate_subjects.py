@@ -15,8 +15,8 @@ from bridge.nats.headers import fill_headers, message_id
 from bridge.nats.jetstream.stream_plan import DAY_S, HOUR_S, StreamDefinition, keeps, wanted
 from bridge.nats.l0 import recursion
 from bridge.nats.l0.captured import MEANINGS, OUTCOMES
+from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import MAX_BODY, MAX_OBJECT, L0Payload
-from bridge.nats.l0.places import RecordContext
 from bridge.nats.l0.table import FAMILIES, Family
 from bridge.nats.mirror.messages import DEFAULT_MAX_PAYLOAD, Mirror, mirrored
 from bridge.nats.subjects import (

@@ -170,7 +170,7 @@ async def _beside_log(home: Home, stream: str) -> bool:
     """Whether the backend that is not the log's has records of this stream; also where that cannot be read."""
     from sidecar.views.select import first
     from streams.errors import StreamError
-    from streams.stores.directory import read_manifest
+    from streams.log.directory import read_manifest
     from streams.stores.jsonl.reader import JsonlReader
     from streams.stores.sqlite.reader import SqliteReader
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from streams.stores.disk import write_durably
+from streams.files import write_durably
 
 LOCK: Final = "package-lock.json"
 MODULES: Final = "node_modules"

@@ -37,7 +37,7 @@ from streams.stores.head import BadLine
 from streams.stores.jsonl.lines import parse_event_keys
 from streams.stores.space import MIB, mib_to_open
 from streams.stores.stored import Stored
-from streams.stores.threads import in_thread
+from streams.threads import in_thread
 
 CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024

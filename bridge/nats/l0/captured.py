@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import ValidationError
 
+from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import MAX_ID, MAX_TEXT, L0Payload, State, Step, Task
-from bridge.nats.l0.places import RecordContext
 from streams.event import StreamEvent
 
 OUTCOMES: Final[dict[str, str]] = {

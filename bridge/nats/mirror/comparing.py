@@ -46,7 +46,7 @@ import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.wire import HeaderBlock, Message, wire_size
-from bridge.nats.l0.places import RecordContext
+from bridge.nats.l0.context import RecordContext
 from bridge.nats.mirror.messages import BATCH_RESERVE, Mirror, is_forgotten, mirrored
 from streams.retention import Gone
 from streams.store import NOTHING, Record

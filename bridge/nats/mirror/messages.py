@@ -43,8 +43,8 @@ from bridge.nats.headers import (
 )
 from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
 from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
+from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Chunk, L0Payload
-from bridge.nats.l0.places import RecordContext
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
 from bridge.nats.trace import TraceContext, made_trace, parse_traceparent
 from streams.event import StreamEvent

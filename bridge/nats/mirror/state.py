@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from bridge.nats.l0.places import CONTEXT_VERSION, ContextProjection
+from bridge.nats.l0.context import CONTEXT_VERSION, ContextProjection
 from streams.store import NOTHING, Record, Snapshot
 
 MIRROR: Final = "mirror"

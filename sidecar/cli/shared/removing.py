@@ -22,7 +22,7 @@ NOTHING_CHANGED = "Nothing was changed. Run it again with `--yes` to apply."
 def kept_store(home: Home) -> str | None:
     """The store that the last move left, in words; ``None`` where nothing of it can hold payloads (any more)."""
     from streams.log.copies import holds_payloads
-    from streams.stores.directory import read_manifest
+    from streams.log.directory import read_manifest
 
     manifest = read_manifest(home.store_path)
     if manifest is None or manifest.kept is None or not holds_payloads(home.store_path, manifest.kept.backend):

@@ -17,15 +17,15 @@ from bridge.nats.jetstream.pulling import remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
 from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, facts, read_back
-from bridge.nats.l0.places import ContextProjection
+from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.comparing import Comparer, Comparison, Difference, Family, Limits
 from bridge.nats.mirror.messages import Mirror, mirrored
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION
 from bridge.nats.subjects import l0_pattern, log_pattern
+from streams.log.directory import Hints
 from streams.log.reader import LogReader
 from streams.retention import Gone
 from streams.store import NOTHING, Record
-from streams.stores.hints import Hints
 
 TRIES: Final = 3
 """How often reading goes on after an interruption that brought nothing new."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from sidecar.home import HomeError, check_file, check_tree, is_alive, open_file, private_directory
-from streams.stores.disk import write_durably
+from streams.files import write_durably
 
 PID_FILE: Final = "server.json"
 CONFIG_FILE: Final = "server.conf"

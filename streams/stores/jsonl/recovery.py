@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streams.errors import CorruptLog
+from streams.files import read_file
 from streams.hashing import GENESIS
-from streams.stores.disk import read_file
 from streams.stores.head import BadLine, Head
 from streams.stores.jsonl.lines import LineKeys, parse_keys, split_lines
 from streams.stores.jsonl.segments import Segment, list_segments

@@ -42,7 +42,7 @@ from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Kept, Known, Placed, Plan, Request, as_record, encode_batch, plan
 from streams.stores.stored import Stored
-from streams.stores.threads import in_thread
+from streams.threads import in_thread
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 

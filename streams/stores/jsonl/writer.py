@@ -14,16 +14,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from streams.files import make_directory, open_or_create, read_file, sync_directory, write_durably
 from streams.store import NOTHING
 from streams.stores.directory import create
-from streams.stores.disk import (
-    Disk,
-    make_directory,
-    open_or_create,
-    read_file,
-    sync_directory,
-    write_durably,
-)
+from streams.stores.disk import Disk
 from streams.stores.head import Head, format_head, read_head
 from streams.stores.jsonl.lines import format_line, format_stored, parse_event_keys
 from streams.stores.jsonl.recovery import recover

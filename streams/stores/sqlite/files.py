@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
+from streams.files import check_file, open_or_create, refuse_link, sync_directory
 from streams.stores.directory import is_being_written, read_manifest
-from streams.stores.disk import check_file, open_or_create, refuse_link, sync_directory
 from streams.stores.sqlite.at_rest import ReadConnection, at_rest
 
 LOG_FILE: Final = "log.db"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bridge.nats.l0.places import ContextProjection
+from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.messages import Mirror, RecordMessages, mirrored
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, chain, encode

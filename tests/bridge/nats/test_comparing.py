@@ -13,7 +13,7 @@ from bridge.nats import headers as h
 from bridge.nats.jetstream.streams import StreamMessage
 from bridge.nats.jetstream.wire import HeaderBlock, Message
 from bridge.nats.l0.captured import MEANINGS
-from bridge.nats.l0.places import ContextProjection
+from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.comparing import (
     _PARTS,
     HELD_RECORDS,

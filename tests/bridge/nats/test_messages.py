@@ -15,8 +15,8 @@ from bridge.nats import headers as h
 from bridge.nats.jetstream.stream_plan import keeps, wanted
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.captured import MEANINGS
+from bridge.nats.l0.context import ContextProjection, RecordContext
 from bridge.nats.l0.payloads import Step, Task
-from bridge.nats.l0.places import ContextProjection, RecordContext
 from bridge.nats.l0.table import decode
 from bridge.nats.mirror import messages
 from bridge.nats.mirror.messages import BATCH_RESERVE, Mirror, is_forgotten, mirrored

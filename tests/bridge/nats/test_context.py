@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.nats.l0.places import ContextProjection, RecordContext
+from bridge.nats.l0.context import ContextProjection, RecordContext
 from bridge.nats.subjects import NO_PROJECT
 from streams.event import StreamEvent
 from streams.store import Record
