@@ -211,9 +211,7 @@ def log_linked(store: Path) -> None:
 
 State = Callable[[Path], None]
 
-LINKED: dict[State, str] = dict.fromkeys(
-    (store_linked, lock_linked, log_linked), "it is a symbolic link, which is not followed[:;] put what it leads to"
-)
+LINKED: dict[State, str] = dict.fromkeys((store_linked, lock_linked, log_linked), "symbolic link")
 """Links, which every command refuses, ``repair`` too: somebody put them there."""
 
 
@@ -225,38 +223,38 @@ def only_head_left(store: Path) -> None:
 
 REFUSED: dict[Backend, dict[State, str]] = {
     "jsonl": {
-        newer_manifest: r"format 99, this version reads up to \d+: upgrade durable-stream",
-        foreign_manifest: r"not written by Durable Stream: choose another home",
-        damaged_manifest: r"store\.json: it is damaged: `durable-stream repair`",
-        no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
-        pointer_to_sqlite: r"lies in sqlite, but log\.db is not there, or is empty; records in jsonl.*restore",
-        middle_segment_gone: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
-        first_segment_gone: r"records 0 to \d+ are missing before it.*restore the file from a backup",
-        middle_segment_cut: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
-        middle_segment_empty: r"records \d+ to \d+ are missing before it.*restore the file from a backup",
-        last_segment_cut: r"(record 11 was written and is missing|is incomplete;).*restore the file",
-        last_segment_gone: r"records \d+ to 11 were written and are missing.*restore the file from a backup",
-        all_segments_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
-        log_directory_gone: r"records 0 to 11 were written and are missing.*restore the file from a backup",
-        only_head_left: r": head says that records up to position 11 were written, but neither .*restore the store",
+        newer_manifest: "format 99.*upgrade durable-stream",
+        foreign_manifest: "choose another home",
+        damaged_manifest: r"store\.json.* `durable-stream repair`",
+        no_manifest: r"no store\.json.* `durable-stream repair`",
+        pointer_to_sqlite: r"log\.db is not there.* jsonl .*restore",
+        middle_segment_gone: r"records \d+ to \d+ are missing.*restore",
+        first_segment_gone: r"records 0 to \d+ are missing.*restore",
+        middle_segment_cut: r"records \d+ to \d+ are missing.*restore",
+        middle_segment_empty: r"records \d+ to \d+ are missing.*restore",
+        last_segment_cut: "(record 11 .* missing|is incomplete).*restore",
+        last_segment_gone: r"records \d+ to 11 .* missing.*restore",
+        all_segments_gone: "records 0 to 11 .* missing.*restore",
+        log_directory_gone: "records 0 to 11 .* missing.*restore",
+        only_head_left: ": head .* position 11 .*restore",
         **LINKED,
-        log_and_head_gone: r"lies in jsonl, but log/ and head are not there.*restore",
+        log_and_head_gone: "log/ and head are not there.*restore",
     },
     "sqlite": {
-        newer_manifest: r"format 99, this version reads up to \d+: upgrade durable-stream",
-        foreign_manifest: r"not written by Durable Stream: choose another home",
-        damaged_manifest: r"store\.json: it is damaged: `durable-stream repair`",
-        no_manifest: r"a log but no store\.json.* `durable-stream repair` writes it anew",
-        pointer_to_jsonl: r"lies in jsonl, but log/ and head are not there; records in sqlite.*restore",
-        only_head_left: r"sqlite-head says that records up to position 1\d were written, but neither .*restore",
+        newer_manifest: "format 99.*upgrade durable-stream",
+        foreign_manifest: "choose another home",
+        damaged_manifest: r"store\.json.* `durable-stream repair`",
+        no_manifest: r"no store\.json.* `durable-stream repair`",
+        pointer_to_jsonl: r"log/ and head are not there.* sqlite .*restore",
+        only_head_left: r"sqlite-head .* position 1\d .*restore",
         **LINKED,
-        database_gone: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
-        wal_gone: r"records 12 to 14 were written and are missing: log\.db-wal was deleted.*restore the file",
-        database_empty: r"lies in sqlite, but log\.db is not there, or is empty; nothing.*restore",
-        database_of_another_program: r"another program wrote it, or its header is damaged: .*restore it from a backup",
-        database_newer: r"schema 99, this version reads up to \d+: upgrade durable-stream",
-        no_database: r"it is damaged \(file is not a database\).*restore it from a backup",
-        database_cut: r"it is damaged \(database disk image is malformed\).*restore it from a backup",
+        database_gone: r"log\.db is not there.*restore",
+        wal_gone: r"records 12 to 14 .* missing: log\.db-wal .*restore",
+        database_empty: r"log\.db is not there.*restore",
+        database_of_another_program: r"log\.db.* another program.*restore",
+        database_newer: "schema 99.*upgrade durable-stream",
+        no_database: r"log\.db.* damaged.*restore",
+        database_cut: r"log\.db.* damaged.*restore",
     },
 }
 """What a store is refused with, whatever is asked of it."""

@@ -165,9 +165,9 @@ class TestControl:
         async with await ControlClient.connect(home, version="test", nonce=nonce) as client:
             status = await client.request("status")
             assert status["sidecar"]["pid"] == home.running().pid  # type: ignore[union-attr]
-            empty = {"files": 0, "compressed": 0, "bytes": 0, "disk_bytes": 0}
+            empty = {"files": 0, "bytes": 0}
             assert status["log"] == {"head": -1, "backend": "jsonl", "torn": None, "segments": empty}
-            assert status["links"] == [] and status["counts"]["compressed_segments"] == 0
+            assert status["links"] == []
             json.dumps(status)
             assert (await client.request("stop"))["stopping"] is True
         wait_for(lambda: home.running() is None, "the sidecar stops")

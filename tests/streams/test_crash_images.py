@@ -1,7 +1,7 @@
 """Power loss (RELIABILITY 3): what was acknowledged is there, whatever the disk kept of what was not synced.
 
 Every change of a store's files is recorded while a script is played (appends over several segments, the head file,
-cursors, snapshots, a torn tail, moves between the backends with their change of the pointer, compressing, pruning,
+cursors, snapshots, a torn tail, moves between the backends with their change of the pointer, pruning,
 forgetting). For a moment of it
 ``images.py`` makes what the disk may hold, and that is opened. What was acknowledged must be there, nothing
 invented, and all verify, but for a torn tail.

@@ -1,7 +1,7 @@
 """``kill -9`` at every change of the disk (RELIABILITY 2): each write, sync, rename, unlink, truncation, new file.
 
 A script of 200 operations (appends over several segments, cursors, snapshots, a torn tail, moves between the backends,
-discarding the old one, compressing, pruning and forgetting on both) is played in a process that dies just before its
+discarding the old one, pruning and forgetting on both) is played in a process that dies just before its
 N-th change, or between two pages of it.
 For a killed process a sync changes nothing, but the moments before and after it are looked at like any other.
 
