@@ -85,7 +85,8 @@ class Forgotten(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """What a stream has lost: records below ``first_offset`` were pruned, payloads below ``forgotten_to`` forgotten.
+    """What a stream has lost: records below ``first_offset`` were pruned, payloads below ``forgotten_to`` forgotten:
+    all of them, or single ones.
 
     Offsets are dense from 0, so ``first_offset`` is also how many records were removed. Times in ms UTC,
     of the last operation of that kind; ``None`` where there was none.
@@ -245,10 +246,14 @@ class Removal:
     ranges: Ranges = field(default_factory=Ranges)
     bases: Mapping[str, Base] = field(default_factory=dict)
     marks: Mapping[str, Mark] = field(default_factory=dict)
+    singles: Ranges = field(default_factory=Ranges)
+    """Positions of records that were forgotten one by one, in streams that were not."""
+    singles_in: Mapping[str, Mark] = field(default_factory=dict)
+    """By stream, the offset after the last of these, and when it was forgotten."""
     pending: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.bases or self.marks)
+        return bool(self.bases or self.marks or self.singles)
 
     def pruned(self, positions: Iterable[int], bases: Mapping[str, Base]) -> Removal:
         """After these records were pruned."""
@@ -257,6 +262,12 @@ class Removal:
     def forgot(self, marks: Mapping[str, Mark]) -> Removal:
         """After these streams were forgotten."""
         return replace(self, marks={**self.marks, **marks}, pending=True)
+
+    def forgot_singly(self, positions: Iterable[int], marks: Mapping[str, Mark]) -> Removal:
+        """After single records were forgotten; ``marks``: by stream, the offset after the last of them, and when."""
+        singles = self.singles.including(sorted(positions))
+        last = {name: max(mark, self.singles_in.get(name, mark)) for name, mark in marks.items()}
+        return replace(self, singles=singles, singles_in={**self.singles_in, **last}, pending=True)
 
     def finished(self) -> Removal:
         """With nothing of it left in the files."""
@@ -267,18 +278,19 @@ class Removal:
         base = self.bases.get(stream_id)
         return 0 if base is None else base.offset
 
-    def is_forgotten(self, stream_id: str, offset: int) -> bool:
+    def is_forgotten(self, stream_id: str, offset: int, position: int) -> bool:
         """Whether the payload of this record was forgotten."""
         mark = self.marks.get(stream_id)
-        return mark is not None and offset < mark.offset
+        return (mark is not None and offset < mark.offset) or self.singles.holds(position)
 
     def gone(self) -> dict[str, Gone]:
         """What callers are told, by stream."""
-        names = sorted({*self.bases, *self.marks})
+        names = sorted({*self.bases, *self.marks, *self.singles_in})
         return {name: self._gone(name) for name in names}
 
     def _gone(self, name: str) -> Gone:
-        base, mark = self.bases.get(name), self.marks.get(name)
+        base = self.bases.get(name)
+        mark = max(filter(None, (self.marks.get(name), self.singles_in.get(name))), default=None)
         return Gone(
             0 if base is None else base.offset,
             None if base is None else base.at_ms,
@@ -295,9 +307,9 @@ NOTHING_REMOVED: Final = Removal(Ranges(), MappingProxyType({}), MappingProxyTyp
 """What nearly every log begins with; shared, never changed."""
 
 
-def payload_fault(removal: Removal, stream_id: str, offset: int, payload: dict[str, Any]) -> str | None:
+def payload_fault(removal: Removal, stream_id: str, offset: int, position: int, payload: dict[str, Any]) -> str | None:
     """What is wrong with a stored payload being there, or being only a digest; ``None``: nothing."""
-    if is_digest(payload) == removal.is_forgotten(stream_id, offset):
+    if is_digest(payload) == removal.is_forgotten(stream_id, offset, position):
         return None
     if not is_digest(payload):
         return None if removal.pending else "its payload was forgotten and is there all the same"

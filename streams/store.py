@@ -201,8 +201,10 @@ class RetentionStore(StreamStore, Protocol):
         """
         ...
 
-    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
-        """Replace the payloads of all records that these streams hold now by their digests, durably.
+    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
+        """Replace payloads by their digests, durably: of all records that these streams hold now, and of single ones.
+
+        ``positions``: single records, of any streams; positions that hold no record are no error.
 
         The records stay, and so do their hashes: the chain still verifies. What is
         appended later is kept. When it returns, no file of the store holds the

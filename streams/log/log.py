@@ -235,13 +235,13 @@ class Log(KeepsHints):
         """
         return await self._to_its_end(self._prune(cuts, at_ms))
 
-    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
         """See ``StreamStore.forget``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
 
         Raises:
             StoreUnavailable: also while the log is being moved by somebody else.
         """
-        return await self._to_its_end(self._forget(streams, at_ms))
+        return await self._to_its_end(self._forget(streams, positions, at_ms))
 
     async def _prune(self, cuts: Mapping[str, int], at_ms: int) -> Pruned:
         if not self._closed and not any(cuts.get(s.stream_id, 0) > s.first_offset for s in await self.sizes()):
@@ -250,12 +250,12 @@ class Log(KeepsHints):
         async with self._removing() as backend:
             return (await backend.prune(cuts, at_ms=at_ms))._replace(moved_from=moved)
 
-    async def _forget(self, streams: Collection[str], at_ms: int) -> Forgotten:
-        if not self._closed and {size.stream_id for size in await self.sizes()}.isdisjoint(streams):
+    async def _forget(self, streams: Collection[str], positions: Collection[int], at_ms: int) -> Forgotten:
+        if not self._closed and not positions and {size.stream_id for size in await self.sizes()}.isdisjoint(streams):
             return Forgotten()
         moved = await self._to_sqlite()
         async with self._removing() as backend:
-            return (await backend.forget(streams, at_ms=at_ms))._replace(moved_from=moved)
+            return (await backend.forget(streams, at_ms=at_ms, positions=positions))._replace(moved_from=moved)
 
     async def _to_sqlite(self) -> Backend | None:
         """Move the log to sqlite, the only backend from which records are removed; where it was, ``None`` if there."""

@@ -173,13 +173,13 @@ class MemoryStore:
         self._snapshots.clear()
         return Pruned(len(gone), sum(len(placed.encoded.canonical) for placed in gone), len(bases))
 
-    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
+    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
         """See ``StreamStore.forget``."""
         self._check_open()
         marks: dict[str, Mark] = {}
         records = saved = 0
         for name in set(streams):
-            wanted = [p for p in self._streams.get(name, []) if not self._removal.is_forgotten(name, p.offset)]
+            wanted = [p for p in self._streams.get(name, []) if not self._is_forgotten(p)]
             if not wanted:
                 continue
             marks[name] = Mark(wanted[-1].offset + 1, at_ms)
@@ -191,10 +191,28 @@ class MemoryStore:
                 self._keys[after.encoded.event.idempotency_key] = after
                 saved += len(before.encoded.canonical) - len(after.encoded.canonical)
             records += len(wanted)
-        if marks:
-            self._removal = self._removal.forgot(marks).finished()
+        singles = self._singles(positions, set(marks))
+        for placed in singles:
+            shorter_one = _forgotten(placed)
+            name = placed.encoded.event.stream_id
+            self._streams[name][placed.offset - self._removal.first_offset(name)] = shorter_one
+            self._records[placed.position] = shorter_one
+            self._keys[placed.encoded.event.idempotency_key] = shorter_one
+            saved += len(placed.encoded.canonical) - len(shorter_one.encoded.canonical)
+        last = {placed.encoded.event.stream_id: Mark(placed.offset + 1, at_ms) for placed in singles}
+        if marks or singles:
+            removal = self._removal.forgot(marks).forgot_singly((placed.position for placed in singles), last)
+            self._removal = removal.finished()
             self._snapshots.clear()
-        return Forgotten(records, saved, len(marks))
+        return Forgotten(records + len(singles), saved, len({*marks, *last}))
+
+    def _singles(self, positions: Collection[int], streams: Collection[str]) -> list[Placed]:
+        """The records at these positions that still have a payload, but those of ``streams``."""
+        found = (self._records[each] for each in sorted(set(positions)) if 0 <= each < len(self._records))
+        return [p for p in found if p and p.encoded.event.stream_id not in streams and not self._is_forgotten(p)]
+
+    def _is_forgotten(self, placed: Placed) -> bool:
+        return self._removal.is_forgotten(placed.encoded.event.stream_id, placed.offset, placed.position)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -371,3 +371,25 @@ class RetentionContract(Opened):
             assert store.head == -1
         else:
             assert (await store.append(batch))[1].event.payload == payload
+
+    async def test_single_records_of_any_stream_are_forgotten_and_the_others_stay(self, store: RetentionStore) -> None:
+        before = await fill(store)
+        chosen = {2, 3, 7, 19}
+        done = await store.forget([], at_ms=NOW, positions=[*chosen, 2, 999])
+        assert (done.records, done.streams) == (4, len({before[p].event.stream_id for p in chosen}))
+        store = await self.reopened(store)
+        found = await collect(store.read_all())
+        assert [record.hash for record in found] == [record.hash for record in before]
+        for record in found:
+            assert is_digest(record.event.payload) is (record.position in chosen)
+        await check_chains(store)
+        gone = await store.removed()
+        assert gone["ses_2"].forgotten_ms == NOW and gone["ses_2"].first_offset == 0
+        again = await store.append([before[2].event])
+        assert again[0].duplicate and again[0].position == 2
+        assert (await store.forget([], at_ms=NOW + 1, positions=chosen)).records == 0
+        both = await store.forget(["ses_0"], at_ms=NOW + 2, positions=[0, 4])
+        assert both.records == sum(r.event.stream_id == "ses_0" and r.position not in chosen for r in before) + 1
+        await store.prune({"ses_2": 99}, at_ms=NOW + 3)
+        await check_chains(store)
+        await store.close()

@@ -157,7 +157,7 @@ class JsonlVerification:
         gap = self._check_position(place, line)
         self._check_batch(place, line, gap)
         self._check_chain(place, line)
-        payload = payload_fault(NOTHING_REMOVED, stream_id, line.offset, line.event["payload"])
+        payload = payload_fault(NOTHING_REMOVED, stream_id, line.offset, line.position, line.event["payload"])
         if payload is not None:
             self._find("tampered", place.segment.path, place.line, line.position, payload, stream_id)
         if head is not None and line.position == head.position and head.hash and line.hash.hex() != head.hash:

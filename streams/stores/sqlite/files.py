@@ -70,6 +70,9 @@ SCHEMA: Final = """
         stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, hash BLOB NOT NULL, at_ms INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE marks (stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE singles (
+        position INTEGER PRIMARY KEY, stream TEXT NOT NULL, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL
+    ) STRICT;
     CREATE TABLE pending (
         what TEXT NOT NULL, stream TEXT NOT NULL, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL,
         PRIMARY KEY (what, stream)

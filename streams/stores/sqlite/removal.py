@@ -63,18 +63,30 @@ class SqliteRemover:
             records, size, _, _ = self._work(exclusively)
             return Pruned(records, size, len(cuts))
 
-    def forget(self, streams: Collection[str], at_ms: int, exclusively: Exclusive) -> Forgotten:
+    def forget(
+        self, streams: Collection[str], positions: Collection[int], at_ms: int, exclusively: Exclusive
+    ) -> Forgotten:
         """See ``StreamStore.forget``."""
         with self._told("forgotten"):
             self.resume(exclusively)
             wanted = exclusively(lambda: self._to_forget(streams))
-            if not wanted:
+            with translated(self._path, "reading"):
+                singles = exclusively(lambda: tables.singles_among(self._connection, sorted(set(positions))))
+            singles = {position: name for position, name in singles.items() if name not in wanted}
+            if not wanted and not singles:
                 return Forgotten()
             self._check(wanted, exclusively)
             ends = {name: end for name, (_, end) in wanted.items()}
-            exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "forget", ends, at_ms)))
+
+            def begin() -> None:
+                if ends:
+                    tables.begin(self._connection, "forget", ends, at_ms)
+                if singles:
+                    tables.begin_singles(self._connection, singles, at_ms)
+
+            exclusively(lambda: self._transact(begin))
             _, _, records, saved = self._work(exclusively)
-            return Forgotten(records, saved, len(wanted))
+            return Forgotten(records, saved, len({*wanted, *singles.values()}))
 
     def resume(self, exclusively: Exclusive) -> None:
         """Do what an operation that was cut off left."""
@@ -120,6 +132,10 @@ class SqliteRemover:
             if what == "prune":
                 for records, size in self._chunks(exclusively, stream, offset, at_ms):
                     pruned, pruned_bytes = pruned + records, pruned_bytes + size
+            elif what == tables.SINGLES:
+                forgets = True
+                for records, size in self._single_digests(exclusively):
+                    forgotten, saved = forgotten + records, saved + size
             else:
                 forgets = True
                 for records, size in self._digests(exclusively, stream, offset):
@@ -146,6 +162,13 @@ class SqliteRemover:
         while first < offset:
             work = partial(tables.forget_chunk, self._connection, stream, first, offset)
             records, saved, first = self._step(exclusively, work)
+            yield records, saved
+
+    def _single_digests(self, exclusively: Exclusive) -> Iterator[tuple[int, int]]:
+        after: int | None = -1
+        while after is not None:
+            work = partial(tables.forget_singles, self._connection, after)
+            records, saved, after = self._step(exclusively, work)
             yield records, saved
 
     def _step(self, exclusively: Exclusive, work: Callable[[], Result]) -> Result:

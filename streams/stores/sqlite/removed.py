@@ -1,7 +1,7 @@
 """What a sqlite log has lost on purpose: the tables of it, and their chunks of work.
 
 ``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions,
-``bases`` and ``marks`` what ``Removal`` names so. ``pending`` is what an operation still
+``bases``, ``marks`` and ``singles`` what ``Removal`` names so. ``pending`` is what an operation still
 has to do: it is written first, and a row leaves with the transaction that does
 its last part. ``removals.version`` grows with each of these transactions.
 """
@@ -9,7 +9,8 @@ its last part. ``removals.version`` grows with each of these transactions.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -31,6 +32,9 @@ HEAD: Final = (
     " SELECT max(last, coalesce((SELECT max(end) - 1 FROM removed_ranges WHERE first <= last + 1), -1)) FROM kept"
 )
 """The last position of the log: of its last record, or the last pruned one that follows it without a gap."""
+
+SINGLES: Final = "single"
+"""In ``pending``: what stands in ``singles`` is to be forgotten."""
 
 _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
@@ -75,8 +79,14 @@ def load(connection: sqlite3.Connection) -> Removal:
     bases = {row[0]: Base(*row[1:]) for row in found if _as_written("bases", row, str, int, bytes, int)}
     found = connection.execute("SELECT stream, offset, at_ms FROM marks")
     marks = {row[0]: Mark(*row[1:]) for row in found if _as_written("marks", row, str, int, int)}
+    found = connection.execute("SELECT position, stream, offset, at_ms FROM singles ORDER BY position")
+    singles = [row for row in found if _as_written("singles", row, int, str, int, int)]
     pending = connection.execute("SELECT 1 FROM pending LIMIT 1").fetchone() is not None
-    return Removal(ranges, bases, marks, pending)
+    removal = Removal(ranges, bases, marks, pending=pending)
+    if not singles:
+        return removal
+    last = {stream: Mark(offset + 1, at_ms) for _, stream, offset, at_ms in singles}
+    return replace(removal.forgot_singly((row[0] for row in singles), last), pending=pending)
 
 
 def find(connection: sqlite3.Connection, key: bytes) -> Entry | None:
@@ -116,6 +126,46 @@ def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int],
     connection.execute("UPDATE removals SET version = version + 1")
 
 
+def begin_singles(connection: sqlite3.Connection, positions: Iterable[int], at_ms: int) -> None:
+    """Note single records that are to be forgotten; those that there are not are passed over."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO singles SELECT position, (SELECT name FROM streams WHERE id = stream), offset, ?"
+        " FROM records WHERE position = ?",
+        ((at_ms, position) for position in positions),
+    )
+    connection.execute("INSERT OR REPLACE INTO pending VALUES (?, '', 0, ?)", [SINGLES, at_ms])
+    connection.execute("UPDATE removals SET version = version + 1")
+
+
+def singles_among(connection: sqlite3.Connection, positions: Iterable[int]) -> dict[int, str]:
+    """Those of these records that still have a payload, with their streams.
+
+    Raises:
+        DamagedRow: one of them is damaged.
+    """
+    found: dict[int, str] = {}
+    for position in positions:
+        for row in _rows(connection, f"{_ROW} WHERE position = ?", [position]):
+            fields = _fields_of(row)
+            if not is_digest(fields["payload"]):
+                found[position] = fields["stream_id"]
+    return found
+
+
+def forget_singles(connection: sqlite3.Connection, after: int) -> tuple[int, int, int | None]:
+    """Make the next single records after a position digests; (how many, bytes saved, where to continue).
+
+    ``None``: there are no more.
+    """
+    rows = _rows(connection, _NEXT_SINGLES, [after, CHUNK])
+    count, saved = _to_digests(connection, rows)
+    last = connection.execute(
+        "SELECT max(position) FROM (SELECT position FROM singles WHERE position > ? ORDER BY position LIMIT ?)",
+        [after, CHUNK],
+    ).fetchone()[0]
+    return count, saved, last
+
+
 def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int]]:
     """What is still to be done: (what, stream, offset, time)."""
     query = "SELECT what, stream, offset, at_ms FROM pending ORDER BY what, stream"
@@ -145,6 +195,12 @@ def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_
 def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, offset: int) -> tuple[int, int, int]:
     """Make the next records from ``first`` to below ``offset`` digests; (how many, bytes saved, where to go on)."""
     rows = _chunk(connection, stream_id, first, offset)
+    count, saved = _to_digests(connection, rows)
+    return count, saved, rows[-1].offset + 1 if rows else offset
+
+
+def _to_digests(connection: sqlite3.Connection, rows: Iterable[_Row]) -> tuple[int, int]:
+    """Replace the payloads of these records; how many had one, and how many bytes that saved."""
     changed = []
     saved = 0
     for row in rows:
@@ -155,7 +211,7 @@ def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, off
             changed.append((form, crc32(form), row.position))
     connection.executemany("UPDATE records SET event = ?, crc = ? WHERE position = ?", changed)
     connection.execute("UPDATE removals SET version = version + 1")
-    return len(changed), saved, rows[-1].offset + 1 if rows else offset
+    return len(changed), saved
 
 
 def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> int:
@@ -182,6 +238,18 @@ class _Row(NamedTuple):
     hash: bytes
     crc: int
     event: bytes
+
+
+_ROW: Final = "SELECT position, offset, hash, crc, event FROM records"
+_NEXT_SINGLES: Final = (
+    f"{_ROW} WHERE position IN (SELECT position FROM singles WHERE position > ? ORDER BY position LIMIT ?)"  # noqa: S608
+    " ORDER BY position"
+)
+
+
+def _rows(connection: sqlite3.Connection, query: str, values: list[Any]) -> list[_Row]:
+    found = connection.execute(query, values).fetchall()
+    return [_Row(*_as_written("records", row, int, int, bytes, int, bytes)) for row in found]
 
 
 def _chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> list[_Row]:

@@ -267,9 +267,9 @@ class SqliteStore(KeepsHints):
         """See ``StreamStore.prune``."""
         return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
 
-    async def forget(self, streams: Collection[str], *, at_ms: int) -> Forgotten:
-        """See ``StreamStore.forget``."""
-        return await self._turns.run(lambda: self._remover.forget(streams, at_ms, self._between))
+    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
+        """See ``RetentionStore.forget``."""
+        return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._between))
 
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""

@@ -348,7 +348,7 @@ class SqliteVerification:
             return
         self._check_columns(row, event)
         self._check_chain(row, event)
-        fault = payload_fault(self._removal, str(event.get("stream_id")), row.offset, event["payload"])
+        fault = payload_fault(self._removal, str(event.get("stream_id")), row.offset, row.position, event["payload"])
         if fault is not None:
             self._find("tampered", row.position, row.stream, fault)
         elif is_digest(event["payload"]):
