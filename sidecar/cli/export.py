@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.reading import StreamArgument
+from sidecar.cli.shared.arguments import StreamArgument
 from sidecar.cli.shared.command import Failure, JsonFlag, complain, home_of
 
 if TYPE_CHECKING:

@@ -121,8 +121,7 @@ async def _refusals(reader: LogReader, home: Home, streams: list[str]) -> list[s
 
 
 def _show_forget(out: Output, would: dict[str, Any]) -> None:
-    from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
-    from sidecar.cli.shared.output import Column
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
 
     sessions, streams = would["sessions"], would["streams"]
     short = out.terminal and out.width < WHOLE_ID_WIDTH

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from sidecar.cli.shared.output import Output
 
+BAR_BYTES = 8 * 1024 * 1024
+"""A log from this size on takes long enough to verify for a progress bar."""
+
 
 class Bar:
     """How far something is. Without a terminal its methods do nothing."""

@@ -18,8 +18,16 @@ if TYPE_CHECKING:
     from rich.color import ColorSystem
     from rich.console import Console
 
+    from streams.log.verify import Summary
+
 NARROWEST = 20
 """Columns that a text needs at least to be broken at words."""
+
+WHOLE_ID_WIDTH = 100
+"""Columns from which on ids of streams and sessions are shown whole."""
+
+SHORT_ID = 10
+"""Last characters of such an id that a narrower terminal shows: enough to name it."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
@@ -257,3 +265,16 @@ def money(cost: float) -> str:
     if not cost:
         return "-"
     return f"${cost:.2f}" if cost >= 0.995 else f"${cost:.4f}"
+
+
+def shortened(name: str) -> str:
+    """An id as a narrow terminal shows it: its end, which is enough to name it."""
+    return name if len(name) <= SHORT_ID else f"…{name[-SHORT_ID:]}"
+
+
+def held_text(summary: Summary) -> str:
+    """What a log holds, in the words of ``status``: ``12 records (3 pruned), 4 of them forgotten, in 2 streams``."""
+    from sidecar.checks import counted, kept_text
+
+    forgotten = f", {summary.forgotten} of them forgotten," if summary.forgotten else ""
+    return f"{kept_text(summary.records, summary.pruned)}{forgotten} in {counted(summary.streams, 'stream')}"
