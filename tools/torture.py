@@ -67,13 +67,6 @@ PLAN = (
     ),
     Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
     Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[jsonl-{{n}}]",), 50, {"KILLS": 1000}),
-    Part(
-        "compressing-kills",
-        "the same while segments are compressed",
-        (f"{KILL_TEST}[compressing-{{n}}]",),
-        50,
-        {"KILLS": 1000},
-    ),
     Part("sqlite-kills", "the same on sqlite", (f"{KILL_TEST}[sqlite-{{n}}]",), 50, {"KILLS": 1000}),
     Part("moving-kills", "the same while it moves", (f"{KILL_TEST}[moving-{{n}}]",), 50, {"KILLS": 1000}),
     Part(

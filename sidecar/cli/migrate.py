@@ -63,9 +63,9 @@ async def migrate(
     done = await _move(out, home, to, begin=not is_there)
     if is_there:
         return _told(out, f"the log is in {to} already", {"backend": to, "moved": False})
-    from sidecar.checks import counted, kept_text
+    from sidecar.checks import counted
 
-    moved = f"{kept_text(done['copied'] - done['pruned'], done['pruned'])} in {counted(done['streams'], 'stream')}"
+    moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
     text = (
         f"the log is in {to} now: {moved}, the same hashes\n"
         f"recording paused for {done['held_ms']:.0f} ms\n"
