@@ -26,7 +26,7 @@ async def play(
 
     factor = _speed(speed)
     if not file.is_file():
-        raise Failure(f"{file}: there is no such file; name a recording made of JSON lines")
+        raise Failure("not-found", f"{file}: there is no such file; name a recording made of JSON lines")
     from dataclasses import asdict
 
     from sidecar.capture.play import play as run

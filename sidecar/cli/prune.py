@@ -158,7 +158,7 @@ def _need_log(home: Home) -> None:
     from streams.log.presence import located
 
     if located(home.store_path) is None:
-        raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
+        raise Failure("no-log", f"there is no log in {home.store_path} yet: nothing to remove")
 
 
 def _show(

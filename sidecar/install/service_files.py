@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from sidecar.install.npm import write
 
@@ -37,6 +37,8 @@ STOP_SECONDS: Final = 30
 
 class ServiceError(Exception):
     """The service file cannot be written or removed: what is in the way, and what to do."""
+
+    code: ClassVar[str] = "no-service"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class AllPruned(Failure):
     """Of the stream that was named nothing is left: it was pruned as a whole. The text says when."""
 
     def __init__(self, stream: str, text: str) -> None:
-        super().__init__(text)
+        super().__init__("pruned", text)
         self.stream = stream
 
 
@@ -66,7 +66,7 @@ async def find_stream(reader: LogReader, given: str) -> str:
     """
     stream, session = await find_session(reader, given)
     if session is not None:
-        raise Failure(f"{given!r} is a session in the stream {stream}; name that stream")
+        raise Failure("not-a-stream", f"{given!r} is a session in the stream {stream}; name that stream")
     return stream
 
 
@@ -107,10 +107,10 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if fitting:
         raise Ambiguous(f"{given!r} fits {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
     if not seen:
-        raise Failure(f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
+        raise Failure("no-log", f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
-    raise Failure(f"there is no stream {given!r}; {hint}")
+    raise Failure("not-found", f"there is no stream {given!r}; {hint}")
 
 
 def pruned_text(stream: str, gone: Gone) -> str | None:
@@ -135,7 +135,7 @@ async def newest_stream(reader: LogReader) -> str:
         newest = record.event.stream_id
         session = newest if newest.startswith("ses_") else session
     if newest is None:
-        raise Failure(f"the log holds no stream yet; {EMPTY_HINT}")
+        raise Failure("no-log", f"the log holds no stream yet; {EMPTY_HINT}")
     return session or newest
 
 
@@ -166,9 +166,9 @@ async def find_event(reader: LogReader, given: str) -> Record:
         return record
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
-        raise Failure(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
+        raise Ambiguous(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
     hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
-    raise Failure(f"there is no event {given!r}; {hint}")
+    raise Failure("not-found", f"there is no event {given!r}; {hint}")
 
 
 async def first(records: AsyncIterator[Record]) -> Record | None:

@@ -232,8 +232,8 @@ async def test_requests_are_answered_and_errors_told() -> None:
         assert answers[1]["error"] == {"code": "busy", "message": "not now"}
         assert answers[2]["error"]["code"] == "internal"
         assert "sk-secret" not in json.dumps(answers)
-        assert answers[3]["error"]["code"] == "bad_answer"
-        assert answers[4]["error"]["code"] == "unknown_method"
+        assert answers[3]["error"]["code"] == "bad-answer"
+        assert answers[4]["error"]["code"] == "unknown-request"
 
 
 async def test_a_slow_request_does_not_hold_up_another() -> None:
