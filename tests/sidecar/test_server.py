@@ -230,7 +230,7 @@ async def test_requests_are_answered_and_errors_told() -> None:
         answers = {answer["id"]: answer for answer in [await cli.hear() for _ in asked]}
         assert answers[0] == {"type": "result", "id": 0, "value": {"x": [1]}}
         assert answers[1]["error"] == {"code": "busy", "message": "not now"}
-        assert answers[2]["error"]["code"] == "internal"
+        assert answers[2]["error"]["code"] == "unexpected"
         assert "sk-secret" not in json.dumps(answers)
         assert answers[3]["error"]["code"] == "bad-answer"
         assert answers[4]["error"]["code"] == "unknown-request"
