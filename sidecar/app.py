@@ -28,8 +28,8 @@ from sidecar.requests import Sidecar
 from sidecar.version import VERSION
 from streams.errors import StreamError
 from streams.identity import Identity, system_identity
+from streams.log.directory import read_manifest
 from streams.log.log import Log
-from streams.stores.directory import read_manifest
 
 log = logging.getLogger("sidecar")
 

@@ -24,7 +24,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from streams.stores.directory import Backend
+from streams.log.directory import Backend
 
 MIB = 1024 * 1024
 
@@ -163,31 +163,6 @@ def _absolute(path: Path) -> Path:
     return expanded
 
 
-class NatsPullConfig(_Section):
-    """``[nats.pull]``: how messages are fetched for those who work through them."""
-
-    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """Most messages that one request asks for."""
-
-    max_inflight: Annotated[int, Field(ge=1, le=100_000)] = 64
-    """Most messages that are worked on at a time."""
-
-    fetch_timeout_seconds: Annotated[float, Field(ge=0.5, le=300)] = 5.0
-    """How long a request waits on the server for messages."""
-
-    warmup_timeout_seconds: Annotated[float, Field(ge=1, le=300)] = 10.0
-    """How long a new subscription may be silent before it is held for dead and renewed."""
-
-    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
-    """How often the server says that a waiting request lives; three missed ones renew the subscription."""
-
-    ack_wait_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
-    """How long a message may be worked on without a sign of life before it is delivered to another."""
-
-    max_deliver: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Deliveries after which a message goes to the dead letters."""
-
-
 class NatsConfig(_Section):
     """``[nats]``: whether and where the log is mirrored."""
 
@@ -240,8 +215,6 @@ class NatsConfig(_Section):
 
     deltas: bool = True
     """Whether token deltas are published on core NATS, for who listens at that moment."""
-
-    pull: NatsPullConfig = NatsPullConfig()
 
     @field_validator("credentials", "cert_dir", "executable")
     @classmethod

@@ -23,7 +23,7 @@ from typing import ClassVar, Final, Self
 
 import platformdirs
 
-from streams.stores.disk import write_durably
+from streams.files import write_durably
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -93,7 +93,7 @@ class Home:
         self.check_owner()
         self.check_kind()
         for path in (self.path, self.store_path, self.spool_path):
-            self.make_private(path)
+            private_directory(path)
 
     def was_used(self) -> bool:
         """Whether a sidecar or its user has written here before, so that one more file surprises nobody."""
@@ -292,29 +292,6 @@ class Home:
             os.fchmod(descriptor, 0o600)
         return descriptor
 
-    def make_private(self, path: Path) -> None:
-        """Make a directory of the home, or close one that is there to others. Idempotent.
-
-        Raises:
-            HomeError: as ``create``.
-        """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
-            found = path.lstat()
-            if stat.S_ISLNK(found.st_mode):
-                hint = "put what it leads to in its place, or choose another --home"
-                raise HomeError(path, "it is a symbolic link, which is not followed", hint)
-            if not stat.S_ISDIR(found.st_mode):
-                raise HomeError(path, "it is not a directory", "move it away, or choose another --home")
-            if found.st_uid != os.geteuid():
-                hint = "choose another --home"
-                raise HomeError(path, f"the directory belongs to user {found.st_uid}, not to you", hint)
-            if stat.S_IMODE(found.st_mode) != 0o700:
-                path.chmod(0o700)
-        except OSError as error:
-            raise _cannot("make", path, error) from None
-
     def _is_ours(self) -> bool:
         """Whether the directory was a home before, got a store back from a backup, or holds nothing of anybody else.
 
@@ -374,6 +351,98 @@ def write_new(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(descriptor)
+
+
+def private_directory(path: Path) -> None:
+    """Make a directory of the home, mode 0700 whatever the umask, or close one that is there to others. Idempotent.
+
+    Missing parents get the same mode.
+
+    Raises:
+        HomeError: it is a link, not a directory, belongs to somebody else, or cannot be made.
+    """
+    try:
+        make_directories(path, 0o700)
+        found = path.lstat()
+        _refuse_foreign(path, found)
+        if not stat.S_ISDIR(found.st_mode):
+            raise HomeError(path, "it is not a directory", "move it away, or choose another --home")
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            path.chmod(0o700)
+    except OSError as error:
+        raise _cannot("make", path, error) from None
+
+
+def make_directories(path: Path, mode: int) -> None:
+    """Make a directory and its missing parents; those that exist stay as they are.
+
+    Each gets ``mode``. A umask can only take away more, and never from the owner.
+    """
+    if path.is_dir():
+        return
+    make_directories(path.parent, mode)
+    try:
+        path.mkdir(mode=mode)
+    except FileExistsError:
+        return  # another process was faster, or something else is there: using it fails
+    path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file of the home that another program is about to open; a missing one is fine.
+
+    Raises:
+        HomeError: it is a link, not a regular file, or belongs to somebody else.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _cannot("read", path, error) from None
+    _refuse_foreign(path, found)
+    if not stat.S_ISREG(found.st_mode):
+        raise HomeError(path, "it is not a regular file", "remove it, then try again")
+
+
+def check_tree(path: Path) -> None:
+    """Refuse a directory of the home if a link lies anywhere in it.
+
+    Raises:
+        HomeError: there is one, or a directory in it cannot be read.
+    """
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    _refuse_foreign(Path(entry.path), entry.stat(follow_symlinks=False))
+                if entry.is_dir(follow_symlinks=False):
+                    check_tree(Path(entry.path))
+    except OSError as error:
+        raise _cannot("read", path, error) from None
+
+
+def open_file(path: Path) -> int:
+    """A descriptor to read a regular file of the home, never through a link.
+
+    Raises:
+        OSError: it is missing, a link, not a regular file, or belongs to somebody else.
+    """
+    # O_NONBLOCK: a pipe put in its place must not hang us.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, "it is not a regular file of yours", str(path))
+
+
+def _refuse_foreign(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        hint = "put what it leads to in its place, or choose another --home"
+        raise HomeError(path, "it is a symbolic link, which is not followed", hint)
+    if found.st_uid != os.geteuid():
+        raise HomeError(path, f"it belongs to user {found.st_uid}, not to you", "choose another --home")
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> HomeError:

@@ -22,13 +22,13 @@ from sidecar.config import Config
 from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, RequestError, ShimConnection
-from sidecar.nats.service import Mirrored, NatsService
+from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.version import VERSION, is_newer
 from streams.errors import StreamError
 from streams.identity import system_identity
+from streams.log.directory import FORMATS
 from streams.log.log import Log
 from streams.log.prune_plan import PruneRequest
-from streams.stores.directory import FORMATS
 
 log = logging.getLogger("sidecar")
 
@@ -202,7 +202,7 @@ class Sidecar:
                     return self.nats.rebuild()
             return self.nats.rebuilding()
         except NatsUnavailable as error:
-            raise RequestError("nats-unavailable", str(error)) from None
+            raise RequestError(error.code, str(error)) from None
 
     async def _prune(self, args: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -265,9 +265,9 @@ class Sidecar:
 
     # What the mirror needs
 
-    def mirrored(self, now_ms: Callable[[], int]) -> Mirrored:
+    def mirrored(self, now_ms: Callable[[], int]) -> MirrorSource:
         """What is mirrored on NATS."""
-        return Mirrored(
+        return MirrorSource(
             self._store, self._store.manifest.log_id, now_ms, self._translator.state.turn_of, self._translator.clean
         )
 

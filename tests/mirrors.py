@@ -20,7 +20,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.mirror.messages import Mirror, is_forgotten
-from bridge.nats.mirror.publish import told_id
+from bridge.nats.mirror.publish import id_before_rebuild
 from sidecar.nats.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -154,7 +154,7 @@ async def check_equal(store: StreamStore, server: RealServer, *, l0: bool = True
     """The mirror is the log: each record once, in order, with its bytes; its L0 messages once, in their order."""
     records = [record async for record in store.read_all()]
     seen = await read_independently(server)
-    assert [told_id(each.headers) for each in seen] == [record.event.id for record in records]
+    assert [id_before_rebuild(each.headers) for each in seen] == [record.event.id for record in records]
     for record, message in zip(records, seen, strict=True):
         assert message.body == canonical(record.event.fields())
         assert message.headers["DS-Position"] == str(record.position)
@@ -172,10 +172,10 @@ async def check_l0(records: Iterable[Record], server: RealServer) -> None:
     wanted: dict[str, list[str]] = {}
     for made in mirror_all(records, Mirror(LOG_ID)):
         for message in made.messages[:-1]:
-            wanted.setdefault(message.subject, []).append(told_id(message.headers))
+            wanted.setdefault(message.subject, []).append(id_before_rebuild(message.headers))
     found: dict[str, list[str]] = {}
     for each in await read_independently(server, "cg.>", "cg_evt_v1"):
-        found.setdefault(each.subject, []).append(told_id(each.headers))
+        found.setdefault(each.subject, []).append(id_before_rebuild(each.headers))
     twice = [name for names in found.values() for name, count in Counter(names).items() if count > 1]
     assert twice == []
     assert {subject: sorted(ids) for subject, ids in found.items()} == {k: sorted(v) for k, v in wanted.items()}

@@ -17,11 +17,72 @@ ROOT = Path(__file__).parents[1]
 
 PACKAGES = ("streams", "bridge", "sidecar")
 
-ALLOWED: dict[str, frozenset[str]] = {
-    "streams": frozenset({"streams", "pydantic", "ulid", "orjson", "msgspec", "aiofiles"}),
-    "bridge": frozenset({"streams", "bridge", "pydantic", "orjson", "ahocorasick_rs", "nats"}),
+LIBRARIES: dict[str, frozenset[str]] = {
+    "streams": frozenset({"pydantic", "ulid", "orjson", "msgspec", "aiofiles"}),
+    "bridge": frozenset({"pydantic", "orjson", "ahocorasick_rs", "nats"}),
 }
-"""What a package may import beside the standard library; ``sidecar`` is on top and may import what it declares."""
+"""Libraries that a package may import beside the standard library; ``sidecar`` may import what it declares."""
+
+_STREAMS = ("streams", "streams/bus", "streams/log")
+_LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
+_NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
+_ROOMS = ("sidecar", "sidecar/capture", "sidecar/install", "sidecar/keeping", "sidecar/link", "sidecar/views")
+
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "streams": (),
+    "streams/bus": ("streams",),
+    "streams/stores": ("streams",),
+    "streams/stores/jsonl": ("streams", "streams/stores"),
+    "streams/stores/sqlite": ("streams", "streams/stores"),
+    "streams/log": ("streams", "streams/stores", "streams/stores/jsonl", "streams/stores/sqlite"),
+    "bridge": (),
+    "bridge/opencode": (),
+    _LINK: ("streams",),
+    "bridge/opencode/redact": ("streams",),
+    _CAPTURE: ("streams", _LINK, "bridge/opencode/redact"),
+    "bridge/nats": ("streams", "streams/bus"),
+    "bridge/nats/jetstream": ("streams", "streams/bus", "bridge/nats"),
+    "bridge/nats/l0": ("streams", "streams/bus", "bridge/nats"),
+    "bridge/nats/mirror": ("streams", "streams/bus", *_NATS[:3]),
+    "sidecar/link": (*_STREAMS, _LINK, "sidecar"),
+    "sidecar/install": (*_STREAMS, "sidecar"),
+    "sidecar/views": (*_STREAMS, _CAPTURE, "sidecar"),
+    "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
+    "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
+    "sidecar/nats": (*_STREAMS, *_NATS, _LINK, "sidecar", "sidecar/link", "sidecar/nats/mirror", "sidecar/nats/server"),
+    "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
+    "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
+    "sidecar/checks": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/nats", "sidecar/nats/server"),
+    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats"),
+    "sidecar/cli": (
+        *_STREAMS,
+        *_NATS,
+        _LINK,
+        *_ROOMS,
+        "sidecar/checks",
+        "sidecar/cli/shared",
+        "sidecar/nats",
+        "sidecar/nats/mirror",
+    ),
+    "sidecar": (
+        *_STREAMS,
+        *_NATS,
+        _LINK,
+        _CAPTURE,
+        "bridge/opencode/redact",
+        "sidecar/capture",
+        "sidecar/keeping",
+        "sidecar/link",
+        "sidecar/nats",
+    ),
+}
+"""Which folders of ours each folder may import, beside itself. Nothing above ``streams/log`` knows a backend.
+
+``sidecar`` itself is both: its bottom (``BOTTOM``) is what every room stands on, the rest composes the rooms.
+"""
+
+BOTTOM = frozenset({"__init__", "config", "home", "launch", "logs", "version"})
+"""Modules of ``sidecar`` that its rooms may import; a command may import all."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiofiles": ("streams/stores/jsonl/*.py",),
@@ -61,14 +122,37 @@ def faults_of(path: str, source: str) -> list[str]:
     faults = [] if ast.get_docstring(tree) else [f"{path}:1: no module docstring"]
     for line, module in _imports(tree, path):
         top = module.split(".")[0]
-        allowed = ALLOWED.get(package)
+        if top in PACKAGES:
+            faults += [f"{path}:{line}: {fault}" for fault in _breach(path, module)]
+            continue
+        allowed = LIBRARIES.get(package)
         if allowed is not None and top not in sys.stdlib_module_names and top not in allowed:
             faults.append(f"{path}:{line}: {package} must not import {module}")
         if top in ONLY_IN and not any(fnmatch(path, pattern) for pattern in ONLY_IN[top]):
             faults.append(f"{path}:{line}: {module} is imported in {', '.join(ONLY_IN[top]) or 'no file'} only")
-    if package in ALLOWED and path != IDENTITY:
+    if package in LIBRARIES and path != IDENTITY:
         faults += [f"{path}:{line}: {what} outside {IDENTITY}" for line, what in _impurities(tree, path)]
     return faults
+
+
+def _breach(path: str, module: str) -> Iterator[str]:
+    """What is wrong with a file importing one of our modules."""
+    mine, theirs = path.rpartition("/")[0], _folder_of(module)
+    package = path.split("/")[0]
+    if theirs == mine:
+        return
+    if theirs not in FOLDERS.get(mine, ()):
+        yield f"{package} must not import {module}: {mine} may not know {theirs}"
+    elif theirs == "sidecar" != module and mine != "sidecar/cli" and module.split(".")[1] not in BOTTOM:
+        yield f"{package} must not import {module}: a room may not know what composes it"
+
+
+def _folder_of(module: str) -> str:
+    """The folder that a module, or a name in it, is in."""
+    parts = module.split(".")
+    while parts and not (ROOT.joinpath(*parts)).is_dir():
+        parts.pop()
+    return "/".join(parts)
 
 
 def _imports(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
@@ -167,6 +251,10 @@ DOC = '"""A file."""\n'
             "from websockets.asyncio import server",
             "sidecar/link/connection.py, sidecar/link/client.py only",
         ),
+        ("streams/stores/plan.py", "from streams.log.reader import LogReader", "streams must not import streams.log"),
+        ("sidecar/views/a.py", "from sidecar.cli.shared.output import one_line", "sidecar must not import sidecar.cli"),
+        ("sidecar/keeping/a.py", "from streams.stores.sqlite import reader", "sidecar must not import streams.stores"),
+        ("sidecar/capture/a.py", "from sidecar.app import Sidecar", "a room may not know what composes it"),
         ("sidecar/app.py", "import nats", "nats is imported in bridge/nats/jetstream/client*.py only"),
         ("streams/a.py", "import time\ntime.time()", "time.time outside"),
         ("streams/a.py", "import time as t\nt.time_ns()", "time.time_ns outside"),
@@ -203,10 +291,13 @@ def test_a_missing_docstring_is_caught() -> None:
         ("streams/stores/jsonl/reader.py", "import aiofiles"),
         ("streams/identity.py", "import secrets, time, random\nfrom ulid import ULID\ntime.time_ns()"),
         (
-            "bridge/a.py",
+            "bridge/opencode/capture/a.py",
             "import streams.event, pydantic, orjson, bridge.opencode.link.link\nevent.time = 5\nrecord.now",
         ),
-        ("sidecar/link/client.py", "import websockets, time, uuid, rich, bridge, streams\ntime.time()"),
+        (
+            "sidecar/link/client.py",
+            "import websockets, uuid, rich, bridge.opencode.link.frames, streams\ntime.time()",
+        ),
     ],
 )
 def test_what_is_allowed_is_not_told(path: str, code: str) -> None:

@@ -1,1 +1,1 @@
-"""NATS's side of the bridge: subjects, headers, payloads, streams and the mirror's messages. All pure."""
+"""The NATS side of the bridge: subjects, headers, payloads, streams, connections and the mirror's messages."""

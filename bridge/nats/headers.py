@@ -94,7 +94,7 @@ def are_lines(text: str, count: int) -> bool:
 
 
 class ProtocolViolation(ValueError):
-    """A message breaks the L0 protocol: ``code`` for programs, ``reason`` for people."""
+    """A message breaks the L0 protocol. ``code`` is the protocol's own word, ``reason`` is for people."""
 
     def __init__(self, reason: str, code: str = "protocol_violation") -> None:
         super().__init__(reason, code)

@@ -15,8 +15,8 @@ from sidecar.checks.asking import spool_size
 from sidecar.checks.check import Check, Fix, Scene, counted
 from sidecar.home import Home, HomeError
 from streams.identity import system_identity
+from streams.log.directory import LOCK
 from streams.query import describe_span
-from streams.stores.directory import LOCK
 
 LOW_SPACE_BYTES = 200 * 1024 * 1024
 BACKLOG_BYTES = 64 * 1024 * 1024

@@ -19,6 +19,9 @@ from sidecar.checks.check import Check, Scene, counted
 if TYPE_CHECKING:
     from sidecar.config import NatsConfig
 
+_RESERVED_KEYS = "reserved_keys"
+"""The mirror's count of messages whose payload has keys that are reserved for headers."""
+
 
 def check_nats(scene: Scene) -> list[Check]:
     """What ``[nats]`` needs, and how it is now."""
@@ -150,8 +153,19 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
         return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} wait: {text}", hint)]
     if mirror["lag"] and not now["connected"]:
         return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} wait for the server", "see nats above")]
+    if (reserved := reserved_keys(mirror)) is not None:
+        return [Check("mirror", "note", *reserved)]
     behind = f"{counted(mirror['lag'], 'record')} behind the log" if mirror["lag"] else "level with the log"
     return [Check("mirror", "ok", f"{behind}; `durable-stream mirror verify` compares them")]
+
+
+def reserved_keys(mirror: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A warning and a hint if payloads have keys that a consumer could take for headers, from the mirror's account."""
+    count = mirror.get("notes", {}).get(_RESERVED_KEYS, 0)
+    if not count:
+        return None
+    text = f"{counted(count, 'mirrored message')} with payload keys that begin with CG-, which are reserved for headers"
+    return text, "rename them where the payload is made"
 
 
 def _note(text: str, hint: str) -> Check:

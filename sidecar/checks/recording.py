@@ -11,13 +11,13 @@ from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
 from sidecar.logs import failed_start
 from streams.errors import CorruptLog, MissingLog, StreamError
+from streams.log.backends import WAL_RESET_FIXED, sqlite_version
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader
 from streams.log.repair import leftovers
 from streams.log.verify import Verification
 from streams.query import Filter, describe_span
 from streams.store import NOTHING, Record
-from streams.stores.sqlite.files import WAL_RESET_FIXED, sqlite_version
 
 TAIL_RECORDS = 2000
 

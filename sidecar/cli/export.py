@@ -31,7 +31,7 @@ async def export(
     JSON lines, with or without ``--json``: a header, then the records.
     """
     from sidecar.views.select import family_of, find_stream, open_reader
-    from streams.stores.directory import read_manifest
+    from streams.log.directory import read_manifest
 
     store = home_of(context).store_path
     reader = open_reader(store)

@@ -36,8 +36,8 @@ async def migrate(
     --rollback without an old store is a failure.
     """
     from sidecar.cli.shared.output import Output
+    from streams.log.directory import FORMATS
     from streams.log.presence import located
-    from streams.stores.directory import FORMATS
 
     if sum((to is not None, rollback, discard_old)) != 1:
         raise typer.BadParameter("say one of --to sqlite, --to jsonl, --rollback and --discard-old")

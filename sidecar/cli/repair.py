@@ -34,8 +34,8 @@ async def repair(
 
     from sidecar.cli.shared.output import Output
     from streams.identity import system_identity
+    from streams.log.directory import refuse_links
     from streams.log.repair import Repairing, decide, examine, is_begun
-    from streams.stores.directory import refuse_links
 
     out, home = Output(json), home_of(context)
     home.check_owner()
@@ -63,7 +63,7 @@ async def repair(
 @contextmanager
 def _held(home: Home, dry_run: bool) -> Iterator[None]:
     """Nobody else may write meanwhile: what a sidecar is writing looks like damage."""
-    from streams.stores.directory import refuse_writer, take_lock
+    from streams.log.directory import refuse_writer, take_lock
 
     if dry_run:
         refuse_writer(home.store_path)  # first, because it knows the process

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from streams.stores.disk import write_durably
+from streams.files import write_durably
 
 LOCK: Final = "package-lock.json"
 MODULES: Final = "node_modules"
@@ -40,6 +40,13 @@ RC_TEXT: Final = (
 
 _PACKAGE: Final = "@opencode-ai/plugin"
 _DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies")
+
+DIRECTORY_MODE: Final = 0o755
+FILE_MODE: Final = 0o644
+"""Modes of what we make outside the home; a umask can only take away more."""
+
+OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -203,7 +210,7 @@ def make(directory: Path, kind: str) -> bool:
     if kind == MODULES:
         if os.path.lexists(path):
             return False
-        path.mkdir()
+        path.mkdir(mode=DIRECTORY_MODE)
     elif kind == LOCK:
         if os.path.lexists(path):
             return False
@@ -249,12 +256,18 @@ def undo(directory: Path, kind: str) -> bool:
     return True
 
 
-def write(path: Path, content: bytes) -> None:
-    """Create or replace a file; a reader sees the old or the new one, never half. An old file's mode is kept.
+def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
+    """Create or replace a file; a reader sees the old or the new one, never half.
+
+    Others cannot write a new file, whatever the umask. An old file's mode is
+    kept; in a file that is ours, others lose the right to write.
 
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+    # An .npmrc may hold a token: the draft is as closed as the file itself.
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else FILE_MODE
+    if is_ours:
+        mode &= ~OTHERS_MAY_WRITE
     # Somebody else's directory: a name that nobody has.
     write_durably(path, content, mode=mode, draft=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))

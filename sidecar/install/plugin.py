@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from sidecar.home import make_directories
 from sidecar.install import npm
 from sidecar.install.npm import Places
 
@@ -159,11 +160,12 @@ def install(
     ledger.note_directories(target.config, target.plugin.parent)
     ledger.plugins = list(dict.fromkeys([*ledger.plugins, str(target.plugin)]))
     ledger.write()
-    target.plugin.parent.mkdir(parents=True, exist_ok=True)
-    if there and target.plugin.read_text(encoding="utf-8") == text:
+    make_directories(target.plugin.parent, npm.DIRECTORY_MODE)
+    is_open = there and target.plugin.stat().st_mode & npm.OTHERS_MAY_WRITE
+    if there and not is_open and target.plugin.read_text(encoding="utf-8") == text:
         outcome.lines.append(f"{target.plugin} is already there and up to date")
     else:
-        npm.write(target.plugin, text.encode())
+        npm.write(target.plugin, text.encode(), is_ours=True)
         outcome.did(f"{'renewed' if there else 'wrote'} {target.plugin}")
     for directory in dict.fromkeys([*places.all, target.config]):
         _prepare(ledger, directory, outcome)
@@ -322,6 +324,6 @@ class Ledger:
             self.path.unlink(missing_ok=True)
             return
         content = (json.dumps({"plugins": self.plugins, "made": made}, indent=1) + "\n").encode()
-        self.user.mkdir(parents=True, exist_ok=True)
+        make_directories(self.user, npm.DIRECTORY_MODE)
         if not self.path.is_file() or self.path.read_bytes() != content:
-            npm.write(self.path, content)
+            npm.write(self.path, content, is_ours=True)

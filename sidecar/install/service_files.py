@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
-from sidecar.install.npm import write
+from sidecar.home import make_directories
+from sidecar.install.npm import DIRECTORY_MODE, write
 
 Manager = Literal["systemd", "launchd"]
 
@@ -110,8 +111,8 @@ class Service:
         content = self.content(command, home)
         if self.path.is_file() and self.path.read_bytes() == content:
             return False
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write(self.path, content)
+        make_directories(self.path.parent, DIRECTORY_MODE)
+        write(self.path, content, is_ours=True)
         return True
 
     def uninstall(self) -> bool:

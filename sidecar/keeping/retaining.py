@@ -12,11 +12,11 @@ from typing import ClassVar, Final
 
 from bridge.opencode.capture.state import CaptureState
 from streams.errors import StreamError
+from streams.log.directory import store_bytes
 from streams.log.log import Log
 from streams.log.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan
 from streams.log.reader import LogReader
 from streams.retention import Forgotten, Pruned
-from streams.stores.space import store_bytes
 
 SYSTEM: Final = "system"
 """The stream of what belongs to no session."""

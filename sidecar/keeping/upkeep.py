@@ -19,7 +19,9 @@ from sidecar.config import StoreConfig
 from sidecar.keeping import retaining
 from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StoreUnavailable, StreamError
+from streams.log.backends import SearchIndex
 from streams.log.copies import kept_facts
+from streams.log.directory import Backend
 from streams.log.log import Log
 from streams.log.migrate import Migration, Progress, discard_old
 from streams.log.prune_plan import PrunePlan, PruneRequest
@@ -27,9 +29,7 @@ from streams.log.reader import LogReader
 from streams.projection import resume
 from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Snapshot
-from streams.stores.directory import Backend
-from streams.stores.sqlite.search import SearchIndex
-from streams.stores.threads import in_thread
+from streams.threads import in_thread
 
 log = logging.getLogger("sidecar.keeping.upkeep")
 

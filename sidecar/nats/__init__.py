@@ -1,1 +1,1 @@
-"""The sidecar's side of NATS: the embedded server, and the connection to it or to another one."""
+"""NATS in the sidecar: the embedded server, the connection, the mirror's task and the token deltas."""

@@ -1,7 +1,7 @@
-"""How a command reaches the home's NATS server: by the configuration, or, where the sidecar has its own, by asking it.
+"""Connects a command to the home's NATS server: the configured one, or the sidecar's embedded one.
 
-The embedded server's port and token change with each start, so the sidecar is
-asked before each attempt to connect. It proves itself on the link before.
+The embedded server's port and token change with each start, so each attempt to
+connect first asks the sidecar, which proves its identity on the link.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from streams.identity import system_identity
 
 
 def sessions_of(home: Home, config: NatsConfig) -> Sessions:
-    """A connection to be made to the server that ``config`` names, which is not off; the caller closes it.
+    """Sessions to the server that ``config`` names; its mode must not be off. The caller closes them.
 
-    Connecting raises ``NatsRefused`` where the settings cannot work, ``NatsUnavailable`` where no server is reached.
+    Connecting raises ``NatsRefused`` if the settings cannot work, ``NatsUnavailable`` if no server answers.
     """
 
     async def options() -> ConnectOptions:
@@ -38,11 +38,11 @@ async def _embedded(home: Home, config: NatsConfig) -> ConnectOptions:
         raise NatsUnavailable("no sidecar runs, and with it no NATS server", "start it: `durable-stream serve`")
     try:
         async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
-            told: dict[str, Any] = await client.request("nats")
+            answer: dict[str, Any] = await client.request("nats")
     except RequestError as error:
         raise NatsUnavailable(error.message) from None
     except ClientError as error:
         raise NatsUnavailable(str(error)) from None
     except HomeError as error:
         raise NatsRefused(f"{error.path}: {error.problem}", error.hint) from None
-    return embedded_options(config, port=int(told["port"]), token=str(told["token"]), server_id=told["server_id"])
+    return embedded_options(config, port=int(answer["port"]), token=str(answer["token"]), server_id=answer["server_id"])

@@ -1,7 +1,7 @@
-"""NATS as the sidecar has it: nothing, a connection to configured servers, or to a server of its own.
+"""NATS in the sidecar: off, connected to configured servers, or connected to an embedded server.
 
-Nothing here may keep the sidecar from recording: whatever is wrong is told by
-``status`` and in the log, and tried again.
+NATS never keeps the sidecar from recording. Every problem appears in ``status``
+and in the log, and is retried.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
-from sidecar.home import Home, HomeError
+from sidecar.home import Home, HomeError, private_directory
 from sidecar.nats.settings import external_options, mirror_bytes
 from streams.store import StreamStore
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("sidecar.nats")
 
 LIBRARY = frozenset({"nats", "nkeys", "nacl"})
-"""What the client library's packages are called."""
+"""Package names of the client library."""
 
 DRAIN_SECONDS: Final = 2.0
-"""How long a sidecar that ends waits for the mirror to catch up; the next one goes on anyway."""
+"""How long a stopping sidecar waits for the mirror to catch up. The next sidecar continues from there."""
 
 MISSING = "the library nats-py is missing; pip install 'opencode-durable-stream[nats]'"
 
 
-class Mirrored(NamedTuple):
-    """What is mirrored: the log with its id, the clock, and what capture knows for token deltas.
+class MirrorSource(NamedTuple):
+    """What the mirror reads: the log with its id, the clock, and capture's knowledge for token deltas.
 
-    ``turn_of`` gives the user message that a session answers now; ``clean`` redacts.
+    ``turn_of`` returns the user message that a session currently answers; ``clean`` redacts.
     """
 
     store: StreamStore
@@ -51,18 +51,18 @@ class Mirrored(NamedTuple):
 
 
 class NatsService:
-    """What runs for ``[nats]``: ``start`` returns at once, ``close`` leaves nothing. Belongs to its event loop.
+    """Runs everything that ``[nats]`` configures. ``start`` returns at once. Bound to its event loop.
 
-    Without ``mirrored`` there is a connection, and nothing is published.
+    Without ``source`` it keeps a connection and publishes nothing.
     """
 
     def __init__(
-        self, home: Home, config: NatsConfig, new_token: Callable[[], str], mirrored: Mirrored | None = None
+        self, home: Home, config: NatsConfig, new_token: Callable[[], str], source: MirrorSource | None = None
     ) -> None:
         self._home, self._config, self._new_token = home, config, new_token
-        self._mirrored = mirrored
+        self._source = source
         self.mirror: MirrorTask | None = None
-        """The mirror of the log; None while ``[nats]`` is off or cannot work at all."""
+        """The mirror of the log; ``None`` while ``[nats]`` is off or unusable."""
         self._deltas: DeltaStream | None = None
         self._rebuild: Rebuild | None = None
         self._rebuilding: asyncio.Task[None] | None = None
@@ -71,14 +71,14 @@ class NatsService:
         self._server: EmbeddedServer | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.sessions: Sessions | None = None
-        """The connection, for whoever publishes; None while ``[nats]`` is off or cannot work at all."""
+        """The connection, shared by all publishers; ``None`` while ``[nats]`` is off or unusable."""
 
     def start(self) -> None:
-        """Begin, in the background. The caller holds the home's lock."""
+        """Start in the background. The caller holds the home's lock."""
         if self._config.mode == "off":
             return
         try:
-            # The library is in an extra, and loading it costs a tenth of a second: only who wants NATS pays.
+            # The library is optional and takes a tenth of a second to load, so load it only with NATS on.
             from bridge.nats.jetstream.sessions import Sessions
             from sidecar.nats.mirror.deltas import DeltaStream
             from sidecar.nats.mirror.task import MirrorTask
@@ -90,7 +90,7 @@ class NatsService:
             return
         if self._config.mode == "embedded":
             try:
-                self._home.make_private(self._home.nats_path)
+                private_directory(self._home.nats_path)
             except HomeError as error:
                 self._fail(str(error))
                 return
@@ -98,35 +98,33 @@ class NatsService:
             self._server.start()
         self.sessions = Sessions(self._options)
         self._keeping = asyncio.create_task(self._keep(self.sessions))
-        if self._mirrored is None:
+        if self._source is None:
             return
-        log_id, max_bytes = self._mirrored.log_id, mirror_bytes(self._config)
-        self.mirror = MirrorTask(
-            self._mirrored.store, log_id, self.sessions, self._mirrored.now_ms, max_bytes=max_bytes
-        )
+        log_id, max_bytes = self._source.log_id, mirror_bytes(self._config)
+        self.mirror = MirrorTask(self._source.store, log_id, self.sessions, self._source.now_ms, max_bytes=max_bytes)
         self.mirror.start()
         if self._config.deltas:
             self._deltas = DeltaStream(
-                self.sessions, log_id, self._mirrored.turn_of, self.mirror.project_of, self._mirrored.clean
+                self.sessions, log_id, self._source.turn_of, self.mirror.project_of, self._source.clean
             )
 
     @property
     def wants_deltas(self) -> bool:
-        """Whether shims shall send token deltas."""
+        """Whether shims should send token deltas."""
         return self._deltas is not None
 
     def deltas(self, items: Iterable[HookItem]) -> None:
-        """Token deltas came from a shim; returns at once."""
+        """Accept token deltas from a shim. Returns at once."""
         if self._deltas is not None:
             self._deltas.take(items)
 
     def forgotten(self, streams: Collection[str]) -> None:
-        """Payloads of these streams were forgotten in the log: the mirror follows, in the background."""
+        """Erase the copies of payloads that the log forgot in these streams, in the background."""
         if self.mirror is not None:
             self.mirror.forgotten(streams)
 
     async def close(self) -> None:
-        """Mirror what is left, if that is quick; end the connection, then the server. Idempotent."""
+        """Mirror the rest for up to ``DRAIN_SECONDS``, then close the connection and stop the server. Idempotent."""
         if self._deltas is not None:
             await self._deltas.close()
         if self._rebuilding is not None:
@@ -180,23 +178,23 @@ class NatsService:
         return {**about, **found, "problem": problem}
 
     def rebuild(self) -> dict[str, Any]:
-        """Begin to publish everything anew, unless that is under way; as ``rebuilding`` tells.
+        """Start a rebuild unless one is running; return ``rebuilding``.
 
         Raises:
-            NatsUnavailable: nothing is mirrored; why.
+            NatsUnavailable: there is no mirror; the text says why.
         """
-        if self.mirror is None or self.sessions is None or self._mirrored is None:
+        if self.mirror is None or self.sessions is None or self._source is None:
             raise NatsUnavailable(self._problem or "NATS was off when this sidecar started", "restart it")
         if self._rebuilding is None or self._rebuilding.done():
             from sidecar.nats.mirror.rebuild import Rebuild
 
-            self._rebuild = Rebuild(self.mirror, self.sessions, self._mirrored.store, self._mirrored.log_id)
+            self._rebuild = Rebuild(self.mirror, self.sessions, self._source.store, self._source.log_id)
             self._failed = ""
             self._rebuilding = asyncio.create_task(self._run_rebuild(self._rebuild))
         return self.rebuilding()
 
     def rebuilding(self) -> dict[str, Any]:
-        """The last rebuild: ``{running, failed, progress}``; ``progress`` is null where none was begun."""
+        """The last rebuild: ``{running, failed, progress}``; ``progress`` is null if there was none."""
         return {
             "running": self._rebuilding is not None and not self._rebuilding.done(),
             "failed": self._failed,
@@ -218,11 +216,11 @@ class NatsService:
         """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.
 
         Raises:
-            NatsUnavailable: it does not run, or there is none; why.
+            NatsUnavailable: it does not run, or there is none; the text says why.
         """
         if self._server is None:
-            began = f"the running sidecar began with NATS {self._config.mode}"
-            restart = "run `durable-stream stop`: the next one takes what config.toml says now"
+            began = f"the running sidecar was started with NATS {self._config.mode}"
+            restart = "run `durable-stream stop`; the next sidecar uses the current config.toml"
             raise NatsUnavailable(self._problem or began, "" if self._problem else restart)
         options = await self._server.options()
         port = self._server.status()["port"]
@@ -236,7 +234,7 @@ class NatsService:
         return external_options(self._config)
 
     async def _keep(self, sessions: Sessions) -> None:
-        """Have a connection before somebody needs it, so that ``status`` can tell."""
+        """Keep a connection open before it is needed, so that ``status`` can show it."""
         while True:
             session = await sessions.wait()
             log.info("connected to NATS %s", session.server.version)

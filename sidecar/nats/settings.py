@@ -1,4 +1,4 @@
-"""From the configuration to what a NATS server and a NATS client are told. Pure."""
+"""Translates the configuration into settings of the NATS server and the NATS client. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.nats.jetstream.options import ConnectOptions, PullSettings
+from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.stream_plan import UNLIMITED
-from sidecar.config import MIB, NatsConfig, NatsPullConfig
+from sidecar.config import MIB, NatsConfig
 
 SERVER_NAME: Final = "durable-stream"
 MAX_PAYLOAD: Final = 8 * MIB
-"""The largest message of an embedded server: what NATS advises at most."""
+"""Largest message of an embedded server: the most that NATS recommends."""
 
 LOG_BYTES: Final = MIB
 LOG_FILES: Final = 2
@@ -20,10 +20,10 @@ FREE_PORT: Final = -1
 
 
 def server_config(directory: Path, config: NatsConfig, *, token: str, port: int) -> str:
-    """The text of the embedded server's configuration file; JSON, which its own language includes.
+    """The embedded server's configuration file, as JSON, which is valid in the server's own format.
 
-    ``port`` ``FREE_PORT`` lets it take one; it writes which one into ``directory/ports``.
-    It listens on the loopback alone, and nothing of a message is ever logged.
+    With ``port`` ``FREE_PORT`` the server picks a port and writes it into ``directory/ports``.
+    It listens only on the loopback address, and never logs message contents.
     """
     wanted: dict[str, Any] = {
         "server_name": SERVER_NAME,
@@ -35,7 +35,7 @@ def server_config(directory: Path, config: NatsConfig, *, token: str, port: int)
         "max_connections": 256,
         "jetstream": {
             "store_dir": str(directory / "store"),
-            # By default it syncs every two minutes: what was confirmed since would be lost with the machine.
+            # The default syncs every two minutes; a power failure would lose confirmed messages.
             "sync_interval": "always",
             "max_file_store": config.max_store_bytes,
             "max_memory_store": 64 * MIB,
@@ -50,8 +50,8 @@ def server_config(directory: Path, config: NatsConfig, *, token: str, port: int)
 
 
 def mirror_bytes(config: NatsConfig) -> int:
-    """Most bytes of the log's copy; -1: no limit of ours. An embedded server keeps a quarter of its room for the rest:
-    a stream that may grow until nothing fits any more would stop the mirror.
+    """Most bytes of the mirror's stream; -1: no limit. An embedded server reserves a quarter of its room for other
+    streams, because a full server would stop the mirror.
     """
     if config.max_mirror_bytes:
         return config.max_mirror_bytes
@@ -59,7 +59,7 @@ def mirror_bytes(config: NatsConfig) -> int:
 
 
 def external_options(config: NatsConfig) -> ConnectOptions:
-    """How to reach the servers of mode ``external``."""
+    """Connection settings for mode ``external``."""
     return ConnectOptions(
         servers=config.servers,
         credentials=config.credentials,
@@ -75,7 +75,7 @@ def external_options(config: NatsConfig) -> ConnectOptions:
 
 
 def embedded_options(config: NatsConfig, *, port: int, token: str, server_id: str | None) -> ConnectOptions:
-    """How to reach the embedded server; ``server_id`` as it said itself, None before it was asked."""
+    """Connection settings for the embedded server; ``server_id`` is ``None`` until the server has reported it."""
     return ConnectOptions(
         servers=(f"nats://127.0.0.1:{port}",),
         token=token,
@@ -83,16 +83,4 @@ def embedded_options(config: NatsConfig, *, port: int, token: str, server_id: st
         connect_seconds=config.connect_timeout_seconds,
         ping_seconds=config.ping_interval_seconds,
         request_seconds=config.request_timeout_seconds,
-    )
-
-
-def pull_settings(config: NatsPullConfig) -> PullSettings:
-    """``[nats.pull]`` for a loop."""
-    return PullSettings(
-        batch_size=config.batch_size,
-        max_inflight=config.max_inflight,
-        fetch_timeout_s=config.fetch_timeout_seconds,
-        warmup_timeout_s=config.warmup_timeout_seconds,
-        heartbeat_s=config.heartbeat_seconds,
-        attempts=config.max_deliver,
     )

@@ -3,6 +3,9 @@
 What every bus does (``tests/streams/bus_contract.py``):
 
 * A message is kept before ``publish`` returns; a message id makes it once.
+* The first token of a subject is its mode. ``cmd`` is a work queue: patterns of
+  two durables may not overlap, ``start`` does not count, and a handled message is
+  gone. ``str`` is kept for nobody; a bus on a server refuses it. All else is kept.
 * Subscribers with different durables each get every message (multicast), those
   that share one get each message once among them (competition). A durable keeps
   its place while nobody is subscribed under it.
@@ -42,7 +45,7 @@ class BusError(Exception):
     BusError
     ├── BusClosed         the bus was closed by its owner
     ├── BusUnavailable    nothing is known to be kept; safe to publish again under the same message id
-    └── DurableConflict   the durable exists with another pattern or another redelivery
+    └── DurableConflict   the durable exists with another pattern or redelivery, or another one works on a command
     """
 
 
@@ -58,7 +61,7 @@ class BusUnavailable(BusError):
 
 
 class DurableConflict(BusError):
-    """``durable`` exists already and is subscribed to something else."""
+    """``durable`` exists already and is subscribed to something else, or another durable has its commands."""
 
     def __init__(self, durable: str, reason: str) -> None:
         super().__init__(durable, reason)
@@ -153,7 +156,10 @@ class Subscription(Protocol):
 
 
 class EventBus(Protocol):
-    """Publishing and subscribing. Implementation: in memory (``streams/bus/memory.py``)."""
+    """Publishing and subscribing.
+
+    Implementations: in memory (``streams/bus/memory.py``), and on JetStream (``bridge/nats/jetstream/bus.py``).
+    """
 
     async def publish(
         self,
@@ -192,7 +198,8 @@ class EventBus(Protocol):
 
         Raises:
             SubjectError: ``pattern`` is none, or ``durable`` is no single token.
-            DurableConflict: the durable exists with another pattern or redelivery.
+            DurableConflict: the durable exists with another pattern or redelivery, or ``pattern`` covers commands
+                that another subscription works on.
             BusClosed: the bus is closed.
         """
         ...

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from streams.bus.contract import (
     BusClosed,
     Delivery,
+    DurableConflict,
     Handler,
     Published,
     Redelivery,
@@ -24,7 +25,13 @@ from streams.bus.contract import (
     failure_of,
 )
 from streams.bus.headers import check_headers
-from streams.bus.subjects import DEAD_LETTERS, check_subject, matches
+from streams.bus.subjects import DEAD_LETTERS, check_subject, covers, matches, overlap
+
+_COMMANDS = "cmd.>"
+"""A work queue: one group for each subject, and a handled message is gone."""
+
+_LOSSY = "str."
+"""Beginning of the subjects whose messages are kept for nobody."""
 
 
 @dataclass(slots=True)
@@ -47,9 +54,12 @@ class _Group:
     instances: list[MemorySubscription] = field(default_factory=list)
     work: asyncio.Event = field(default_factory=asyncio.Event)
     first_attempts: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    lossy: set[int] = field(default_factory=set)
+    """Lossy messages that were published while a subscription of the group was there."""
 
     def settle(self, sequence: int) -> None:
         """The first attempt of a message is over."""
+        self.lossy.discard(sequence)
         waiting = self.first_attempts.pop(sequence, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -126,6 +136,8 @@ class MemoryEventBus:
             if group.instances and matches(group.pattern, subject):
                 waiting = group.first_attempts[message.sequence] = asyncio.get_running_loop().create_future()
                 first_attempts.append(waiting)
+                if subject.startswith(_LOSSY):
+                    group.lossy.add(message.sequence)
                 group.work.set()
         return Published(message.sequence, False), first_attempts
 
@@ -144,7 +156,10 @@ class MemoryEventBus:
         group = self._durables.get(durable) if durable is not None else None
         redelivery = redelivery or Redelivery()
         if group is None:
-            group = _Group(durable, pattern, redelivery, self._last + 1 if start == "new" else 1)
+            self._check_queue(pattern, durable)
+            # A work queue has no place in time: it hands out what is left.
+            begins_new = start == "new" and not covers(_COMMANDS, pattern)
+            group = _Group(durable, pattern, redelivery, self._last + 1 if begins_new else 1)
             self._groups.append(group)
             if durable is not None:
                 self._durables[durable] = group
@@ -171,6 +186,14 @@ class MemoryEventBus:
         if self._closed:
             raise BusClosed
 
+    def _check_queue(self, pattern: str, durable: str | None) -> None:
+        """Refuse a second group for a command, as a work queue on a server does."""
+        if not overlap(pattern, _COMMANDS):
+            return
+        for group in self._groups:
+            if overlap(group.pattern, _COMMANDS) and overlap(group.pattern, pattern):
+                raise DurableConflict(durable or pattern, f"{group.durable or group.pattern} works on this queue")
+
     def take(self, group: _Group) -> Delivery | None:
         """The next message of ``group``, or ``None``; a failed one whose time has come goes first."""
         while group.again:
@@ -184,7 +207,9 @@ class MemoryEventBus:
             sequence = max(group.next, oldest)
             group.next = sequence + 1
             message = self._messages.get(sequence)
-            if message is not None and matches(group.pattern, message.subject):
+            if message is None or not matches(group.pattern, message.subject):
+                continue
+            if not message.subject.startswith(_LOSSY) or sequence in group.lossy:
                 return self._attempt(group, message, 1)
         return None
 
@@ -198,10 +223,20 @@ class MemoryEventBus:
         reason, delay = failure_of(delivery, error)
         if delay is None:
             self._give_up(group, delivery, reason)
+            self._done(delivery)
             return
         timer = asyncio.create_task(self._again(group, _Pending(delivery.sequence, delivery.attempt + 1), delay))
         self._timers.add(timer)
         timer.add_done_callback(self._timers.discard)
+
+    def handled(self, delivery: Delivery) -> None:
+        """A handler returned."""
+        self.counts["handled"] += 1
+        self._done(delivery)
+
+    def _done(self, delivery: Delivery) -> None:
+        if matches(_COMMANDS, delivery.subject):
+            self._messages.pop(delivery.sequence, None)
 
     async def _again(self, group: _Group, pending: _Pending, delay: float) -> None:
         await self._sleep(delay)
@@ -226,6 +261,7 @@ class MemoryEventBus:
             return
         for sequence in list(group.first_attempts):
             group.settle(sequence)
+        group.lossy.clear()
         if group.durable is None:
             self._groups.remove(group)
 
@@ -290,6 +326,6 @@ class MemorySubscription:
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt, counted
             self._bus.failed(self.group, delivery, error)
         else:
-            self._bus.counts["handled"] += 1
+            self._bus.handled(delivery)
         finally:
             self.group.settle(delivery.sequence)

@@ -7,10 +7,10 @@ from pathlib import Path
 import orjson
 
 from streams.errors import ForeignStore
+from streams.files import read_file
 from streams.findings import Finding
 from streams.log.presence import left_alone
 from streams.stores.directory import MANIFEST, NEWEST, read_manifest
-from streams.stores.disk import read_file
 from streams.stores.hints import Hints, Lost
 
 

@@ -33,10 +33,11 @@ from streams.log.copies import discard, discard_copy, missing_for_copy
 from streams.log.verify import Verification, is_of_records
 from streams.store import NOTHING
 from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
-from streams.stores.jsonl.lines import BadLine, parse_event_keys
+from streams.stores.head import BadLine
+from streams.stores.jsonl.lines import parse_event_keys
 from streams.stores.space import MIB, mib_to_open
 from streams.stores.stored import Stored
-from streams.stores.threads import in_thread
+from streams.threads import in_thread
 
 CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from streams.errors import MissingLog, StreamError
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Kept, Manifest, read_manifest
-from streams.stores.jsonl.lines import read_head
+from streams.stores.head import read_head
 from streams.stores.jsonl.segments import list_segments
 from streams.stores.sqlite.files import LOG_FILE, holds_log
 from streams.stores.sqlite.head import HEAD_FILE, holds_known_log
@@ -89,6 +89,17 @@ def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
     if holds_log(store / LOG_FILE, records=True, alone=alone):
         found.append("sqlite")
     return found
+
+
+def holds_files(store: Path, backend: Backend) -> bool:
+    """Whether anything of a backend's log is there, readable or not.
+
+    Raises:
+        ForeignStore: a file is a symbolic link.
+    """
+    if backend == "sqlite":
+        return (store / LOG_FILE).exists() and (store / LOG_FILE).stat().st_size > 0
+    return read_head(store / "head") is not None or bool(list_segments(store / "log"))
 
 
 def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog:

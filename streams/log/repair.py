@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from streams.errors import BadStore, ForeignStore, StoreUnavailable
+from streams.files import make_directory, sync_directory
 from streams.findings import Finding
 from streams.log.backends import open_backend
 from streams.log.beside import is_newer
@@ -42,7 +43,6 @@ from streams.log.presence import HEAD_FILES, LeftAlone, left_alone
 from streams.log.verify import Verification, is_of_records
 from streams.store import NOTHING
 from streams.stores.directory import MANIFEST, Backend, Manifest, read_manifest, write_manifest
-from streams.stores.disk import make_directory, sync_directory
 from streams.stores.hints import REPAIRED, Hints
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.jsonl.segments import list_segments

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from streams.errors import ForeignStore, StoreUnavailable, StreamError
 from streams.findings import Finding, Kind, Summary
-from streams.log.presence import with_records
-from streams.stores.directory import MANIFEST, Backend, read_manifest, refuse_links
+from streams.log.beside import lost_findings, manifest_finding
+from streams.log.presence import holds_files, with_records
+from streams.stores.directory import MANIFEST, Backend, is_being_written, read_manifest, refuse_links
 from streams.stores.jsonl.verify import JsonlVerification
 from streams.stores.sqlite.verify import SqliteVerification
 
@@ -42,7 +43,7 @@ class Verification:
     ) -> None:
         refuse_links(store)
         self._of_backend: JsonlVerification | SqliteVerification
-        self._store, self._may_move = store, backend is None and not alone
+        self._store, self._alone, self._may_move = store, alone, backend is None and not alone
         self._backend = backend or _backend_of(store)
         if self._backend == "sqlite":
             self._of_backend = SqliteVerification(store, progress, alone, quick)
@@ -75,6 +76,11 @@ class Verification:
             StoreUnavailable: the log moved to the other backend meanwhile, and what was being read was deleted.
             OSError: a file cannot be read.
         """
+        found = 0
+        manifest = manifest_finding(self._store, has_log=holds_files(self._store, self._backend))
+        if manifest is not None:
+            found += 1
+            yield manifest
         try:
             async for finding in self._of_backend.run():
                 self._refuse_deleted()
@@ -83,6 +89,12 @@ class Verification:
             self._refuse_deleted()
             raise
         self._refuse_deleted()
+        last = self._of_backend.furthest
+        if last is not None and (self._alone or not is_being_written(self._store)):
+            for lost in lost_findings(self._store, last):
+                found += 1
+                yield lost
+        self.summary.findings += found
 
     def _refuse_deleted(self) -> None:
         if not self._may_move:

@@ -17,8 +17,8 @@ from typing import Final, Literal, cast
 import orjson
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked
+from streams.files import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 from streams.identity import Identity
-from streams.stores.disk import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 
 Backend = Literal["jsonl", "sqlite"]
 

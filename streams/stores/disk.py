@@ -1,21 +1,13 @@
-"""The system calls of the jsonl backend: the writer's in ``Disk``, so that tests can make them fail, and file helpers.
-
-No file of a store is ever reached through a symbolic link: whoever can put
-one there must not choose what is read or written.
-"""
+"""The system calls of the jsonl backend's writer, in ``Disk``, so that tests can make them fail."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import stat
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
-from streams.errors import ForeignStore
+from streams.files import checked, sync_directory, write_all
 
 
 class Disk:
@@ -23,9 +15,7 @@ class Disk:
 
     def write(self, fd: int, data: bytes) -> None:
         """Write all of ``data`` at the end of ``fd``, across short writes."""
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        write_all(fd, data)
 
     def sync(self, fd: int) -> None:
         """Return when the file's data is on the disk, not merely in its cache."""
@@ -54,139 +44,10 @@ class Disk:
         return fd
 
     def open(self, path: Path) -> int:
-        """Open an existing file for appending."""
-        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-    def replace(self, temporary: Path, path: Path) -> None:
-        """Give a finished file its name, in place of what had it, durably."""
-        temporary.replace(path)
-        sync_directory(path.parent)
+        """Open an existing file for appending. Raises ``ForeignStore`` as ``check_file``."""
+        return checked(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def unlink(self, path: Path) -> None:
         """Delete a file, durably."""
         path.unlink()
         sync_directory(path.parent)
-
-
-def write_beside(disk: Disk, path: Path, pieces: Iterable[bytes]) -> Path:
-    """A finished, synced file that is to replace ``path``; ``Disk.replace`` does that.
-
-    Raises:
-        OSError: nothing is left of it.
-    """
-    temporary = path.with_name(path.name + ".new")
-    if temporary.exists():
-        disk.unlink(temporary)
-    fd = disk.create(temporary)
-    try:
-        try:
-            for piece in pieces:
-                disk.write(fd, piece)
-            disk.sync(fd)
-        finally:
-            os.close(fd)
-    except BaseException:
-        # What it takes on a full disk is given back; where even that fails, the next opening does it.
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    return temporary
-
-
-def replace_durably(disk: Disk, path: Path, pieces: Iterable[bytes]) -> None:
-    """Create or replace ``path`` so that it is wholly the old or wholly the new one, whatever happens.
-
-    Raises:
-        OSError: ``path`` is as it was, unless only its name could not be made durable.
-    """
-    disk.replace(write_beside(disk, path, pieces), path)
-
-
-def open_to_read(path: str | Path, flags: int = 0) -> int:
-    """A descriptor of an existing file. ``flags`` are there to serve as an ``opener``; reading is all it does.
-
-    Raises:
-        ForeignStore: it is a symbolic link.
-        OSError: it cannot be opened.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put the file there") from None
-        raise
-    if stat.S_ISDIR(os.fstat(fd).st_mode):
-        # It is opened like a file; only the first read is refused, which no longer knows its name.
-        os.close(fd)
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return fd
-
-
-def read_file(path: Path) -> bytes:
-    """All of a file. Raises as ``open_to_read``."""
-    with open(path, "rb", opener=open_to_read) as file:
-        return file.read()
-
-
-def write_durably(path: Path, data: bytes, *, mode: int = 0o600, draft: Path | None = None) -> None:
-    """Create or replace a small file: a reader sees the old or the new one, also after a power loss.
-
-    ``draft`` is written first and renamed; by default ``PATH.new``, which is ours to overwrite in a store.
-
-    Raises:
-        OSError: the old file is as it was; ``FileExistsError`` if the ``draft`` that was named is there.
-    """
-    temporary = path.with_name(path.name + ".new") if draft is None else draft
-    new = os.O_TRUNC if draft is None else os.O_EXCL
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | new | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            os.fchmod(fd, mode)
-            Disk().write(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def open_or_create(path: Path) -> int:
-    """A descriptor to read and rewrite a small file of the store, made when missing. Mode 0600."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.fchmod(fd, 0o600)
-    return fd
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory of the store, mode 0700 whatever the umask, durably; one that is there stays as it is.
-
-    Raises:
-        ForeignStore: it is a symbolic link.
-        OSError: it cannot be made.
-    """
-    try:
-        path.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        refuse_link(path)
-        return
-    path.chmod(0o700)
-    sync_directory(path.parent)
-
-
-def refuse_link(path: Path) -> None:
-    """Raise ``ForeignStore`` if ``path`` is a symbolic link."""
-    if path.is_symlink():
-        raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put what it leads to in its place")
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -18,8 +18,9 @@ from zlib import crc32
 
 import orjson
 
+from streams.files import make_directory, open_to_read
 from streams.store import NOTHING, Snapshot
-from streams.stores.disk import Disk, make_directory, open_to_read
+from streams.stores.disk import Disk
 
 TORN: Final = "torn"
 """Where openings keep the torn tails that they cut off."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,19 @@ def test_what_is_printed_is_printable(text: str) -> None:
     line = json_line({"a": text, text: 1}).decode()
     drives_no_terminal(line)
     assert json.loads(line) == {"a": text, text: 1}
+
+
+def test_no_format_character_is_printed_as_it_came() -> None:
+    """Unicode's category decides, not a list: invisible text could hide or reorder what a person reads."""
+    every = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")]
+    assert {"\u061c", "\u200b", "\ufeff", "\u00ad", "\U000e0041"} < set(every)
+    text = "a" + "".join(every) + "b"
+    line = json_line({text: text})
+    assert json.loads(line) == {text: text}
+    left = set(line.decode()) | set(printable(text))
+    assert left & set(every) <= {"\n", "\t"}
+
+
+def test_json_keeps_what_a_person_can_read() -> None:
+    line = json_line({"a": "für 修复 👩 ñ"}).decode()
+    assert line == '{"a":"für 修复 👩 ñ"}\n'

@@ -24,7 +24,7 @@ from streams.log.reader import LogReader
 from streams.projection import fold, state_hash
 from streams.retention import Forgotten
 from streams.stores.directory import Backend
-from streams.stores.threads import in_thread
+from streams.threads import in_thread
 from tests.bridge.opencode.playing import names, play
 from tests.streams.builders import event
 from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors

@@ -93,6 +93,9 @@ class Gate:
 
 
 class BusContract:
+    takes_str = True
+    """Whether messages under ``str`` can be published at all."""
+
     async def open_bus(self) -> EventBus:
         raise NotImplementedError("an implementation's suite says how to open it")
 
@@ -279,6 +282,60 @@ class BusContract:
             await bus.subscribe("evt.b.>", Inbox(), durable="one", redelivery=AT_ONCE)
         with pytest.raises(DurableConflict, match="redelivery"):
             await bus.subscribe("evt.a.>", Inbox(), durable="one", redelivery=Redelivery(max_deliver=9))
+
+    # Modes: the first token says how a message is kept
+
+    async def test_no_two_durables_of_a_work_queue_overlap(self, bus: EventBus) -> None:
+        first = await bus.subscribe("cmd.p.w.>", Inbox(), durable="one")
+        for pattern in ("cmd.p.w.>", "cmd.p.*.a.run", "cmd.>"):
+            with pytest.raises(DurableConflict):
+                await bus.subscribe(pattern, Inbox(), durable="other")
+            with pytest.raises(DurableConflict):
+                await bus.subscribe(pattern, Inbox())
+        await bus.subscribe("cmd.p.v.>", Inbox(), durable="apart")
+        await bus.subscribe("evt.p.w.>", Inbox(), durable="beside")
+        await first.cancel()
+        with pytest.raises(DurableConflict):
+            await bus.subscribe("cmd.p.w.>", Inbox(), durable="later")
+
+    async def test_a_command_waits_for_its_worker(self, bus: EventBus) -> None:
+        inbox = Inbox()
+        await bus.publish("cmd.p.w.a.run", b"1")
+        await bus.subscribe("cmd.p.w.>", inbox, durable="worker", start="new")
+        await bus.publish("cmd.p.w.a.run", b"2")
+        await inbox.wait(2)
+        assert inbox.bodies == [b"1", b"2"]
+
+    async def test_a_handled_command_is_gone(self, bus: EventBus) -> None:
+        first, second = Inbox(), Inbox()
+        subscription = await bus.subscribe("cmd.>", first)
+        await bus.publish("cmd.p.w.a.run", b"1")
+        await first.wait(1)
+        await subscription.cancel()
+        await bus.publish("cmd.p.w.a.run", b"2")
+        await bus.subscribe("cmd.>", second, durable="worker", start="all")
+        await second.wait(1)
+        assert second.bodies == [b"2"]
+
+    async def test_str_is_kept_for_nobody(self, bus: EventBus) -> None:
+        now, away, late, last = Inbox(), Inbox(), Inbox(), Inbox()
+        if not self.takes_str:
+            with pytest.raises(SubjectError):
+                await bus.publish("str.p.chunk", b"1")
+            with pytest.raises(SubjectError):
+                await bus.subscribe("str.>", late, durable="late", start="all")
+            return
+        await bus.subscribe("str.>", now)
+        await (await bus.subscribe("str.>", away, durable="away")).cancel()
+        await bus.publish("str.p.chunk", b"1")
+        await now.wait(1)
+        await bus.subscribe("str.>", away, durable="away")
+        await bus.subscribe("str.>", late, durable="late", start="all")
+        await bus.subscribe("str.>", last, start="all")
+        await bus.publish("str.p.chunk", b"2")
+        for inbox in (away, late, last):
+            await inbox.wait(1)
+            assert inbox.bodies == [b"2"]
 
     # Where a durable begins, and where it goes on
 

@@ -21,9 +21,6 @@ class FastDisk(Disk):
     def create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
-    def replace(self, temporary: Path, path: Path) -> None:
-        temporary.replace(path)
-
     def unlink(self, path: Path) -> None:
         path.unlink()
 
@@ -70,10 +67,6 @@ class FaultyDisk(Disk):
     def create(self, path: Path) -> int:
         self._call("create")
         return super().create(path)
-
-    def replace(self, temporary: Path, path: Path) -> None:
-        self._call("replace")
-        super().replace(temporary, path)
 
     def unlink(self, path: Path) -> None:
         self._call("unlink")

@@ -14,19 +14,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.opencode.state import STATE_VERSION, CaptureState
-from sidecar.upkeep import SNAPSHOT
-from streams.log_reader import LogReader
-from streams.migrate import Migration
-from streams.verify import Verification
-
+from bridge.opencode.capture.state import STATE_VERSION, CaptureState
+from sidecar.keeping.upkeep import SNAPSHOT
 from streams.identity import seeded_identity
 from streams.lineage import Lineage
-from streams.log import Log
+from streams.log.log import Log
+from streams.log.migrate import Migration
+from streams.log.reader import LogReader
+from streams.log.verify import Verification
 from streams.projection import fold, state_hash
 from streams.store import Snapshot, StreamReader
 from streams.stores.directory import Backend, read_manifest
-from tests.bridge.playing import play
+from tests.bridge.opencode.playing import play
 from tests.streams.opened import collect
 
 FOLDER: Final = Path(__file__).with_name("golden")

@@ -11,7 +11,7 @@ from pathlib import Path
 from streams.identity import seeded_identity
 from streams.log.verify import Verification
 from streams.store import Record
-from streams.stores.jsonl.lines import Head, read_head
+from streams.stores.head import Head, read_head
 from streams.stores.jsonl.segments import segment_name
 from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import event

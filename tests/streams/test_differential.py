@@ -29,7 +29,7 @@ from streams.log.verify import Verification
 from streams.query import Filter
 from streams.store import NOTHING, OnKnown, Record, Snapshot, StreamStore
 from streams.stores.directory import Backend
-from streams.stores.jsonl.lines import EMPTY_HEAD, format_head
+from streams.stores.head import EMPTY_HEAD, format_head
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.jsonl.store import JsonlStore
 from streams.stores.memory import MemoryStore

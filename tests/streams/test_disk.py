@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.stores.disk import Disk, make_directory, replace_durably, write_durably
+from streams.files import make_directory, write_durably
+from streams.stores.disk import Disk
 
 
 class Syncs:
@@ -38,17 +39,10 @@ def test_a_new_file_has_a_name_that_lasts(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_deleted_file_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a power loss it would hold what was pruned, or stand beside its compressed form."""
+    """After a power loss it would hold what was forgotten."""
     (tmp_path / "old").write_bytes(b"pruned")
     syncs = Syncs(tmp_path, tmp_path / "old", monkeypatch)
     Disk().unlink(tmp_path / "old")
-    assert syncs.seen == [(".", False, None)]
-
-
-def test_a_file_that_takes_a_name_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "draft").write_bytes(b"finished")
-    syncs = Syncs(tmp_path, tmp_path / "draft", monkeypatch)
-    Disk().replace(tmp_path / "draft", tmp_path / "named")
     assert syncs.seen == [(".", False, None)]
 
 
@@ -66,7 +60,4 @@ def test_a_file_is_whole_before_it_takes_the_place_of_another(tmp_path: Path, mo
     syncs = Syncs(tmp_path, draft, monkeypatch)
     write_durably(path, b"pointer")
     assert syncs.seen == [("pointer.new", True, 7), (".", False, None)]
-    syncs.seen.clear()
-    replace_durably(Disk(), path, [b"manifest ", b"in pieces"])
-    assert syncs.seen == [(".", True, None), ("pointer.new", True, 18), (".", False, None)]
-    assert path.read_bytes() == b"manifest in pieces"
+    assert path.read_bytes() == b"pointer"

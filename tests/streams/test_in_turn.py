@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from streams.stores.threads import in_thread, to_its_end
+from streams.threads import in_thread, to_its_end
 
 
 class Work:

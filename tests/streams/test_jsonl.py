@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from streams.files import open_to_read
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.store import StreamStore
-from streams.stores.disk import open_to_read
 from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import events
 from tests.streams.opened import collect

@@ -20,7 +20,7 @@ from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.directory import Backend, read_manifest
-from streams.stores.jsonl.lines import EMPTY_HEAD, format_head
+from streams.stores.head import EMPTY_HEAD, format_head
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.jsonl.store import JsonlStore
 from streams.stores.sqlite.reader import SqliteReader

@@ -19,7 +19,7 @@ import pytest
 from streams.errors import CorruptLog
 from streams.query import Filter
 from streams.store import Record
-from streams.stores.jsonl.lines import Head, check_crc, format_head, read_head
+from streams.stores.head import Head, check_crc, format_head, read_head
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.jsonl.recovery import recover
 from tests.streams.builders import event

@@ -18,7 +18,7 @@ from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
-from streams.stores.jsonl.lines import read_head
+from streams.stores.head import read_head
 from streams.stores.sqlite.head import HEAD_FILE
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.store import SqliteStore

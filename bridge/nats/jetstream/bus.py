@@ -1,8 +1,8 @@
 """The event bus on JetStream: durable across processes and machines.
 
-Which stream keeps a subject is what the definitions say. A durable is a
-durable pull consumer, so that who shares it competes and each other one gets
-everything; what it was subscribed to is kept with it on the server.
+The stream definitions say which stream stores a subject. Each durable is a durable
+pull consumer: subscriptions with the same durable compete, and each other durable
+receives everything. The server stores the subscribed pattern with the consumer.
 
 Source: seed 002, 6; seed 003, "Bus Specification"; the contract is ``streams/bus/contract.py``.
 """
@@ -27,7 +27,7 @@ from bridge.nats.jetstream.pulling import Again, ConsumerDefinition, Done, PullL
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition, keeps, wanted
 from bridge.nats.jetstream.streams import ensure_streams
-from bridge.nats.mirror.messages import Message
+from bridge.nats.jetstream.wire import Message
 from streams.bus.contract import (
     BusClosed,
     BusUnavailable,
@@ -47,7 +47,7 @@ from streams.bus.subjects import DEAD_LETTERS, SubjectError, check_subject, cove
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
-"""When the server forgets a subscription without a durable whose process died."""
+"""When the server removes the consumer of a dead process that had no durable."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _REDELIVERY: Final = "ds-redelivery"
@@ -56,13 +56,14 @@ _MAX_ACK_PENDING: Final = 10_000
 
 
 class JetStreamEventBus:
-    """``EventBus`` on a server's streams, which are made when they are first needed. The caller closes ``sessions``.
+    """``EventBus`` on a server's streams, created at first use. The caller closes ``sessions``.
 
-    A message that fails waits on the server, and so survives this process. ``pull``
-    says how messages are asked for; one subscription handles one at a time,
-    whatever it says.
+    A failed message waits on the server, so it survives this process. ``pull`` sets
+    how messages are requested, except that a subscription always handles one
+    message at a time.
 
-    ``counts``: published, duplicates, handled, failed, dead, given_up (no durable, or a dead letter: no other one).
+    ``counts``: published, duplicates, handled, failed, dead, and given_up (a failed message that becomes no dead
+    letter: it is one already, or its subscription has no durable).
     """
 
     def __init__(
@@ -91,15 +92,15 @@ class JetStreamEventBus:
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> Published:
-        """See ``EventBus.publish``. A subject that no stream keeps is a ``SubjectError``."""
+        """See ``EventBus.publish``. Raises ``SubjectError`` if no stream stores the subject."""
         self._check_open()
         if keeps(self._definitions, check_subject(subject)) is None:
-            raise SubjectError(subject, "no stream keeps it")
-        told = dict(check_headers(headers or {}))
+            raise SubjectError(subject, "no stream stores this subject")
+        sent = dict(check_headers(headers or {}))
         if message_id is not None:
-            told[MESSAGE_ID] = message_id
+            sent[MESSAGE_ID] = message_id
         try:
-            stored = await publish(await self._session(), Message(subject, told, bytes(body)))
+            stored = await publish(await self._session(), Message(subject, sent, bytes(body)))
         except NatsError as error:
             raise BusUnavailable(str(error)) from None
         self.counts["duplicates" if stored.duplicate else "published"] += 1
@@ -114,10 +115,10 @@ class JetStreamEventBus:
         start: Start = "new",
         redelivery: Redelivery | None = None,
     ) -> JetStreamSubscription:
-        """See ``EventBus.subscribe``. A pattern that no one stream keeps is a ``SubjectError``.
+        """See ``EventBus.subscribe``. Raises ``SubjectError`` if no single stream stores the whole pattern.
 
         Raises:
-            BusUnavailable: the server is away, or its streams cannot be made as they must be.
+            BusUnavailable: the server is away, or its streams cannot get the required settings.
         """
         self._check_open()
         stream = self._stream_of(check_subscription(pattern, durable))
@@ -145,7 +146,7 @@ class JetStreamEventBus:
         for each in running:
             each.stop()
         for each in running:
-            # One after the other, in this very task: a handler that closes the bus does not wait for itself.
+            # One by one and in this task, so that a handler that closes the bus does not wait for itself.
             await each.cancel()
 
     # --- inside ---
@@ -155,7 +156,7 @@ class JetStreamEventBus:
             raise BusClosed
 
     async def _session(self) -> JetStream:
-        """A connection to a server that has the streams; in the order of the callers."""
+        """A connection to a server that has the streams. Callers get it in call order."""
         async with self._readying:
             session = await self._sessions.get()
             if session is not self._ready_for:
@@ -167,7 +168,7 @@ class JetStreamEventBus:
         for each in self._definitions:
             if any(covers(kept, pattern) for kept in each.subjects):
                 return each
-        raise SubjectError(pattern, "no stream keeps all of it")
+        raise SubjectError(pattern, "no stream stores all subjects of this pattern")
 
     async def _consumer(
         self,
@@ -178,21 +179,21 @@ class JetStreamEventBus:
         start: Start,
         redelivery: Redelivery,
     ) -> ConsumerDefinition:
-        """The consumer of a subscription; one that is there already begins where it began.
+        """The consumer of a subscription. An existing one keeps its starting point.
 
         Raises:
-            DurableConflict: it is there and different.
+            DurableConflict: it exists with other settings.
         """
-        told = json.dumps([redelivery.max_deliver, *redelivery.backoff_s])
+        kept = json.dumps([redelivery.max_deliver, *redelivery.backoff_s])
         consumer = ConsumerDefinition(
             _consumer_name(durable) if durable is not None else session.new_inbox().replace(".", "-"),
             (pattern,),
             ack_wait_s=self._ack_wait_s,
             max_ack_pending=_MAX_ACK_PENDING,
-            # A work queue has no place in time: it hands out what is left.
+            # A work queue has no starting point: it delivers what is left.
             new_only=start == "new" and stream.retention != "workqueue",
             inactive_s=FORGOTTEN_SECONDS if durable is None else 0,
-            metadata={_REDELIVERY: told, _DURABLE: durable or ""},
+            metadata={_REDELIVERY: kept, _DURABLE: durable or ""},
         )
         if durable is None:
             return consumer
@@ -200,23 +201,23 @@ class JetStreamEventBus:
             found = await consumer_config(session, each.name, consumer.name)
             if found is None:
                 continue
-            same = (found.get("metadata") or {}).get(_REDELIVERY) == told
+            same = (found.get("metadata") or {}).get(_REDELIVERY) == kept
             check_shared(durable, heard=found.get("filter_subject"), pattern=pattern, is_same_redelivery=same)
             return replace(consumer, new_only=found.get("deliver_policy") == "new")
         return consumer
 
     def left(self, subscription: JetStreamSubscription) -> None:
-        """A subscription ended."""
+        """Remove a subscription that has ended."""
         self._subscriptions.discard(subscription)
 
     async def bury(self, delivery: Delivery, durable: str | None, stream: str, reason: str) -> None:
-        """Keep a message that is given up as a dead letter.
+        """Store a message that is given up as a dead letter.
 
         Raises:
-            NatsError: it could not be kept.
+            NatsError: storing failed.
         """
         if durable is None or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A dead letter stays where it is; another one would only bury it.
+            # A dead letter stays where it is: a second one would only hide it.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, durable, reason)
@@ -254,7 +255,7 @@ class JetStreamSubscription:
         return self._durable
 
     def stop(self) -> None:
-        """Take no more messages; does not wait."""
+        """Accept no more messages. Returns at once."""
         self._loop.finish()
 
     async def cancel(self) -> None:
@@ -271,7 +272,7 @@ class JetStreamSubscription:
                     session = await self._bus._sessions.get()
                     await pulling.remove_consumer(session, self._stream, self._consumer.name)
                 except NatsError:
-                    return  # the server forgets it by itself
+                    return  # the server removes it by itself
         finally:
             self._bus.left(self)
 
@@ -283,9 +284,9 @@ class JetStreamSubscription:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Something that the handler waited for was cancelled, not the handler.
+            # Not the handler was cancelled, but something that it awaited.
             return self._failed(delivery, error)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt, counted
+        except Exception as error:  # noqa: BLE001 - every error of a handler is a failed attempt
             return self._failed(delivery, error)
         self._bus.counts["handled"] += 1
         return Done()
@@ -304,5 +305,5 @@ class JetStreamSubscription:
 
 
 def _consumer_name(durable: str) -> str:
-    """The server's name of a durable; what a file's name cannot be is given by its digest."""
+    """The server's name for a durable. A name that is unsafe as a file name becomes its digest."""
     return durable if _PLAIN.fullmatch(durable) else f"d-{sha256(durable.encode()).hexdigest()[:32]}"

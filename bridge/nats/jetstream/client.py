@@ -1,9 +1,9 @@
-"""The client library as we use it: connecting, and what is mended of its client.
+"""Connects with the client library, and overrides its client where that misbehaves.
 
-Beside ``client_errors.py`` the only file that imports the library. Its own reconnecting is off: its pull subscriptions
-may stay dead after it (nats.py issue 504), and what it resends may come after what was sent later.
+Only this file and ``client_errors.py`` import the library. Its reconnecting is off: pull subscriptions may stay dead
+after a reconnect (nats.py issue 504), and messages that it sends again may arrive after later ones.
 
-Where its client is overridden, also in what it keeps to itself, a comment says what it does otherwise.
+A comment at each override, private methods included, says what the library does otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("sidecar.nats")
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """asyncio warns of each TLS connection that a stream reader ends; there is nothing that anybody could do."""
+    """False for asyncio's warning about each TLS connection that a stream reader closes: it needs no action."""
     return "eof_received()" not in record.getMessage()
 
 
@@ -37,21 +37,21 @@ logging.getLogger("asyncio").addFilter(_is_of_use)
 _Callback = Callable[[Msg], Awaitable[None]]
 
 CLOSE_SECONDS: Final = 2.0
-"""How long what was sent last may take on its way out when a connection is closed."""
+"""How long closing a connection waits for the last messages to leave."""
 
 _CONNECTS: Final = 2
-"""How often the library tries each server before it says that none is there."""
+"""How often the library tries each server before it gives up."""
 
 
 async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> GuardedClient:
-    """A client that is connected to the first of the servers that takes us; ``ended`` gets to know why it ends.
+    """Connect to the first server that accepts us. When the connection ends, ``ended`` gets the reason.
 
     Raises:
-        NatsRefused: the settings cannot work: files, TLS, token. Nothing secret was sent.
-        NatsUnavailable: no server answered, or not in time.
+        NatsRefused: the settings cannot work: files, TLS or token. No secret was sent.
+        NatsUnavailable: no server answered in time.
     """
     if not options.servers:
-        raise NatsRefused("no NATS server is named", "set servers in [nats]")
+        raise NatsRefused("no NATS server is configured", "set servers in [nats]")
     context = tls_context(options)
     if options.credentials is not None:
         check_credentials(options.credentials)
@@ -63,7 +63,7 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
 
     async def closed() -> None:
         if not ended.done():
-            ended.set_result(short(problems[-1]) if problems else "it was closed")
+            ended.set_result(short(problems[-1]) if problems else "the connection was closed")
 
     client = GuardedClient(options, ended)
     more: dict[str, Any] = {}
@@ -92,7 +92,7 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
             )
     except BaseException as error:
         ended.cancel()
-        # Not ``close``: after a TLS handshake that failed it waits for ever. Nothing of it runs yet.
+        # ``close`` would wait forever after a failed TLS handshake. No task of the client runs yet.
         client.abort()
         if not isinstance(error, Exception):
             raise
@@ -102,22 +102,22 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
 
 
 def check_not_cancelled() -> None:
-    """Python 3.11's ``wait_for``, which the library uses, may swallow a cancellation; it is made good here."""
+    """Raise the cancellation that Python 3.11's ``wait_for``, used by the library, may have swallowed."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 class GuardedClient(Client):
-    """The library's client, with a last look between the server's greeting and our secrets.
+    """The library's client, which checks the server's greeting before it sends a secret.
 
-    By itself it would go on in plain text, and send its token, when a server that
-    should speak TLS says that it does not.
+    The library itself continues in plain text, and sends the token, if a server
+    that should speak TLS offers none.
     """
 
     def __init__(self, options: ConnectOptions, ended: asyncio.Future[str]) -> None:
         super().__init__()
-        self._wanted, self._told_ended = options, ended
+        self._wanted, self._ended = options, ended
         self._direct: WeakKeyDictionary[_Callback, Callable[[Received], None]] = WeakKeyDictionary()
 
     def _connect_command(self) -> bytes:
@@ -127,32 +127,32 @@ class GuardedClient(Client):
             raise OtherServer
         return super()._connect_command()
 
-    async def subscribe_directly(self, pattern: str, hear: Callable[[Received], None]) -> Subscription:
-        """Have ``hear`` called as messages come off the socket: in order, with no queue and no task in between."""
-        callback = _hearing(hear)  # only asked for by the library: see ``_process_msg``
-        self._direct[callback] = hear
+    async def subscribe_directly(self, pattern: str, on_message: Callable[[Received], None]) -> Subscription:
+        """Call ``on_message`` as messages come off the socket: in order, with no queue and no task in between."""
+        callback = _callback(on_message)  # the library requires one; ``_process_msg`` does not call it
+        self._direct[callback] = on_message
         return await self.subscribe(pattern, cb=callback)
 
-    async def subscribe_queued(self, pattern: str, hear: Callable[[Received], None]) -> Subscription:
-        """Have ``hear`` called with each message by the library's own task, in order."""
-        return await self.subscribe(pattern, cb=_hearing(hear))
+    async def subscribe_queued(self, pattern: str, on_message: Callable[[Received], None]) -> Subscription:
+        """Call ``on_message`` with each message, in order, from the library's own task."""
+        return await self.subscribe(pattern, cb=_callback(on_message))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        # By itself it takes each header apart, a character at a time: half of the time that reading a stream takes.
+        # The library parses each header character by character, which takes half the time of reading a stream.
         subscription = self._subs.get(sid)
-        hear = self._direct.get(subscription._cb) if subscription is not None and subscription._cb else None
-        if hear is None:
+        on_message = self._direct.get(subscription._cb) if subscription is not None and subscription._cb else None
+        if on_message is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
-        hear(Received(subject.decode(), reply.decode(), HeaderBlock(headers) if headers else {}, data))
+        on_message(Received(subject.decode(), reply.decode(), HeaderBlock(headers) if headers else {}, data))
 
     async def send_bytes(self, command: bytes) -> None:
-        """Send commands as they are, behind all that was sent before; returns when the socket takes more."""
+        """Send raw commands after everything sent before; return when the socket accepts more."""
         await self._send_command(command)
         await self._flush_pending(force_flush=True)
 
     async def _process_pong(self) -> None:
-        # By itself it fails on the answer to a flush that nobody waits for any more, and the connection with it.
+        # The library fails, and loses the connection, when the answer to a cancelled flush arrives.
         if self._pongs and self._pongs[0].done():
             self._pongs.pop(0)
             self._pongs_received += 1
@@ -161,18 +161,18 @@ class GuardedClient(Client):
             await super()._process_pong()
 
     async def _process_op_err(self, e: Exception) -> None:
-        # By itself it would first write what is left, to a peer that may never read again, and tell us after that.
-        if not self._told_ended.done() and not self.is_connecting:
-            self._told_ended.set_result(short(e))
+        # The library first writes what is left, to a peer that may never read again, and reports the end only then.
+        if not self._ended.done() and not self.is_connecting:
+            self._ended.set_result(short(e))
         self.abort()
         await super()._process_op_err(e)
 
     def abort(self) -> None:
-        """Drop the socket without a goodbye, and what was to be written. Idempotent."""
+        """Drop the socket and all unsent data at once. Idempotent."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-        # With something left to write, closing would raise half way, and leave tasks behind.
+        # With unsent data, closing raises half way and leaves tasks behind.
         self._pending.clear()
         self._pending_data_size = 0
 
@@ -181,12 +181,12 @@ class GuardedClient(Client):
         return ServerFacts(str(info.get("server_id", "")), str(info.get("version", "")), int(self.max_payload))
 
     async def discard(self) -> None:
-        """Close it, and end what closing may leave. Takes ``CLOSE_SECONDS`` at most; never fails."""
+        """Close the client and the tasks that closing may leave. Takes at most ``CLOSE_SECONDS``; never fails."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
         except (OSError, nats.errors.Error, AttributeError, TimeoutError) as error:
-            # The library closes what it has not opened yet, and waits for a peer that may never say goodbye.
+            # The library closes parts that it has not opened yet, and waits for a peer that may never answer.
             log.debug("closing a connection failed: %s", short(error))
         finally:
             self.abort()
@@ -194,8 +194,8 @@ class GuardedClient(Client):
                 subscription._stop_processing()
 
 
-def _hearing(hear: Callable[[Received], None]) -> _Callback:
+def _callback(on_message: Callable[[Received], None]) -> _Callback:
     async def callback(message: Msg) -> None:
-        hear(Received(message.subject, message.reply, message.headers or {}, message.data))
+        on_message(Received(message.subject, message.reply, message.headers or {}, message.data))
 
     return callback

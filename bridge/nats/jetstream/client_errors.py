@@ -1,4 +1,4 @@
-"""What the client library raises, translated into our errors: the one place where that is done. Pure."""
+"""Translates the client library's errors into ours; no other module does. Pure."""
 
 from __future__ import annotations
 
@@ -7,71 +7,85 @@ import errno
 import os
 import re
 import socket
+from typing import Final
 
 import nats.errors
 
-from bridge.nats.jetstream.errors import NatsError, NatsRefused, NatsUnavailable, too_large
+from bridge.nats.jetstream.errors import (
+    LoginRefused,
+    MessageTooLarge,
+    NatsError,
+    NatsRefused,
+    NatsUnavailable,
+    TlsFailed,
+    Unreachable,
+    WrongServer,
+)
 from bridge.nats.jetstream.options import ConnectOptions
+
+NO_ANSWER: Final = "the server does not answer"
+UNKNOWN_HOST: Final = "the host name does not resolve"
+NOTHING_LISTENS: Final = "nothing listens there"
 
 
 class OtherServer(nats.errors.Error):
-    """Another program than ours answered on our server's port."""
+    """A program that is not our server answered on our server's port."""
 
 
 def not_connected(options: ConnectOptions, error: Exception, problems: list[Exception]) -> NatsError:
-    """Why ``connect`` failed: of several problems the last that says more than "no server"."""
+    """Why ``connect`` failed: the last problem that says more than "no server"."""
     causes = [error, *reversed(problems)]
     cause = next((each for each in causes if not isinstance(each, nats.errors.NoServersError | TimeoutError)), error)
-    return told(cause, options)
+    return translated(cause, options)
 
 
-def told(error: Exception, options: ConnectOptions) -> NatsError:
-    """Our error for one that the library, or what it calls, raised; one of ours stays what it is."""
+def translated(error: Exception, options: ConnectOptions) -> NatsError:
+    """Our error for an exception of the library or of the system. An error of ours is returned unchanged."""
     where = options.shown
     text = short(error)
     match error:
         case NatsError():
             return error
         case OtherServer():
-            return NatsUnavailable(f"another program than our server answers on {where}", "nothing was sent to it")
+            return WrongServer(f"another program answers on {where}, not our NATS server", "nothing was sent to it")
         case nats.errors.SecureConnRequiredError() | nats.errors.SecureConnWantedError():
-            return NatsRefused(f"{where} offers no TLS, and a plain connection is not wanted", "turn TLS on there")
+            return TlsFailed(f"the NATS server at {where} offers no TLS", "turn TLS on there")
         case nats.errors.MaxPayloadError():
-            return too_large()
+            return MessageTooLarge()
         case nats.errors.BadSubjectError():
-            return NatsRefused("the subject is not one", "escape what it is made of")
+            return NatsRefused("the subject is invalid", "escape its names")
         case nats.errors.AuthorizationError() | nats.errors.InvalidUserCredentialsError():
-            return _no_entry(where)
+            return _login_refused(where)
     if any(word in text.lower() for word in ("authorization", "authentication", "user jwt")):
-        return _no_entry(where)
+        return _login_refused(where)
     if "certificate" in text.lower() or "ssl" in type(error).__name__.lower():
-        return NatsRefused(f"TLS with {where} failed: {text}", "check cert_dir in [nats] and the server's certificate")
+        return TlsFailed(f"TLS with {where} failed: {text}", "check cert_dir in [nats] and the server's certificate")
     if isinstance(error, OSError | nats.errors.Error | TimeoutError | asyncio.TimeoutError):
-        # Of an embedded server the port is in no configuration: it comes back by itself, or its own problem is told.
+        # An embedded server has no address in the configuration: it is restarted and reports its own problems.
         hint = "" if options.token else "start it, or correct servers in [nats]"
-        return NatsUnavailable(f"NATS at {where} cannot be reached: {_why(error)}", hint)
-    return NatsUnavailable(f"NATS at {where}: {text}")
+        return Unreachable(f"cannot reach the NATS server at {where}: {_why(error)}", hint)
+    return NatsUnavailable(f"the NATS server at {where} failed: {text}")
 
 
-def _no_entry(where: str) -> NatsRefused:
-    return NatsRefused(f"the NATS server at {where} does not let us in", "check the token or the credentials file")
+def _login_refused(where: str) -> LoginRefused:
+    return LoginRefused(f"the NATS server at {where} rejected the login", "check the token or the credentials file")
 
 
 def _why(error: Exception) -> str:
-    """Why there was no connection, in words without numbers and addresses."""
+    """Why there was no connection, without error numbers and addresses."""
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
-        return "it does not answer"
+        return NO_ANSWER
     if isinstance(error, socket.gaierror):
-        return "that name is not known here"
-    # Of several addresses of one host asyncio tells in the text alone.
+        return UNKNOWN_HOST
+    # For a host with several addresses asyncio names the error number only in the text.
     found = re.search(r"\[Errno (\d+)\]", str(error))
     number = getattr(error, "errno", None) or (int(found[1]) if found else 0)
     if number == errno.ECONNREFUSED:
-        return "nothing listens there"
+        return NOTHING_LISTENS
     return os.strerror(number).lower() if number > 0 else short(error)
 
 
 def short(error: Exception) -> str:
-    """The first line of what an error says, without the library's mark."""
+    """The first line of an error's text, without the library's prefix."""
     text = str(error).removeprefix("nats: ").strip().splitlines()
     return (text[0] if text else type(error).__name__)[:300]

@@ -1,10 +1,10 @@
-"""One connection to a NATS server with JetStream: requests and their answers, sending and hearing.
+"""One connection to a NATS server with JetStream: requests, publishing and subscriptions.
 
-A connection ends once and for good: whatever breaks it (the server died, was
-stopped, or does not answer pings) ends all that waits on it with
-``NatsUnavailable``, and the next one is made anew (``sessions.py``).
+A connection that ends stays closed. If the server dies, stops or no longer
+answers pings, everything that waits on the connection fails with
+``NatsUnavailable``; ``sessions.py`` opens the next connection.
 
-The client library is behind ``client.py``; what it raises leaves here as ``client_errors.py`` translates it.
+``client.py`` wraps the client library, and ``client_errors.py`` translates its errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from bridge.nats.jetstream.client import CLOSE_SECONDS, GuardedClient, check_not_cancelled, connected
-from bridge.nats.jetstream.client_errors import short, told
+from bridge.nats.jetstream.client_errors import short, translated
 from bridge.nats.jetstream.errors import NatsUnavailable, NoStream, refusal
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.wire import Received, published
@@ -30,11 +30,11 @@ API: Final = "$JS.API."
 NO_RESPONDERS: Final = "503"
 
 _SENT_AT_ONCE: Final = 256 * 1024
-"""Bytes of bodies after which the socket is waited for."""
+"""Bytes of bodies to send before waiting for the socket."""
 
 
 class JetStream:
-    """A connection that is open. Make one with ``connect``, end it with ``close``; belongs to its event loop."""
+    """An open connection, bound to its event loop. Open it with ``connect``, end it with ``close``."""
 
     def __init__(self, client: GuardedClient, options: ConnectOptions, ended: asyncio.Future[str]) -> None:
         self._client, self._options, self._ended = client, options, ended
@@ -46,11 +46,11 @@ class JetStream:
 
     @classmethod
     async def connect(cls, options: ConnectOptions) -> JetStream:
-        """Connect to the first of the servers that takes us.
+        """Connect to the first server that accepts us.
 
         Raises:
-            NatsRefused: the settings cannot work: files, TLS, token. Nothing secret was sent.
-            NatsUnavailable: no server answered, or not in time.
+            NatsRefused: the settings cannot work: files, TLS or token. No secret was sent.
+            NatsUnavailable: no server answered in time.
         """
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         client = await connected(options, ended)
@@ -61,26 +61,26 @@ class JetStream:
         except asyncio.CancelledError:
             await session.close()
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the library raised, it is translated
+        except Exception as error:  # noqa: BLE001 - every error of the library is translated
             await session.close()
-            raise told(error, options) from None
+            raise translated(error, options) from None
         return session
 
     @property
     def is_open(self) -> bool:
-        """Whether it can still be used. One that is not never becomes open again."""
+        """Whether the connection is usable. A closed connection never opens again."""
         return not self._ended.done()
 
     async def ended(self) -> str:
-        """Wait until the connection has ended; why. Cancelling is safe."""
+        """Wait until the connection has ended and return the reason. Cancelling is safe."""
         return await asyncio.shield(self._ended)
 
     async def close(self) -> None:
-        """End it: what was published before is flushed, what waits fails. Idempotent."""
+        """Close the connection. Published messages are flushed; pending requests fail. Idempotent."""
         if self._ended.done():
             self._client.abort()
         else:
-            self._ended.set_result("it was closed here")
+            self._ended.set_result("this side closed it")
         await self._client.discard()
 
     # --- asking ---
@@ -88,13 +88,13 @@ class JetStream:
     async def begin(
         self, subject: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> asyncio.Future[Received]:
-        """Send a request; its answer comes as the future's result, within no time limit.
+        """Send a request; the returned future yields the answer, without a time limit.
 
-        Requests reach the server in the order in which this is called. The
+        Requests reach the server in call order. The
         future fails with ``NatsUnavailable`` when the connection ends.
 
         Raises:
-            NatsError: it could not be sent.
+            NatsError: sending failed.
         """
         self._check_open()
         self._asked += 1
@@ -106,19 +106,19 @@ class JetStream:
             await self._client.publish(
                 subject, body, reply=f"{self._inbox}.{token}", headers=dict(headers) if headers else None
             )
-        except Exception as error:  # noqa: BLE001 - whatever the library raised, it is translated
+        except Exception as error:  # noqa: BLE001 - every error of the library is translated
             future.cancel()
-            raise told(error, self._options) from None
+            raise translated(error, self._options) from None
         return future
 
     async def ask(
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] | None = None, seconds: float | None = None
     ) -> Received:
-        """Send a request and wait for its answer, ``seconds`` at most (else the options' ``request_seconds``).
+        """Send a request and wait for its answer, at most ``seconds``; by default ``options.request_seconds``.
 
         Raises:
-            NoStream: nobody listens on the subject.
-            NatsUnavailable: no answer in time, or the connection ended. It may have been carried out all the same.
+            NoStream: nothing listens on the subject.
+            NatsUnavailable: no answer in time, or the connection ended. The request may still have been carried out.
         """
         limit = self._options.request_seconds if seconds is None else seconds
         future = await self.begin(subject, body, headers)
@@ -132,29 +132,31 @@ class JetStream:
         return answer
 
     async def api(self, method: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Ask the server's JetStream API: ``STREAM.INFO.EVENTS`` and the like; its JSON, times in nanoseconds.
+        """Call the JetStream API, for example ``STREAM.INFO.EVENTS``; return its JSON, with times in nanoseconds.
 
         Raises:
-            ServerRefused: the server said no.
+            ServerRefused: the server refused.
             NatsUnavailable: no answer; JetStream may be off.
         """
         body = b"" if request is None else json.dumps(request).encode()
         try:
             answer = await self.ask(API + method, body)
         except NoStream:
-            raise NatsUnavailable("JetStream does not answer", "it is off, or the server is still starting") from None
+            raise NatsUnavailable(
+                "JetStream does not answer", "turn JetStream on, or wait until the server has started"
+            ) from None
         return decoded(method, answer)
 
-    # --- sending and hearing ---
+    # --- publishing and subscriptions ---
 
     async def send_all(self, messages: Sequence[tuple[str, Mapping[str, str], str, bytes]]) -> None:
-        """Publish many messages without waiting for answers; each is subject, headers, more headers as text, and body.
+        """Publish many messages without waiting for answers; each is subject, headers, ``more`` header text and body.
 
-        ``more`` is lines of ``Name: value`` with CR LF at their ends. As ``send`` one by one, in a sixth of the time:
-        the library's own way writes each header anew and wakes its writer each time.
+        ``more`` holds lines of ``Name: value``, each ending in CR LF. Takes a sixth of the time of single ``send``
+        calls: the library formats each header again and wakes its writer for each message.
 
         Raises:
-            NatsError: not all could be sent.
+            NatsError: sending failed for some of them.
         """
         self._check_open()
         try:
@@ -166,70 +168,70 @@ class JetStream:
                     await self._client.send_bytes(b"".join(pieces))
                     pieces, size = [], 0
             await self._client.send_bytes(b"".join(pieces))
-        except Exception as error:  # noqa: BLE001 - whatever the library raised, it is translated
-            raise told(error, self._options) from None
+        except Exception as error:  # noqa: BLE001 - every error of the library is translated
+            raise translated(error, self._options) from None
 
     async def send(
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] | None = None, reply: str = ""
     ) -> None:
-        """Publish without waiting: what nobody hears is lost. Answers, if any, go to ``reply``.
+        """Publish without waiting; without a subscriber the message is lost. Answers go to ``reply``.
 
         Raises:
-            NatsError: it could not be sent.
+            NatsError: sending failed.
         """
         self._check_open()
         try:
             await self._client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
-        except Exception as error:  # noqa: BLE001 - whatever the library raised, it is translated
-            raise told(error, self._options) from None
+        except Exception as error:  # noqa: BLE001 - every error of the library is translated
+            raise translated(error, self._options) from None
 
     async def flush(self) -> None:
-        """Return when the server has taken all that was sent so far.
+        """Return when the server has received everything sent so far.
 
         Raises:
-            NatsUnavailable: it did not in time.
+            NatsUnavailable: it did not answer in time.
         """
         self._check_open()
         try:
             await self._client.flush(self._options.request_seconds)  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001 - whatever the library raised, it is translated
-            raise told(error, self._options) from None
+        except Exception as error:  # noqa: BLE001 - every error of the library is translated
+            raise translated(error, self._options) from None
 
     def new_inbox(self) -> str:
-        """A subject that is nobody else's."""
+        """A subject that nobody else uses."""
         return self._client.new_inbox()
 
     @asynccontextmanager
-    async def hearing(self, pattern: str, hear: Callable[[Received], None]) -> AsyncIterator[None]:
-        """Hear what is published on ``pattern`` while the block lasts; ``hear`` is called in order and must not wait.
+    async def hearing(self, pattern: str, on_message: Callable[[Received], None]) -> AsyncIterator[None]:
+        """Subscribe to ``pattern`` for the length of the block; ``on_message`` is called in order and must not block.
 
-        What the server has sent when it hears of the end is still heard before the block is left.
+        Messages that the server sent before it saw the unsubscribe are still delivered before the block ends.
 
         Raises:
-            NatsError: the server cannot be reached, or ``pattern`` is none.
+            NatsError: the server cannot be reached, or ``pattern`` is invalid.
         """
         self._check_open()
 
         try:
-            subscription = await self._client.subscribe_directly(pattern, hear)
-        except Exception as error:  # noqa: BLE001 - whatever the library raised, it is translated
-            raise told(error, self._options) from None
+            subscription = await self._client.subscribe_directly(pattern, on_message)
+        except Exception as error:  # noqa: BLE001 - every error of the library is translated
+            raise translated(error, self._options) from None
         try:
             yield
         finally:
             if self.is_open:
                 try:
-                    # Not ``unsubscribe``: what the server has sent already would be lost, and nobody knew.
+                    # ``unsubscribe`` would silently lose messages that the server has already sent.
                     async with asyncio.timeout(CLOSE_SECONDS):
                         await subscription.drain()  # type: ignore[no-untyped-call]
-                except Exception as error:  # noqa: BLE001 - it ends with the connection at the latest
+                except Exception as error:  # noqa: BLE001 - the subscription ends with the connection at the latest
                     log.debug("unsubscribing failed: %s", short(error))
 
     async def while_open(self, awaited: Coroutine[Any, Any, T]) -> T:
-        """What ``awaited`` gives, unless the connection ends first.
+        """The result of ``awaited``, unless the connection ends first.
 
         Raises:
-            NatsUnavailable: it ended.
+            NatsUnavailable: the connection ended.
         """
         task = asyncio.ensure_future(awaited)
         try:
@@ -256,10 +258,10 @@ class JetStream:
     def _forget(self, token: str, done: asyncio.Future[Received]) -> None:
         self._waiting.pop(token, None)
         if not done.cancelled():
-            done.exception()  # seen: one that nobody awaits any more is no news
+            done.exception()  # mark as retrieved, so that asyncio does not log an abandoned request
 
     def _end_all(self, ended: asyncio.Future[str]) -> None:
-        why = "it was given up" if ended.cancelled() else ended.result()
+        why = "it was abandoned" if ended.cancelled() else ended.result()
         for future in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(NatsUnavailable(f"the connection to {self._options.shown} ended: {why}"))
@@ -269,25 +271,25 @@ def decoded(what: str, answer: Received) -> dict[str, Any]:
     """The JSON of an answer.
 
     Raises:
-        ServerRefused: it holds an error.
-        NatsUnavailable: it is no JSON object.
+        ServerRefused: the answer is an error.
+        NatsUnavailable: the answer is not a JSON object.
     """
     try:
         found = json.loads(answer.body)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise NatsUnavailable(f"{what}: the answer is not what a NATS server says")
+        raise NatsUnavailable(f"{what}: the answer is not from a NATS server")
     if "error" in found:
         raise refusal(what, found["error"])
     return found
 
 
 async def waited(future: Awaitable[Received], seconds: float) -> Received:
-    """The answer to a request that was begun.
+    """Wait at most ``seconds`` for the answer to a request that ``begin`` sent.
 
     Raises:
-        NatsUnavailable: none in time, or the connection ended.
+        NatsUnavailable: no answer in time, or the connection ended.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -1,34 +1,46 @@
-"""Every error the NATS side can raise; what the client library raises becomes one of them in ``client_errors.py``.
+"""Every error of the NATS side; ``client_errors.py`` turns the client library's errors into these.
 
 ::
 
-    NatsError
-    ├── NatsUnavailable        no connection, no answer, or no room now; safe to try again later
-    │   ├── NoStream           nothing takes in what was published: the stream is missing, or still recovering
-    │   └── NotNow             the server answered that it cannot at this moment
-    ├── NatsRefused            the settings cannot work: files, library, TLS, token; trying again changes nothing
-    └── ServerRefused          the server understood and said no
-        ├── NotFound           the stream, consumer or message is not there
-        ├── WrongExpectation   the stream is not where the publisher expected it to be
-        ├── BatchRefused       an atomic batch was not taken; nothing of it was stored
-        │   └── BatchDuplicate because one of its message ids is stored already
-        └── StreamRefused      a stream cannot be made as it must be
+    NatsError                   nats-error
+    ├── NatsUnavailable         nats-unavailable        no connection, no answer or no room; safe to retry
+    │   ├── Unreachable         nats-unreachable        no connection to the server
+    │   ├── WrongServer         nats-wrong-server       another program answers on our server's port
+    │   ├── NoStream            nats-no-stream          no stream stores the subject: missing, or still recovering
+    │   └── ServerBusy          nats-busy               the server answered that it cannot do it right now
+    ├── NatsRefused             nats-refused            the settings cannot work; a retry changes nothing
+    │   ├── LoginRefused        nats-login-refused      the server rejected the token or the credentials
+    │   ├── TlsFailed           nats-tls-failed         no TLS, or a certificate that does not verify
+    │   ├── FileRefused         nats-file-refused       a certificate, key or credentials file does not work
+    │   └── MessageTooLarge     nats-message-too-large  a message exceeds the server's max_payload
+    └── ServerRefused           nats-server-refused     the server understood the request and refused it
+        ├── NotFound            nats-not-found          no such stream, consumer or message
+        ├── WrongExpectation    nats-wrong-expectation  the stream is not where the publisher expected it
+        ├── BatchRefused        nats-batch-refused      an atomic batch was refused; none of it was stored
+        │   └── BatchDuplicate  nats-batch-duplicate    one of its message ids is already stored
+        └── StreamRefused       nats-stream-refused     a stream or consumer cannot have the required settings
 
-Errors carry their facts as fields and build their text in ``__str__``. No
-token, password or payload appears in a text. Pure.
+``code`` identifies the class and never changes; the text may. Errors carry
+their facts as fields and build the text in ``__str__``. No token, password or
+payload appears in a text. Pure.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 
 class NatsError(Exception):
     """Root of all errors of the NATS side."""
 
+    code: ClassVar[str] = "nats-error"
+
 
 class NatsUnavailable(NatsError):
-    """Nothing is known to be wrong with what was asked; ask again later, with the same message ids."""
+    """The request may be fine: retry it later, with the same message ids."""
+
+    code = "nats-unavailable"
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason, hint)
@@ -38,16 +50,34 @@ class NatsUnavailable(NatsError):
         return f"{self.reason}; {self.hint}" if self.hint else self.reason
 
 
+class Unreachable(NatsUnavailable):
+    """There is no connection to the server."""
+
+    code = "nats-unreachable"
+
+
+class WrongServer(NatsUnavailable):
+    """Another program answers on our server's port. It received nothing from us."""
+
+    code = "nats-wrong-server"
+
+
 class NoStream(NatsUnavailable):
-    """Nobody took in the message. A server that just started may still be reading its streams."""
+    """No stream stored the message. A server that just started may still be reading its streams."""
+
+    code = "nats-no-stream"
 
 
-class NotNow(NatsUnavailable):
-    """The server answered that it cannot do it at this moment: no room, busy, or still removing what was there."""
+class ServerBusy(NatsUnavailable):
+    """The server cannot do it right now: it has no room, is busy, or still removes older data."""
+
+    code = "nats-busy"
 
 
 class NatsRefused(NatsError):
-    """What is configured cannot work, and nothing was sent: ``reason``, and what to do in ``hint``."""
+    """The settings cannot work, and nothing was sent. ``reason`` says why, ``hint`` what to do."""
+
+    code = "nats-refused"
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason, hint)
@@ -57,41 +87,79 @@ class NatsRefused(NatsError):
         return f"{self.reason}; {self.hint}"
 
 
-class ServerRefused(NatsError):
-    """The server's no: ``code`` is its own number for the reason (0: none given), ``what`` what was asked of it."""
+class LoginRefused(NatsRefused):
+    """The server rejected the token or the credentials."""
 
-    def __init__(self, what: str, code: int, description: str) -> None:
-        super().__init__(what, code, description)
-        self.what, self.code, self.description = what, code, description
+    code = "nats-login-refused"
+
+
+class TlsFailed(NatsRefused):
+    """The server offers no TLS, or its certificate does not verify."""
+
+    code = "nats-tls-failed"
+
+
+class FileRefused(NatsRefused):
+    """A certificate, key or credentials file is missing or unusable; ``path`` says which."""
+
+    code = "nats-file-refused"
+
+    def __init__(self, path: Path, reason: str, hint: str) -> None:
+        super().__init__(reason, hint)
+        self.path = path
+
+
+class MessageTooLarge(NatsRefused):
+    """A message exceeds the server's ``max_payload``."""
+
+    code = "nats-message-too-large"
+
+    def __init__(self) -> None:
+        super().__init__("the message is larger than the NATS server accepts", "raise max_payload on the server")
+
+
+class ServerRefused(NatsError):
+    """The server refused ``what``. ``server_code`` is NATS's own error number, 0 if it gave none."""
+
+    code = "nats-server-refused"
+
+    def __init__(self, what: str, server_code: int, description: str) -> None:
+        super().__init__(what, server_code, description)
+        self.what, self.server_code, self.description = what, server_code, description
 
     def __str__(self) -> str:
-        number = f" (NATS error {self.code})" if self.code else ""
-        return f"{self.what}: the server says: {self.description}{number}"
+        number = f" (NATS error {self.server_code})" if self.server_code else ""
+        return f"{self.what}: the server refused: {self.description}{number}"
 
 
 class NotFound(ServerRefused):
     """The stream, consumer or message is not on the server."""
 
+    code = "nats-not-found"
+
 
 class WrongExpectation(ServerRefused):
-    """Another publisher was first, or the stream is another one; read it and decide again."""
+    """Another publisher was first, or this is a different stream. Read the stream and decide again."""
+
+    code = "nats-wrong-expectation"
 
 
 class BatchRefused(ServerRefused):
-    """Nothing of the batch was stored; its messages can be published one by one."""
+    """Nothing of the batch was stored. Its messages can be published one by one."""
+
+    code = "nats-batch-refused"
 
 
 class BatchDuplicate(BatchRefused):
-    """A message id of the batch is stored already; published one by one, the others are taken."""
+    """A message id of the batch is already stored. Published one by one, the other messages are accepted."""
+
+    code = "nats-batch-duplicate"
 
 
 class StreamRefused(ServerRefused):
-    """The stream cannot be made, or changed into, what it must be; the description says why and what to do."""
+    """The stream or consumer cannot get the required settings; the description says why and what to do."""
 
-
-def too_large() -> NatsRefused:
-    """The error for a message that is larger than the server takes."""
-    return NatsRefused("a message is larger than the server takes", "raise its max_payload")
+    code = "nats-stream-refused"
 
 
 _NOT_FOUND = frozenset({10014, 10037, 10059})
@@ -99,11 +167,11 @@ _EXPECTATION = frozenset({10060, 10070, 10071, 10164})
 _BATCH = frozenset({10174, 10175, 10176, 10177, 10178, 10179, 10199, 10200})
 BATCH_DUPLICATE = 10201
 _TEMPORARY = frozenset({10002, 10008, 10023, 10047, 10077})
-"""No room, or busy: of the server's numbers those that may be gone the next time."""
+"""The server's numbers for "no room" and "busy", which may pass."""
 
 
 def refusal(what: str, error: dict[str, Any]) -> NatsError:
-    """The error for a server's ``{"code", "err_code", "description"}``; ``what`` was asked of it."""
+    """The error for a server's ``{"code", "err_code", "description"}`` in answer to ``what``."""
     number = error.get("err_code")
     code = number if isinstance(number, int) else 0
     description = str(error.get("description") or "no reason given")[:500]
@@ -116,5 +184,5 @@ def refusal(what: str, error: dict[str, Any]) -> NatsError:
     if code in _BATCH:
         return BatchRefused(what, code, description)
     if code in _TEMPORARY or error.get("code") == 503:
-        return NotNow(str(ServerRefused(what, code, description)), "it is tried again")
+        return ServerBusy(str(ServerRefused(what, code, description)), "the request is retried")
     return ServerRefused(what, code, description)

@@ -1,8 +1,7 @@
-"""How to reach a NATS server and how to fetch from it: data, and the checks of the files it names.
+"""How to reach a NATS server and how to fetch from it: settings, and checks of the files that they name.
 
-TLS fails closed: where it is wanted, a missing or unreadable file is a
-refusal, and so is a server that does not offer TLS. There is no plain
-connection to fall back to.
+TLS fails closed: with TLS on, a missing or unreadable file and a server
+without TLS are errors. There is no fallback to a plain connection.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from bridge.nats.jetstream.errors import NatsRefused
+from bridge.nats.jetstream.errors import FileRefused
 
 CA: Final = "ca.pem"
-"""In the directory of certificates: whom we believe. Needed."""
+"""In the certificate directory: the authority that signs servers' certificates. Required."""
 
 CERTIFICATE: Final = "cert.pem"
 KEY: Final = "key.pem"
-"""In the same directory, both or neither: how we prove ourselves to a server that asks for it."""
+"""In the same directory, both or neither: our own certificate, for servers that ask for one."""
 
 _SEED_MARK: Final = "BEGIN USER NKEY SEED"
 _JWT_MARK: Final = "BEGIN NATS USER JWT"
@@ -28,12 +27,12 @@ _JWT_MARK: Final = "BEGIN NATS USER JWT"
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """One connection. Texts of it show no token and no password.
+    """Settings of one connection. Their text form shows neither token nor password.
 
-    ``tls`` demands TLS from every server. ``cert_dir`` holds ``ca.pem``, and
-    ``cert.pem`` with ``key.pem`` where the server wants to know us; without it
-    the system's certificates are believed. ``server_id``, when given, is the only
-    server that gets to see the token. Times are in seconds.
+    ``tls`` requires TLS from every server. ``cert_dir`` holds ``ca.pem``, and
+    ``cert.pem`` with ``key.pem`` if the server asks for a client certificate; without it
+    the system's authorities are trusted. If ``server_id`` is given, no other
+    server receives the token. Times are in seconds.
     """
 
     servers: tuple[str, ...] = field(repr=False)
@@ -52,20 +51,20 @@ class ConnectOptions:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether a plain connection must never be used: TLS is on, or a server is named by ``tls://``."""
+        """Whether plain connections are forbidden: TLS is on, or a server's address begins with ``tls://``."""
         return self.tls or any(urlsplit(server).scheme == "tls" for server in self.servers)
 
     @property
     def shown(self) -> str:
-        """The servers without what may be secret in them."""
+        """Host and port of each server, without user and password."""
         return ", ".join(place(server) for server in self.servers)
 
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """How messages are asked for: ``[nats.pull]``. Times in seconds.
+    """How a pull consumer requests messages. Times in seconds.
 
-    ``attempts``: deliveries after which a message is held for poison. ``backoff_s`` is the
+    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the
     pause before the second one, doubled each time up to ``longest_backoff_s``.
     """
 
@@ -85,10 +84,10 @@ def place(server: str) -> str:
 
 
 def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
-    """What to check servers with; None when a plain connection is what is wanted.
+    """The TLS context that checks servers; ``None`` if no TLS is wanted.
 
     Raises:
-        NatsRefused: a certificate or key is missing, cannot be read, or is none.
+        FileRefused: a certificate or key is missing, unreadable or invalid.
     """
     if not options.wants_tls:
         return None
@@ -99,7 +98,9 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=authority)
     except (ssl.SSLError, OSError) as error:
-        raise NatsRefused(f"{authority} holds no certificate ({_reason(error)})", "put a PEM file there") from None
+        raise FileRefused(
+            authority, f"{authority} contains no certificate ({_reason(error)})", "put a PEM file there"
+        ) from None
     certificate, key = options.cert_dir / CERTIFICATE, options.cert_dir / KEY
     if certificate.exists() or key.exists():
         _read(certificate, "certificate")
@@ -108,30 +109,32 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
             # The empty password keeps OpenSSL from asking on the terminal.
             context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, OSError) as error:
-            reason = f"{certificate} and {key} cannot be used ({_reason(error)})"
-            raise NatsRefused(reason, "put a PEM certificate and its key there, without a pass phrase") from None
+            reason = f"{certificate} and {key} do not work together ({_reason(error)})"
+            raise FileRefused(key, reason, "put a PEM certificate and its key there, without a pass phrase") from None
     return context
 
 
 def check_credentials(path: Path) -> None:
-    """Refuse a credentials file that cannot work, before anything is connected.
+    """Check a credentials file before connecting.
 
     Raises:
-        NatsRefused: it is missing, cannot be read, or holds no user's token and key.
+        FileRefused: it is missing, unreadable, or lacks a user's token and key.
     """
     text = _read(path, "credentials file").decode("ascii", "replace")
     if _SEED_MARK not in text or _JWT_MARK not in text:
-        raise NatsRefused(f"{path} is no credentials file", "make one with `nsc generate creds`")
+        raise FileRefused(path, f"{path} is not a credentials file", "create one with `nsc generate creds`")
 
 
 def _read(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise NatsRefused(f"the {what} {path} is missing", "put it there, or correct the path in [nats]") from None
+        raise FileRefused(
+            path, f"the {what} {path} is missing", "put it there, or correct the path in [nats]"
+        ) from None
     except OSError as error:
-        raise NatsRefused(
-            f"the {what} {path} cannot be read ({error.strerror})", "correct its owner and mode"
+        raise FileRefused(
+            path, f"cannot read the {what} {path} ({error.strerror})", "correct its owner and mode"
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""Publishing to streams: one message, many in a window, or an atomic batch; each is stored or an error says that not.
+"""Publishes one message, many in a window, or an atomic batch. Returning means stored; anything else is an error.
 
-A message's ``Nats-Msg-Id`` makes publishing it again harmless within the
-stream's duplicate window, so everything here may be repeated after an error.
+Within the stream's duplicate window ``Nats-Msg-Id`` makes it safe to publish a
+message again, so every call here can be repeated after an error.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from bridge.nats.jetstream.connection import NO_RESPONDERS, JetStream, decoded, waited
 from bridge.nats.jetstream.errors import BatchRefused, NatsError, NoStream
 from bridge.nats.jetstream.wire import Received
 
 MAX_BATCH: Final = 1000
-"""Most messages of an atomic batch, by the server's limit."""
+"""Most messages in an atomic batch: the server's limit."""
 
 PUBLISH_SECONDS: Final = 10.0
-"""How long a stored message's confirmation may take."""
+"""How long to wait for the confirmation of a message."""
 
 WINDOW: Final = 256
 
@@ -33,7 +33,7 @@ EXPECTED_ID: Final = "Nats-Expected-Last-Msg-Id"
 
 
 class Publishable(Protocol):
-    """What can be published; ``messages.Message`` is one. The id is among the headers."""
+    """A publishable message, such as ``messages.Message``. Its id is in the headers."""
 
     @property
     def subject(self) -> str: ...
@@ -45,7 +45,7 @@ class Publishable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Where the stream must be for a message to be taken; what is None is not asked.
+    """The state in which a stream must be to accept a message; ``None`` fields are not checked.
 
     ``sequence`` is of the stream's last message, ``subject_sequence`` of the last on
     the same subject (0: none), ``id`` the last message's ``Nats-Msg-Id``.
@@ -57,7 +57,7 @@ class Expect:
     id: str | None = None
 
     def headers(self) -> dict[str, str]:
-        """As the server is told it."""
+        """The headers that carry the expectation."""
         asked = {
             EXPECTED_STREAM: self.stream,
             EXPECTED_SEQUENCE: self.sequence,
@@ -69,7 +69,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a message is. ``duplicate``: it was there before, by its id, and was not stored again."""
+    """Where a message is stored. ``duplicate``: a message with its id was already stored, so this one was not."""
 
     stream: str
     sequence: int
@@ -77,10 +77,12 @@ class Stored:
 
 
 class PublishStopped(Exception):
-    """A window ended at its first failure, ``error``; the messages before it are stored, as ``stored`` says.
+    """Publishing stopped at ``error``. The messages before it are stored; ``stored`` says where.
 
-    Of those after it some may be stored as well. Publish all from there again: ids make them one.
+    Some of the messages after it may be stored too. Publish again from there: their ids prevent duplicates.
     """
+
+    code: ClassVar[str] = "nats-publish-stopped"
 
     def __init__(self, stored: list[Stored], error: NatsError) -> None:
         super().__init__(stored, error)
@@ -91,12 +93,12 @@ class PublishStopped(Exception):
 
 
 async def publish(session: JetStream, message: Publishable, expect: Expect | None = None) -> Stored:
-    """Publish one message and wait until its stream has it.
+    """Publish one message and wait until its stream has stored it.
 
     Raises:
-        WrongExpectation: the stream is elsewhere.
-        NoStream: no stream takes it in.
-        NatsUnavailable: no answer; it may be stored.
+        WrongExpectation: the stream is in another state.
+        NoStream: no stream stores the subject.
+        NatsUnavailable: no answer; the message may be stored.
     """
     headers = {**message.headers, **(expect.headers() if expect is not None else {})}
     answer = await session.begin(message.subject, message.body, headers)
@@ -106,71 +108,70 @@ async def publish(session: JetStream, message: Publishable, expect: Expect | Non
 async def publish_all(
     session: JetStream, messages: Sequence[Publishable], *, window: int = WINDOW, expect: Expect | None = None
 ) -> list[Stored]:
-    """Publish messages in order, ``window`` of them on their way at a time; one ``Stored`` each, in order.
+    """Publish messages in order with ``window`` of them in flight; return one ``Stored`` each, in order.
 
-    After a failure none that was not sent yet is sent. ``expect`` holds for
-    every one of them, so only its ``stream`` makes sense here.
+    After a failure no further message is sent. ``expect`` applies to every
+    message, so only its ``stream`` makes sense here.
 
     Raises:
-        PublishStopped: one failed; those before it are stored.
+        PublishStopped: a message failed; those before it are stored.
     """
     more = expect.headers() if expect is not None else {}
     stored: list[Stored] = []
-    under_way: list[asyncio.Future[Received]] = []
+    in_flight: list[asyncio.Future[Received]] = []
     try:
         for sent, message in enumerate(messages):
-            if len(under_way) - len(stored) >= window:
-                # Half of the window at once: waking up for every single answer costs more than it brings.
-                await _take(messages, under_way, stored, sent - window // 2)
-            under_way.append(await session.begin(message.subject, message.body, {**message.headers, **more}))
-        await _take(messages, under_way, stored, len(messages))
+            if len(in_flight) - len(stored) >= window:
+                # Wait for half of the window: waking up for each single answer costs more than it gains.
+                await _take(messages, in_flight, stored, sent - window // 2)
+            in_flight.append(await session.begin(message.subject, message.body, {**message.headers, **more}))
+        await _take(messages, in_flight, stored, len(messages))
     except NatsError as error:
         raise PublishStopped(stored, error) from None
     return stored
 
 
 async def _take(
-    messages: Sequence[Publishable], under_way: list[asyncio.Future[Received]], stored: list[Stored], until: int
+    messages: Sequence[Publishable], in_flight: list[asyncio.Future[Received]], stored: list[Stored], until: int
 ) -> None:
     while len(stored) < until:
         place = len(stored)
-        stored.append(_stored(messages[place], await waited(under_way[place], PUBLISH_SECONDS)))
+        stored.append(_stored(messages[place], await waited(in_flight[place], PUBLISH_SECONDS)))
 
 
 async def publish_batch(
     session: JetStream, messages: Sequence[Publishable], *, batch_id: str, expect: Expect | None = None
 ) -> Stored:
-    """Publish messages so that all are stored, next to each other, or none; where the last one is.
+    """Publish messages as an atomic batch: all are stored consecutively, or none. Return where the last one is.
 
-    Only for a stream that reads back that it allows it (``StreamFacts.atomic``).
-    ``batch_id`` is at most 64 characters and nobody else's. ``expect`` is checked
-    with the first message.
+    The stream must support it (``StreamFacts.atomic``). ``batch_id`` must be unique
+    and at most 64 characters. ``expect`` is checked with the first message.
 
     Raises:
-        ValueError: there are none, or over ``MAX_BATCH``.
-        BatchDuplicate: one of the ids is stored already. Publish them one by one.
-        BatchRefused: the server took none; as above.
-        NatsUnavailable: no answer; all or none are stored.
+        ValueError: there are no messages, or more than ``MAX_BATCH``.
+        BatchDuplicate: one of the ids is already stored. Publish the messages one by one.
+        BatchRefused: the server stored none of them. Publish them one by one.
+        NatsUnavailable: no answer; either all or none are stored.
     """
     return await (await stage_batch(session, messages, batch_id=batch_id, expect=expect)).commit()
 
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """An atomic batch of which all but the last message was sent. Nothing of it is stored before ``commit``.
+    """An atomic batch of which all messages but the last are sent. Nothing is stored before ``commit``.
 
-    One that is never committed is forgotten by the server after some seconds.
+    The server drops a batch that is not committed within some seconds.
     """
 
     session: JetStream
     messages: Sequence[Publishable]
     batch_id: str
     begun: asyncio.Future[Received] | None
-    """The answer to the first message, where that is not the last."""
+    """The answer to the first message; ``None`` if the batch has only one."""
     expect: Expect | None
 
     async def commit(self) -> Stored:
-        """Send the last message; where it is. Raises as ``publish_batch``."""
+        """Send the last message and return where it is. Raises as ``publish_batch`` does."""
         last = len(self.messages)
         what = f"a batch to {self.messages[0].subject}"
         headers = _in_batch(self.messages[-1], self.batch_id, last, self.expect)
@@ -180,27 +181,27 @@ class StagedBatch:
             first = await waited(self.begun, PUBLISH_SECONDS)
             if first.body or first.status:
                 _stored(self.messages[0], first)
-                raise BatchRefused(what, 0, "its messages were taken one by one")
+                raise BatchRefused(what, 0, "the server stored its messages one by one")
         found = decoded(what, await waited(committed, PUBLISH_SECONDS))
         if found.get("count") != last:
-            raise BatchRefused(what, 0, "its messages were taken one by one")
+            raise BatchRefused(what, 0, "the server stored its messages one by one")
         return Stored(str(found["stream"]), int(found["seq"]))
 
 
 async def stage_batch(
     session: JetStream, messages: Sequence[Publishable], *, batch_id: str, expect: Expect | None = None
 ) -> StagedBatch:
-    """Send all of an atomic batch but its last message; see ``publish_batch``.
+    """Send all messages of an atomic batch but the last; see ``publish_batch``.
 
     Raises:
-        ValueError: there are none, or over ``MAX_BATCH``.
-        NatsError: it could not be sent.
+        ValueError: there are no messages, or more than ``MAX_BATCH``.
+        NatsError: sending failed.
     """
     if not 0 < len(messages) <= MAX_BATCH:
         raise ValueError(f"a batch has 1 to {MAX_BATCH} messages, not {len(messages)}")
     begun = None
     if len(messages) > 1:
-        # Those between are answered by nobody. The first is answered with nothing, or with why there is no batch.
+        # The server answers the first message, with nothing or with an error, and none of those between.
         first = messages[0]
         begun = await session.begin(first.subject, first.body, _in_batch(first, batch_id, 1, expect))
         await session.send_all(
@@ -219,6 +220,6 @@ def _in_batch(message: Publishable, batch_id: str, number: int, expect: Expect |
 
 def _stored(message: Publishable, answer: Received) -> Stored:
     if answer.status == NO_RESPONDERS:
-        raise NoStream(f"no stream takes in {message.subject}", "it is missing, or the server is still starting")
+        raise NoStream(f"no stream stores {message.subject}", "the stream is missing, or the server is still starting")
     found = decoded(f"publishing to {message.subject}", answer)
     return Stored(str(found["stream"]), int(found["seq"]), found.get("duplicate") is True)

@@ -1,9 +1,8 @@
-"""A durable consumer and the loop that works through it, across restarts of the server and of ourselves.
+"""A durable pull consumer and the loop that processes its messages, across restarts of the server and of this process.
 
-A subscription is not believed to be alive: every request for messages asks for
-heartbeats, and when none comes, when the server says that the consumer is gone,
-or when the connection ends, everything is made anew: connection, consumer,
-subscription (nats.py issue 504).
+The loop never assumes that a subscription is alive (nats.py issue 504). Every
+request for messages asks for heartbeats. If they stop, the consumer is gone, or
+the connection ends, the loop makes connection, consumer and subscription again.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ log = logging.getLogger("sidecar.nats")
 
 HEARTBEAT: Final = "100"
 EXPIRED: Final = frozenset({"404", "408"})
-"""A request for messages ended with fewer than it asked for; ask again."""
+"""A request ended with fewer messages than it asked for; send another."""
 
 _NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDefinition:
-    """A durable pull consumer as it must be. Times in seconds; ``max_deliver`` -1 is "without end".
+    """The required settings of a durable pull consumer. Times in seconds; ``max_deliver`` -1 means no limit.
 
-    Who shares the name competes for the messages; who has another gets all of them
-    again. ``new_only`` leaves out what was there before the consumer.
+    Consumers with the same name compete for messages; each other name receives all of
+    them. ``new_only`` skips messages older than the consumer.
     """
 
     name: str
@@ -47,12 +46,12 @@ class ConsumerDefinition:
     max_ack_pending: int = 1024
     new_only: bool = False
     inactive_s: float = 0.0
-    """After so long without anybody the server removes it, and with it where it had come to; 0: never."""
+    """Idle time after which the server removes the consumer and its progress; 0: never."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Kept by the server beside it."""
+    """Stored by the server with the consumer."""
 
     def config(self) -> dict[str, Any]:
-        """In the server's JSON."""
+        """The consumer's configuration in the server's JSON."""
         config: dict[str, Any] = {
             "durable_name": self.name,
             "name": self.name,
@@ -76,7 +75,7 @@ class ConsumerDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message, handed to a handler. ``count`` is 1 the first time; ``id`` is its ``Nats-Msg-Id``, if it has one."""
+    """One delivery of a message to a handler. ``count`` is 1 the first time; ``id`` is ``Nats-Msg-Id`` or ``None``."""
 
     subject: str
     headers: Mapping[str, str]
@@ -93,19 +92,19 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It is handled, and what it caused is durable: acknowledge it."""
+    """The message is handled and its effects are durable: acknowledge it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """It could not be handled now: deliver it again, after ``delay_s`` or the settings' back-off."""
+    """The message cannot be handled now: deliver it again after ``delay_s``, or after the settings' back-off."""
 
     delay_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """It can never be handled: to the dead letters with it. ``reason`` holds no payload."""
+    """The message can never be handled: make it a dead letter. ``reason`` contains no payload."""
 
     reason: str
 
@@ -113,41 +112,41 @@ class Poison:
 Outcome = Done | Again | Poison
 Handler = Callable[[Delivery], Awaitable[Outcome]]
 Bury = Callable[[Delivery, str], Awaitable[None]]
-"""Keeps a poison message with the reason, durably when it returns."""
+"""Stores a poison message with its reason; durable on return."""
 
 
 async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerDefinition) -> dict[str, Any]:
-    """Make the consumer, or change it into what it must be; its configuration as it reads back.
+    """Create or update the consumer; return its configuration as read back.
 
     Raises:
-        NotFound: there is no such stream.
-        StreamRefused: the server cannot have it so.
+        NotFound: the stream does not exist.
+        StreamRefused: the server cannot apply the settings.
         NatsUnavailable: no answer. Safe to repeat.
     """
     wanted = definition.config()
     request = {"stream_name": stream, "config": wanted}
-    what, remedy = f"consumer {definition.name} of {stream}", "remove it, and it is made anew"
+    what, remedy = f"consumer {definition.name} of {stream}", "remove it, and it is created again"
     try:
         answer = await session.api(f"CONSUMER.DURABLE.CREATE.{stream}.{definition.name}", request)
     except NotFound:
         raise
     except ServerRefused as error:
-        raise StreamRefused(what, error.code, f"{error.description}; {remedy}") from None
+        raise StreamRefused(what, error.server_code, f"{error.description}; {remedy}") from None
     found: dict[str, Any] = answer["config"]
     if different := [name for name, value in wanted.items() if not _is_kept(found.get(name), value)]:
-        raise StreamRefused(what, 0, f"the server keeps it otherwise: {', '.join(different)}; {remedy}")
+        raise StreamRefused(what, 0, f"the server did not apply: {', '.join(different)}; {remedy}")
     return found
 
 
 def _is_kept(found: Any, wanted: Any) -> bool:
-    """Whether a setting is as it must be; a server adds metadata of its own."""
+    """Whether a setting is as required; a server may add its own metadata."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and wanted.items() <= found.items()
     return bool(found == wanted)
 
 
 async def consumer_config(session: JetStream, stream: str, name: str) -> dict[str, Any] | None:
-    """The configuration of a consumer as the server has it; None when there is none of that name.
+    """The configuration of a consumer on the server; ``None`` if it does not exist.
 
     Raises:
         NatsUnavailable: no answer.
@@ -160,13 +159,13 @@ async def consumer_config(session: JetStream, stream: str, name: str) -> dict[st
 
 
 class PullLoop:
-    """Works through one durable consumer with one handler.
+    """Processes the messages of one durable consumer with one handler.
 
-    At most ``max_inflight`` messages are with the handler at a time, in no order
-    among each other; with 1 they are handled strictly in order, save for those that
-    are delivered again. As long as a handler works, the server is told so. A
-    handler that raises is as one that returns ``Again``. A message whose
-    acknowledgement is lost comes again: the handler must know what it has done.
+    Up to ``max_inflight`` handlers run at a time, in no particular order. With 1,
+    messages are handled in order, except redeliveries. While a handler runs, the
+    loop extends the server's acknowledgement deadline. A handler that raises counts
+    as one that returns ``Again``. A message is delivered again if its
+    acknowledgement is lost, so handlers must be idempotent.
     """
 
     def __init__(
@@ -191,18 +190,18 @@ class PullLoop:
 
     @property
     def working(self) -> int:
-        """Messages that are with the handler now."""
+        """How many messages are being handled."""
         return len(self._working)
 
     @property
     def is_handling(self) -> bool:
-        """Whether the task that runs now is a handler of this loop."""
+        """Whether the current task is a handler of this loop."""
         return asyncio.current_task() in self._working
 
     async def run(self) -> None:
-        """Work until ``finish``. Cancelled, handlers under way are cancelled too, and their messages come again.
+        """Process messages until ``finish``. Cancelling also cancels running handlers; their messages are redelivered.
 
-        A loop runs once.
+        A loop can run only once.
         """
         keep_alive = asyncio.create_task(self._keep_alive())
         self._pulling = asyncio.create_task(self._pull_on())
@@ -223,7 +222,7 @@ class PullLoop:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def finish(self) -> None:
-        """Take no more messages; ``run`` returns when those that are with the handler are finished. Idempotent."""
+        """Accept no more messages; ``run`` returns when the running handlers have finished. Idempotent."""
         if not self._finishing and self._pulling is not None:
             self._pulling.cancel()
         self._finishing = True
@@ -237,7 +236,7 @@ class PullLoop:
                 await ensure_consumer(session, self._stream, self._consumer)
                 await self._pull(session)
             except NatsError as error:
-                log.warning("the consumer %s of %s is taken up again: %s", self._consumer.name, self._stream, error)
+                log.warning("reconnecting the consumer %s of %s: %s", self._consumer.name, self._stream, error)
             self.counts["renewed"] += 1
             pause = 0.05 if self.counts["delivered"] > before else min(max(pause * 2, 0.05), 5.0)
             await asyncio.sleep(pause)
@@ -268,17 +267,17 @@ class PullLoop:
                         elif message.status != HEARTBEAT and message.subject == reply:
                             if message.status not in EXPIRED:
                                 why = message.description or message.status
-                                raise NatsUnavailable(f"the server ended the request: {why}")
+                                raise NatsUnavailable(f"the server ended a request for messages: {why}")
                             break
         finally:
-            # What came and was not taken any more: others need not wait until its time is over.
+            # Return messages that arrived too late, so that other consumers need not wait for the deadline.
             while not arrived.empty():
                 left = arrived.get_nowait()
                 if not left.status:
                     await self._send(left.reply, b"-NAK")
 
     async def _free(self) -> int:
-        """How many more messages may be with the handler; waits until it is one at least."""
+        """Wait until another message can be handled; return how many."""
         while len(self._working) >= self._settings.max_inflight:
             self._room.clear()
             await self._room.wait()
@@ -288,7 +287,7 @@ class PullLoop:
         place = Delivered.of(message.reply)
         if place is None:
             self.counts["unanswered"] += 1
-            log.warning("a message of %s came without a place in it", self._stream)
+            log.warning("ignored a message of %s without a stream sequence", self._stream)
             return
         self.counts["delivered"] += 1
         delivery = Delivery(
@@ -311,11 +310,11 @@ class PullLoop:
     async def _work(self, delivery: Delivery) -> None:
         outcome: Outcome
         if delivery.count > self._settings.attempts:
-            outcome = Poison(f"delivered {delivery.count} times and never finished")
+            outcome = Poison(f"delivered {delivery.count} times without success")
         else:
             try:
                 outcome = await self._handle(delivery)
-            except Exception as error:  # noqa: BLE001 - whatever a handler does, the loop goes on
+            except Exception as error:  # noqa: BLE001 - the loop survives any error of a handler
                 log.warning("handling %s failed: %s", delivery.subject, type(error).__name__)
                 outcome = Again()
         if isinstance(outcome, Again) and delivery.count >= self._settings.attempts:
@@ -324,11 +323,11 @@ class PullLoop:
             try:
                 await self._bury(delivery, outcome.reason)
             except NatsError as error:
-                log.warning("%s could not be put to the dead letters: %s", delivery.subject, error)
+                log.warning("could not store %s as a dead letter: %s", delivery.subject, error)
                 outcome = Again()
-        await self._tell(delivery, outcome)
+        await self._report(delivery, outcome)
 
-    async def _tell(self, delivery: Delivery, outcome: Outcome) -> None:
+    async def _report(self, delivery: Delivery, outcome: Outcome) -> None:
         match outcome:
             case Done():
                 word, name = b"+ACK", "done"
@@ -346,10 +345,10 @@ class PullLoop:
     async def _answer(self, delivery: Delivery, word: bytes) -> None:
         if not await self._send(delivery.reply, word):
             self.counts["unanswered"] += 1
-            log.warning("%s comes again: its acknowledgement could not be sent", delivery.subject)
+            log.warning("%s will be delivered again: could not send its acknowledgement", delivery.subject)
 
     async def _send(self, reply: str, word: bytes) -> bool:
-        """Tell the server's consumer, over whichever connection there is now; whether that could be done."""
+        """Send an acknowledgement over the current connection; return whether that worked."""
         try:
             await (await self._sessions.get()).send(reply, word)
         except NatsError:
@@ -364,7 +363,7 @@ class PullLoop:
 
 
 async def remove_consumer(session: JetStream, stream: str, name: str) -> None:
-    """Remove a durable consumer, and with it where it had come to. One that is not there is fine.
+    """Remove a durable consumer and its progress. Does nothing if it does not exist.
 
     Raises:
         NatsUnavailable: no answer.

@@ -1,4 +1,4 @@
-"""Keeping a connection: the one that is open, or the next one, made with what is known then."""
+"""Keeps one connection open, and opens the next one with the settings of that moment."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 
 
 class Sessions:
-    """At most one open connection, shared. Belongs to its event loop; made anew after each end.
+    """At most one shared open connection, reopened after each end. Bound to its event loop.
 
-    ``options`` is asked before every attempt: an embedded server that was
-    restarted has another port and another token. It raises ``NatsUnavailable``
-    while there is none.
+    Calls ``options`` before every attempt, because a restarted embedded server has
+    a different port and token. ``options`` raises ``NatsUnavailable`` while no
+    server runs.
     """
 
     def __init__(self, options: Callable[[], Awaitable[ConnectOptions]]) -> None:
@@ -31,25 +31,25 @@ class Sessions:
         self._connecting = asyncio.Lock()
         self._closed = False
         self.opened = 0
-        """How many connections there were."""
+        """How many connections have been opened."""
         self.problem = ""
-        """Why the last attempt failed; empty after one that did not."""
+        """Why the last attempt failed; empty after a success."""
 
     @property
     def current(self) -> JetStream | None:
-        """The connection that is open now, if there is one."""
+        """The open connection, or ``None``."""
         return self._open if self._open is not None and self._open.is_open else None
 
     async def get(self) -> JetStream:
-        """The open connection; if there is none, one attempt to make one.
+        """The open connection. Without one, make one attempt to connect.
 
         Raises:
-            NatsUnavailable: no server, or closed.
+            NatsUnavailable: no server answered, or ``close`` was called.
             NatsRefused: the settings cannot work.
         """
         async with self._connecting:
             if self._closed:
-                raise NatsUnavailable("this end was closed")
+                raise NatsUnavailable("this side has closed its NATS connection")
             if self._open is not None:
                 if self._open.is_open:
                     return self._open
@@ -65,26 +65,26 @@ class Sessions:
             return self._open
 
     async def wait(self) -> JetStream:
-        """The open connection, however long it takes; attempts come further and further apart.
+        """Wait for an open connection, without a time limit; the pauses between attempts grow.
 
-        A refusal is tried again as well: what is missing may be put there. It ends
-        by being cancelled, or with ``NatsUnavailable`` after ``close``.
+        Refusals are retried too, because somebody may supply the missing file. Ends
+        when cancelled, or with ``NatsUnavailable`` after ``close``.
         """
-        pause, told = FIRST_PAUSE_SECONDS, ""
+        pause, logged = FIRST_PAUSE_SECONDS, ""
         while True:
             try:
                 return await self.get()
             except NatsError as error:
                 if self._closed:
                     raise
-                if str(error) != told:
-                    told = str(error)
-                    log.info("no connection to NATS yet: %s", told)
+                if str(error) != logged:
+                    logged = str(error)
+                    log.info("no connection to NATS yet: %s", logged)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def close(self) -> None:
-        """End the connection, and have no other. Idempotent."""
+        """Close the connection for good. Idempotent."""
         self._closed = True
         async with self._connecting:
             if self._open is not None:

@@ -1,4 +1,4 @@
-"""What is on the server: streams made as they must be, their facts as they read back, and their messages."""
+"""Creates, updates and reads streams, and reads and deletes their messages."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.nats.jetstream.connection import API, JetStream, decoded, waited
-from bridge.nats.jetstream.errors import NatsUnavailable, NotFound, NotNow, ServerRefused, StreamRefused
+from bridge.nats.jetstream.errors import NatsUnavailable, NotFound, ServerBusy, ServerRefused, StreamRefused
 from bridge.nats.jetstream.stream_plan import StreamDefinition, StreamPlan, plan, server_version
 from bridge.nats.jetstream.wire import HeaderBlock, Received
 
 READ_BATCH: Final = 256
-"""Messages that are asked for at once; while those come, the next are asked for."""
+"""Messages per request; the next request is sent while these arrive."""
 
 _PAGE: Final = 256
-"""Streams in one answer of the server."""
+"""Streams per answer of the server."""
 
 _NS: Final = 1_000_000_000
 _DELETIONS: Final = 128
-"""Deletions that are on their way at a time."""
+"""Deletions in flight at a time."""
 
 DELETE_SECONDS: Final = 10.0
 
 _CREATE_FAILED: Final = 10049
-"""The server's number for any failure of its own while it makes a stream."""
+"""The server's number for an internal failure while it creates a stream."""
 _CREATE_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
 
 
@@ -38,11 +38,11 @@ class StreamFacts:
     config: Mapping[str, Any] = field(repr=False)
     state: Mapping[str, Any]
     created: str = ""
-    """When it was made, in the server's words: where it is another time, it is another stream."""
+    """When the server created it, as it reports it: a different time means a different stream."""
 
     @property
     def atomic(self) -> bool:
-        """Whether it takes atomic batches: what it reads back, whatever was asked for."""
+        """Whether the stream accepts atomic batches, as read back from the server."""
         return self.config.get("allow_atomic") is True
 
     @property
@@ -51,18 +51,18 @@ class StreamFacts:
 
     @property
     def first_sequence(self) -> int:
-        """Of the oldest message; one past ``last_sequence`` when there is none."""
+        """Sequence of the oldest message; ``last_sequence`` + 1 if the stream is empty."""
         return int(self.state["first_seq"])
 
     @property
     def last_sequence(self) -> int:
-        """Of the newest message there ever was; 0 before the first."""
+        """Sequence of the newest message ever stored; 0 before the first."""
         return int(self.state["last_seq"])
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A message that is kept in a stream."""
+class StreamMessage:
+    """A message stored in a stream."""
 
     subject: str
     sequence: int
@@ -74,7 +74,7 @@ async def facts(session: JetStream, name: str) -> StreamFacts:
     """One stream as it is now.
 
     Raises:
-        NotFound: there is none of that name.
+        NotFound: no stream has that name.
         NatsUnavailable: no answer.
     """
     return _facts(await session.api(f"STREAM.INFO.{name}"))
@@ -92,13 +92,13 @@ async def all_facts(session: JetStream) -> list[StreamFacts]:
 
 
 async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinition]) -> dict[str, StreamFacts]:
-    """Make every stream that is missing, change those that differ; all of them as they then read back, by name.
+    """Create missing streams and update those that differ; return all of them, read back, by name.
 
-    Nothing is changed when one of them is refused. Idempotent. What a server does
-    not know is left out by its version, so look at the facts, not at the definitions.
+    If one is refused, nothing is changed. Idempotent. Settings that a server's version
+    does not know are left out, so rely on the returned facts, not on the definitions.
 
     Raises:
-        StreamRefused: a stream of that name, or on its subjects, is in the way; the text says what to do.
+        StreamRefused: an existing stream with that name or its subjects is in the way; the text says what to do.
         NatsUnavailable: no answer. Safe to repeat.
     """
     wanted = list(definitions)
@@ -111,69 +111,71 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
     for each in plans:
         await _carry_out(session, each)
     read = {each.name: await facts(session, each.name) for each in wanted}
-    # What the server silently left as it was shows now, and only now.
+    # Only reading back shows which settings the server silently kept.
     for each in plan(wanted, [dict(one.config) for one in read.values()], server=version):
         if each.action != "keep" and any(change.setting not in _OPTIONAL for change in each.changes):
-            raise StreamRefused(f"stream {each.name}", 0, f"the server keeps it otherwise: {each}")
+            raise StreamRefused(f"stream {each.name}", 0, f"the server did not apply the settings: {each}")
     return read
 
 
 _OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
-"""Settings without which a stream does what it must, only more slowly."""
+"""Settings that a stream can lack: it only works more slowly."""
 
 
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
     if wanted.action not in ("create", "update"):
         return
-    # A server removes the directories of a deleted stream after it answered, at times from under the next one.
+    # A server removes the directory of a deleted stream after it answers, which may hit the next stream of that name.
     pauses = iter(_CREATE_PAUSES_S)
     while True:
         try:
             await session.api(f"STREAM.{wanted.action.upper()}.{wanted.name}", wanted.config)
             return
-        except NotNow:
+        except ServerBusy:
             if (pause := next(pauses, None)) is None:
                 raise
         except ServerRefused as error:
-            pause = next(pauses, None) if error.code == _CREATE_FAILED else None
+            pause = next(pauses, None) if error.server_code == _CREATE_FAILED else None
             if pause is None:
-                raise StreamRefused(f"stream {wanted.name}", error.code, error.description) from None
+                raise StreamRefused(f"stream {wanted.name}", error.server_code, error.description) from None
         await asyncio.sleep(pause)
 
 
 async def purge(session: JetStream, stream: str, *, subject: str) -> int:
-    """Remove the messages on a subject or pattern; how many there were.
+    """Remove the messages on a subject or pattern; return how many there were.
 
     Raises:
         NotFound: there is no such stream.
-        ServerRefused: it does not allow it.
+        ServerRefused: the server does not allow it.
     """
     answer = await session.api(f"STREAM.PURGE.{stream}", {"filter": subject})
     return int(answer.get("purged") or 0)
 
 
-async def message_at(session: JetStream, stream: str, sequence: int) -> Found:
-    """The message at a place of a stream.
+async def message_at(session: JetStream, stream: str, sequence: int) -> StreamMessage:
+    """The message with a sequence.
 
     Raises:
-        NotFound: none is there, or no more.
+        NotFound: there is no such message, or no longer.
     """
-    return _found(await session.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence}))
+    return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence}))
 
 
-async def last_message(session: JetStream, stream: str, subject: str) -> Found | None:
+async def last_message(session: JetStream, stream: str, subject: str) -> StreamMessage | None:
     """The newest message on a subject or pattern; None when there is none.
 
     Raises:
         NatsUnavailable: no answer.
     """
     try:
-        return _found(await session.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}))
+        return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}))
     except NotFound:
         return None
 
 
-async def next_message(session: JetStream, stream: str, subject: str, *, from_sequence: int = 1) -> Found | None:
+async def next_message(
+    session: JetStream, stream: str, subject: str, *, from_sequence: int = 1
+) -> StreamMessage | None:
     """The oldest message on a subject or pattern from ``from_sequence`` on; None when there is none.
 
     Raises:
@@ -181,7 +183,7 @@ async def next_message(session: JetStream, stream: str, subject: str, *, from_se
     """
     request = {"seq": max(from_sequence, 1), "next_by_subj": subject}
     try:
-        return _found(await session.api(f"STREAM.MSG.GET.{stream}", request))
+        return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", request))
     except NotFound:
         return None
 
@@ -203,15 +205,15 @@ async def count_messages(session: JetStream, stream: str, subject: str) -> int:
         "max_deliver": 1,
     }
     made = await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
-    await _forget_consumer(session, stream, str(made["name"]))
+    await _delete_consumer(session, stream, str(made["name"]))
     return int(made.get("num_pending") or 0)
 
 
 async def delete_messages(session: JetStream, stream: str, sequences: Sequence[int], *, erase: bool) -> int:
-    """Delete messages by their places; how many were there. ``erase`` overwrites their bytes on the server's disk.
+    """Delete messages by sequence; return how many existed. ``erase`` overwrites their bytes on the server's disk.
 
     Raises:
-        NatsError: not all are known to be deleted; safe to repeat.
+        NatsError: some may not be deleted; safe to repeat.
     """
     deleted = 0
     for first in range(0, len(sequences), _DELETIONS):
@@ -233,15 +235,15 @@ async def delete_messages(session: JetStream, stream: str, sequences: Sequence[i
 
 async def read_back(
     session: JetStream, stream: str, *, subject: str = "", from_sequence: int = 1, silence_seconds: float = 10.0
-) -> AsyncIterator[Found]:
-    """The messages of a stream in order, from ``from_sequence`` to the last one that was there at the call.
+) -> AsyncIterator[StreamMessage]:
+    """Read a stream in order, from ``from_sequence`` to the message that was last at the call.
 
-    ``subject`` (a subject or pattern) leaves others out. Nothing is acknowledged
-    or kept on the server; any number may read at a time.
+    ``subject``, a subject or pattern, filters. Reading changes nothing on the server,
+    and any number of readers can run at a time.
 
     Raises:
         NotFound: there is no such stream.
-        NatsUnavailable: the connection ended, or nothing came for ``silence_seconds``; go on after the last one.
+        NatsUnavailable: the connection ended, or nothing came for ``silence_seconds``; continue after the last one.
     """
     last = (await facts(session, stream)).last_sequence
     config: dict[str, Any] = {
@@ -270,23 +272,23 @@ async def read_back(
                 message = await arriving(session, arrived, silence_seconds + 1)
                 place = Delivered.of(message.reply) if not message.status else None
                 if place is None or place.consumer_sequence != taken + 1:
-                    why = message.description or "a message is missing between two"
+                    why = message.description or "a message is missing in between"
                     raise NatsUnavailable(f"reading {stream} was interrupted: {why}")
                 taken += 1
                 left = place.pending if place.stream_sequence < last else 0
                 if place.stream_sequence > last:
                     return
-                yield Found(message.subject, place.stream_sequence, message.headers, message.body)
+                yield StreamMessage(message.subject, place.stream_sequence, message.headers, message.body)
     finally:
         if session.is_open:
-            await _forget_consumer(session, stream, name)
+            await _delete_consumer(session, stream, name)
 
 
 async def arriving(session: JetStream, arrived: asyncio.Queue[Received], seconds: float) -> Received:
     """The next message of a subscription's queue.
 
     Raises:
-        NatsUnavailable: the connection ended, or nothing came for so long.
+        NatsUnavailable: the connection ended, or nothing arrived in ``seconds``.
     """
     if not arrived.empty():
         return arrived.get_nowait()
@@ -297,16 +299,16 @@ async def arriving(session: JetStream, arrived: asyncio.Queue[Received], seconds
         raise NatsUnavailable(f"the NATS server sent nothing for {seconds:g} s") from None
 
 
-async def _forget_consumer(session: JetStream, stream: str, name: str) -> None:
+async def _delete_consumer(session: JetStream, stream: str, name: str) -> None:
     try:
         await session.api(f"CONSUMER.DELETE.{stream}.{name}")
     except (NatsUnavailable, ServerRefused):
-        return  # it goes by itself when nobody has asked it for a while
+        return  # the server removes an idle consumer by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What the subject for acknowledgements says of a delivery; ``count`` is 1 at the first."""
+    """A delivery, as its acknowledgement subject describes it; ``count`` is 1 the first time."""
 
     stream: str
     consumer: str
@@ -317,7 +319,7 @@ class Delivered:
 
     @classmethod
     def of(cls, reply: str) -> Delivered | None:
-        """Parse ``$JS.ACK.…``, in its old and its new form; None when it is something else."""
+        """Parse ``$JS.ACK.…`` in its old or new form; ``None`` for anything else."""
         tokens = reply.split(".")
         if tokens[:2] != ["$JS", "ACK"]:
             return None
@@ -335,9 +337,9 @@ def _facts(answer: Mapping[str, Any]) -> StreamFacts:
     )
 
 
-def _found(answer: Mapping[str, Any]) -> Found:
+def _stream_message(answer: Mapping[str, Any]) -> StreamMessage:
     message = answer["message"]
-    return Found(
+    return StreamMessage(
         str(message["subject"]),
         int(message["seq"]),
         HeaderBlock(base64.b64decode(message.get("hdrs") or "")),

@@ -1,7 +1,7 @@
-"""What stands on the wire: messages as they came, and the command that publishes one. Pure.
+"""The wire format: received messages, and the command that publishes one. Pure.
 
-Whoever reads millions of messages looks into the headers of few: a block that
-came is kept as it is, and taken apart when somebody asks.
+A reader of millions of messages needs the headers of few, so a received header
+block is parsed only on access.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from bridge.nats.headers import are_lines, header_lines
-from bridge.nats.jetstream.errors import NatsRefused, too_large
+from bridge.nats.headers import MESSAGE_ID, are_lines, header_lines
+from bridge.nats.jetstream.errors import MessageTooLarge, NatsRefused
 from streams.bus.subjects import SubjectError, check_subject
 
 VERSION: Final = b"NATS/1.0"
+VERSION_LINE_BYTES: Final = len("NATS/1.0\r\n\r\n")
 _LINE_END: Final = b"\r\n"
 _SPACE: Final = " \t\n\r\x0b\x0c"
 _NAME: Final = re.compile(r"[^\s]+")
@@ -94,7 +95,7 @@ def _parsed(raw: bytes) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server said of itself. ``max_payload`` is in bytes, headers included."""
+    """A server's description of itself. ``max_payload`` is in bytes, headers included."""
 
     id: str
     version: str
@@ -126,16 +127,16 @@ def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, 
     """The command that publishes a message with headers.
 
     Raises:
-        NatsRefused: something of it is no subject or no header, or it is too large.
+        NatsRefused: the subject or a header is invalid, or the message is too large.
     """
     lines = header_lines(headers)
-    # Whoever made it has checked it; a line too many would be somebody else's header, or a command of its own.
+    # The caller has checked them. Checked again, because an extra line could forge a header or a command.
     if not are_lines(lines, len(headers)) or not _is_subject(subject):
-        raise NatsRefused("a message has a header or a subject that cannot be sent", "escape what it is made of")
+        raise NatsRefused("a message has an invalid header or subject", "escape its names and values")
     head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")
     total = len(head) + len(body)
     if total > max_payload:
-        raise too_large()
+        raise MessageTooLarge
     return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject.encode("ascii"), len(head), total, head, body)
 
 
@@ -145,3 +146,26 @@ def _is_subject(subject: str) -> bool:
         return check_subject(subject).isascii()
     except SubjectError:
         return False
+
+
+class Message(NamedTuple):
+    """A message to publish. A lossy message (``str``) has no headers and goes to core NATS."""
+
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def id(self) -> str | None:
+        """``Nats-Msg-Id``; ``None`` for a lossy one."""
+        return self.headers.get(MESSAGE_ID)
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against the server's limit."""
+        return wire_size(self.headers, len(self.body))
+
+
+def wire_size(headers: Mapping[str, str], body: int) -> int:
+    """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
+    return body + VERSION_LINE_BYTES + len(header_lines(headers)) if headers else body

@@ -1,7 +1,7 @@
-"""Which records have a meaning in the L0 protocol, and the payloads that tell it. Pure.
+"""The L0 messages of captured records. Pure.
 
 ==================  ==================================  =====================================
-record              told as                             payload
+record              published as                        payload
 ==================  ==================================  =====================================
 ``execution.step``  ``evt.agent.{session}.step``        ``Step``, ``phase`` completed or failed
 ``turn.started``    ``evt.agent.{session}.state``       ``State``, ``status`` running
@@ -10,19 +10,19 @@ record              told as                             payload
 ==================  ==================================  =====================================
 
 The agent is the session, the turn its user message, the step the part, and the
-turn epoch the number of the turn in its session. Payloads hold what describes,
-never inputs and outputs: those are in the record.
+turn epoch the number of the turn in its session. Payloads describe the record and
+never contain inputs or outputs: those are in the record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import ValidationError
 
+from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import MAX_ID, MAX_TEXT, L0Payload, State, Step, Task
-from bridge.nats.l0.places import Place
 from streams.event import StreamEvent
 
 OUTCOMES: Final[dict[str, str]] = {
@@ -38,7 +38,7 @@ OUTCOMES: Final[dict[str, str]] = {
 _MAX_COUNTS = 32
 
 
-class Told(NamedTuple):
+class L0Message(NamedTuple):
     """One L0 message: the suffix of its subject, its payload, and ``part``, which makes its id unique."""
 
     suffix: str
@@ -46,34 +46,36 @@ class Told(NamedTuple):
     part: str
 
 
-class NotTold(ValueError):
-    """A record has an L0 meaning, but lacks what its payload requires; ``reason`` is short, for counting."""
+class IncompleteRecord(ValueError):
+    """A record has an L0 meaning but lacks a field that its payload requires; ``reason`` is short, for counting."""
+
+    code: ClassVar[str] = "l0-incomplete-record"
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-def told(event: StreamEvent, place: Place) -> list[Told]:
+def l0_messages(event: StreamEvent, context: RecordContext) -> list[L0Message]:
     """The L0 messages of one record, in order; empty when it has no L0 meaning.
 
     Raises:
-        NotTold: it has one, but its session, turn or payload is unknown (or forgotten).
+        IncompleteRecord: it has one, but its session, turn or payload is unknown (or forgotten).
     """
-    tell = _TELL.get(event.type)
-    if tell is None:
+    build = _BUILDERS.get(event.type)
+    if build is None:
         return []
     if set(event.payload) == {"$sha256"}:
-        raise NotTold(f"{event.type}:forgotten")
-    if place.session is None:
-        raise NotTold(f"{event.type}:no_session")
+        raise IncompleteRecord(f"{event.type}:forgotten")
+    if context.session is None:
+        raise IncompleteRecord(f"{event.type}:no_session")
     try:
-        return tell(event, place.session, place)
+        return build(event, context.session, context)
     except ValidationError:
-        raise NotTold(f"{event.type}:invalid") from None
+        raise IncompleteRecord(f"{event.type}:invalid") from None
 
 
-def _step(event: StreamEvent, session: str, place: Place) -> list[Told]:
+def _step(event: StreamEvent, session: str, context: RecordContext) -> list[L0Message]:
     payload = event.payload
     failed = payload.get("status") == "error"
     metadata = _present(
@@ -100,16 +102,16 @@ def _step(event: StreamEvent, session: str, place: Place) -> list[Told]:
         phase="failed" if failed else "completed",
         metadata=metadata,
     )
-    return [Told("step", step, "")]
+    return [L0Message("step", step, "")]
 
 
-def _turn_started(event: StreamEvent, session: str, place: Place) -> list[Told]:
+def _turn_started(event: StreamEvent, session: str, context: RecordContext) -> list[L0Message]:
     turn = _id(event.payload.get("message") or event.correlation_id, event, "turn")
     metadata = _present(event=event.id, trigger=_name(event.payload.get("trigger")))
-    return [Told("state", _state(event, session, turn, "running", place, metadata), "")]
+    return [L0Message("state", _state(event, session, turn, "running", context, metadata), "")]
 
 
-def _turn_ended(event: StreamEvent, session: str, place: Place) -> list[Told]:
+def _turn_ended(event: StreamEvent, session: str, context: RecordContext) -> list[L0Message]:
     payload = event.payload
     turn = _id(payload.get("message") or event.correlation_id, event, "turn")
     outcome = _name(payload.get("outcome")) or "unknown"
@@ -128,22 +130,24 @@ def _turn_ended(event: StreamEvent, session: str, place: Place) -> list[Told]:
         ),
     )
     metadata = {"event": event.id, "outcome": outcome}
-    state = _state(event, session, turn, "idle", place, metadata)
-    return [Told("task", Task(**fields), ""), Told("state", state, "state")]
+    state = _state(event, session, turn, "idle", context, metadata)
+    return [L0Message("task", Task(**fields), ""), L0Message("state", state, "state")]
 
 
-def _state(event: StreamEvent, session: str, turn: str, status: str, place: Place, metadata: dict[str, Any]) -> State:
+def _state(
+    event: StreamEvent, session: str, turn: str, status: str, context: RecordContext, metadata: dict[str, Any]
+) -> State:
     return State(
         agent_id=_id(session, event, "session"),
         agent_turn_id=turn,
         status=status,
-        turn_epoch=place.epoch,
+        turn_epoch=context.epoch,
         updated_at=event.ts,
         metadata=metadata,
     )
 
 
-_TELL: Final[dict[str, Callable[[StreamEvent, str, Place], list[Told]]]] = {
+_BUILDERS: Final[dict[str, Callable[[StreamEvent, str, RecordContext], list[L0Message]]]] = {
     "execution.step": _step,
     "turn.started": _turn_started,
     "turn.ended": _turn_ended,
@@ -159,7 +163,7 @@ MEANINGS: Final[dict[str, tuple[str, ...]]] = {
 
 def _id(value: Any, event: StreamEvent, what: str) -> str:
     if not isinstance(value, str) or not value or len(value) > MAX_ID:
-        raise NotTold(f"{event.type}:no_{what}")
+        raise IncompleteRecord(f"{event.type}:no_{what}")
     return value
 
 

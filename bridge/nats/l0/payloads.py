@@ -40,7 +40,9 @@ AfterExecution = Literal["suspend", "terminate"]
 
 
 class PayloadError(ValueError):
-    """A body is not what its subject promises: ``what`` names the payload, ``faults`` the fields, without values."""
+    """A body does not match its subject. ``what`` names the payload, ``faults`` the fields, without values."""
+
+    code: ClassVar[str] = "l0-invalid-payload"
 
     def __init__(self, what: str, faults: tuple[str, ...]) -> None:
         super().__init__(what, faults)

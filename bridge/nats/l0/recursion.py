@@ -61,10 +61,10 @@ MODES: Final = frozenset({"call"})
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done with a message. ``depth`` is what is recorded for its chain; ``None`` unless accepted.
+    """Verdict on a message. ``depth`` is the depth to record for its chain; ``None`` unless accepted.
 
     Refused by the publisher, nothing is sent; refused by the consumer, nothing
-    is started. Either way the chain ends and ``failed_task`` tells of it.
+    is started. Either way the chain ends, and ``failed_task`` reports it.
     """
 
     verdict: Verdict
@@ -118,7 +118,7 @@ def next_depth(depth: int) -> int:
 
 
 def failed_task(decision: Decision, agent_turn_id: str) -> Task:
-    """What is told on ``evt.agent.{agent}.task`` of a refused chain. Raises ``ValueError`` for an accepted one."""
+    """The payload for ``evt.agent.{agent}.task`` that reports a refused chain. Raises ``ValueError`` if accepted."""
     if decision.accepted:
         raise ValueError("an accepted message is no failed task")
     return Task(agent_turn_id=agent_turn_id, status="failed", error_code=decision.verdict, error=decision.reason)

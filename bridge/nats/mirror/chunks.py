@@ -1,4 +1,4 @@
-"""Token deltas → chunks: a few messages a second instead of hundreds. Pure: the caller brings the clock.
+"""Joins token deltas into chunks: a few messages a second instead of hundreds. Pure: the caller supplies the clock.
 
 What one step says in one kind is one text. Deltas are joined until
 ``max_wait_s`` has passed since the first of them or ``max_bytes`` are there; a
@@ -18,7 +18,7 @@ from bridge.nats.l0.payloads import MAX_CONTENT, MAX_ID, Chunk
 MAX_WAIT_S: Final = 0.05
 MAX_BYTES: Final = 8 * 1024
 MAX_OPEN: Final = 1024
-"""Most sessions that have unsent text; the one that waited longest is sent first beyond that."""
+"""Most sessions with unsent text; beyond that, the text that waited longest is sent."""
 
 MAX_STEPS: Final = 4096
 """Most steps whose chunks are numbered on; a forgotten one that speaks again begins at 0."""
@@ -72,7 +72,7 @@ class Coalescer:
         return next(iter(self._open.values())).deadline if self._open else None
 
     def add(self, delta: Delta, now: float) -> list[Ready]:
-        """Take a delta; what must leave because of it, in order."""
+        """Add a delta; return the chunks that are now due, in order."""
         if not delta.text:
             return []
         if delta.turn is None:
@@ -99,7 +99,7 @@ class Coalescer:
         return ready
 
     def due(self, now: float) -> list[Ready]:
-        """What has waited long enough, the longest first."""
+        """Chunks whose deadline has passed, the oldest first."""
         ready: list[Ready] = []
         while self._open:
             session, first = next(iter(self._open.items()))

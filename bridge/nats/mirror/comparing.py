@@ -1,10 +1,10 @@
-"""What a stream on the server keeps of a log, against the log itself. Pure, and in one pass over both.
+"""Compares a stream on the server with the log that it mirrors, in one pass over both. Pure.
 
-``Comparer`` is given the log's records in their order and the stream's messages
-in theirs, and says what differs:
+``Comparer`` gets the log's records and the stream's messages, each in order, and
+reports the differences:
 
 ===============  ===============================================================================
-``missing``      the stream lacks a message that it must have
+``missing``      the stream lacks a required message
 ``extra``        it has one that it must not have: a second one of the same record, or one of a
                  record that the log never had
 ``changed``      subject, headers or body are not what ``messages.mirrored`` gives for the record
@@ -12,7 +12,7 @@ in theirs, and says what differs:
 ``unforgotten``  it still says what was forgotten in the log
 ===============  ===============================================================================
 
-What is no difference:
+These are not differences:
 
 * *Waiting*: records after the last one that was ever mirrored.
 * *Expired*: what the stream's own limits removed. They take the oldest messages
@@ -45,9 +45,9 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import orjson
 
 from bridge.nats import headers as h
-from bridge.nats.jetstream.wire import HeaderBlock
-from bridge.nats.l0.places import Place
-from bridge.nats.mirror.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored, wire_size
+from bridge.nats.jetstream.wire import HeaderBlock, Message, wire_size
+from bridge.nats.l0.context import RecordContext
+from bridge.nats.mirror.messages import BATCH_RESERVE, Mirror, is_forgotten, mirrored
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 
@@ -69,7 +69,7 @@ _PARTS: Final = ("", "l0", "l0:state")
 
 
 class KeptMessage(Protocol):
-    """A message of a stream; ``keeping.Found`` is one."""
+    """A message of a stream; ``keeping.StreamMessage`` is one."""
 
     @property
     def subject(self) -> str: ...
@@ -82,7 +82,7 @@ class KeptMessage(Protocol):
 
 
 class Difference(NamedTuple):
-    """One thing that is not as it must be.
+    """One difference between stream and log.
 
     ``position`` to ``last`` are the records concerned: one, but for ``missing``, where they
     may be many. ``sequence`` is the message's in the stream, ``None`` where there is none.
@@ -108,7 +108,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a stream does to its oldest messages. ``max_age_ms`` 0: nothing by age; ``is_full``: no room for more."""
+    """How a stream removes its oldest messages. ``max_age_ms`` 0: no age limit; ``is_full``: it has no room."""
 
     max_age_ms: int = 0
     is_full: bool = False
@@ -152,7 +152,7 @@ class _Held(NamedTuple):
     """A record with what is expected of it and did not come yet, by part."""
 
     record: Record
-    place: Place
+    context: RecordContext
     open: dict[str, Message]
     size: int
 
@@ -194,7 +194,7 @@ class Comparer:
 
     # --- the two sides ---
 
-    def expect(self, record: Record, place: Place, messages: tuple[Message, ...]) -> None:
+    def expect(self, record: Record, context: RecordContext, messages: tuple[Message, ...]) -> None:
         """The next record of the log; ``messages`` as ``mirrored`` gives them for it."""
         mine = messages[-1:] if self._family == "records" else messages[:-1]
         opened: dict[str, Message] = {}
@@ -209,7 +209,7 @@ class Comparer:
             opened[part] = message
         self._wanted[record.position] = flags
         self._last = record.position
-        self._move_on(_Held(record, place, opened, sum(len(message.body) for message in mine) + 1024))
+        self._move_on(_Held(record, context, opened, sum(len(message.body) for message in mine) + 1024))
 
     def takes_exactly(self, message: KeptMessage) -> bool:
         """Take the message if it is byte for byte the next one expected of the current record; else nothing is done.
@@ -250,26 +250,26 @@ class Comparer:
         self.result.messages += 1
         position = self.position_of(message)
         if position is None:
-            return [self._told("extra", NOTHING, message, "it does not say which record it tells of")]
+            return [self._difference("extra", NOTHING, message, "it does not name a record")]
         if position > self._head:
-            return [self._told("extra", position, message, "the log has no such record")]
+            return [self._difference("extra", position, message, "the log has no such record")]
         if not self._wanted[position] & _THERE:
             return self._of_no_record(position, message)
         event, part, rebuild = _split_id(message.headers.get(h.MESSAGE_ID, ""))
         bit = 1 << _PARTS.index(part) if part in _PARTS else 0
         held = self._known(position)
         if held is not None and event != held.record.event.id:
-            return [self._told("extra", position, message, "it has another event's id")]
+            return [self._difference("extra", position, message, "it has another event's id")]
         if not self._wanted[position] & bit & 0x1F:
             return self._not_wanted(position, message, held, part, rebuild)
         if self._seen[position] & bit:
-            return [self._told("extra", position, message, "the record has another message already")]
+            return [self._difference("extra", position, message, "the record has another message already")]
         self._seen[position] |= bit
         self.rebuild = rebuild
         found = self._content(message, held, part, rebuild)
         place = position * len(_PARTS) + _PARTS.index(part)
         if place < self._latest:
-            found.append(self._told("order", position, message, "it comes after a later record's"))
+            found.append(self._difference("order", position, message, "it comes after a later record's"))
         self._latest = max(self._latest, place)
         self._came(position, message)
         if held is not None:
@@ -307,13 +307,13 @@ class Comparer:
 
     @staticmethod
     def position_of(message: KeptMessage) -> int | None:
-        """The record that a message says it tells of."""
+        """The position of the record that a message names; ``None`` if it names none."""
         text = message.headers.get(h.POSITION, "")
         return int(text) if _POSITION.fullmatch(text) else None
 
     # --- inside ---
 
-    def _told(self, kind: Kind, position: int, message: KeptMessage, text: str) -> Difference:
+    def _difference(self, kind: Kind, position: int, message: KeptMessage, text: str) -> Difference:
         self.result.differences[kind] += 1
         event = message.headers.get(h.MESSAGE_ID, "").partition(":")[0]
         return Difference(kind, self.result.stream, position, position, message.sequence, text, (event,))
@@ -361,31 +361,37 @@ class Comparer:
         if pruned:
             self.result.pruned += 1
             return []
-        return [self._told("extra", position, message, "the log has no such record, and did not prune it")]
+        return [self._difference("extra", position, message, "the log has no such record, and did not prune it")]
 
     def _not_wanted(
         self, position: int, message: KeptMessage, held: _Held | None, part: str, rebuild: int
     ) -> list[Difference]:
         if self._wanted[position] & _FORGOTTEN:
-            return [self._told("unforgotten", position, message, "it says what was forgotten in the log")]
+            return [
+                self._difference("unforgotten", position, message, "it contains a payload that the log has forgotten")
+            ]
         if held is not None and self._fitting(message, held, part, rebuild) is not None:
-            return []  # the server takes less now than it did; then it was told, now it would not be
-        return [self._told("extra", position, message, "the record has no such message")]
+            return []  # published when the server had a larger limit
+        return [self._difference("extra", position, message, "the record has no such message")]
 
     def _content(self, message: KeptMessage, held: _Held | None, part: str, rebuild: int) -> list[Difference]:
         if held is None or part not in held.open:
-            return []  # too long ago to be still known; that it comes so late is told
+            return []  # no longer held; the late message is reported as out of order
         self.result.compared += 1
         record, expected = held.record, held.open[part]
         if self._is_forgotten(record) and message.headers.get(h.FORM) in ("whole", None):
-            return [self._told("unforgotten", record.position, message, "it says what was forgotten in the log")]
+            return [
+                self._difference(
+                    "unforgotten", record.position, message, "it contains a payload that the log has forgotten"
+                )
+            ]
         different = self._different(message, expected, record)
         if different:
             other = self._fitting(message, held, part, rebuild)
             different = different if other is None else self._different(message, other, record)
         if not different:
             return []
-        return [self._told("changed", record.position, message, f"not as published: {', '.join(different)}")]
+        return [self._difference("changed", record.position, message, f"not as published: {', '.join(different)}")]
 
     def _fitting(self, message: KeptMessage, held: _Held, part: str, rebuild: int) -> Message | None:
         """What would be published of it to a server that takes messages of just this size."""
@@ -393,7 +399,7 @@ class Comparer:
         if h.FORM in sent:
             sent[h.FORM] = "forgotten"  # as which headers are counted before the form is known
         limit = BATCH_RESERVE + wire_size(sent, len(message.body))
-        made = mirrored(held.record, held.place, replace(self._mirror, rebuild=rebuild, max_payload=limit))
+        made = mirrored(held.record, held.context, replace(self._mirror, rebuild=rebuild, max_payload=limit))
         return next((each for each in made.messages if _split_id(each.headers[h.MESSAGE_ID])[1] == part), None)
 
     def _different(self, message: KeptMessage, expected: Message, record: Record) -> list[str]:
@@ -413,7 +419,7 @@ class Comparer:
         return self._wanted[position] & ~self._seen[position] & 0x1F
 
     def _reason(self, position: int) -> Literal["waiting", "expired", ""]:
-        """Why a message may lack."""
+        """Why a missing message is not a difference; empty if it is one."""
         flags = self._wanted[position]
         if position > self._required:
             return "waiting"

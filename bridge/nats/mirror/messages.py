@@ -1,26 +1,25 @@
-"""One record of the log → the messages that the mirror publishes. Pure.
+"""Builds the messages that the mirror publishes for one record of the log. Pure.
 
-In this order, with one cursor after all of them:
+In this order, with one cursor for all of them:
 
-1. what the record means in the L0 protocol (``bridge/nats/l0/captured.py``), id ``{event}:l0``;
+1. the record's L0 messages (``bridge/nats/l0/captured.py``), id ``{event}:l0``;
 2. the record itself, on ``evt.{project}.{log}.{stream}.{type}``, id ``{event}``, the canonical event as its body.
 
-The record's headers say where it stands (``DS-Log``, ``DS-Position``, ``DS-Offset``), its chain
+The record's headers give its place in the log (``DS-Log``, ``DS-Position``, ``DS-Offset``), its chain
 hash (``DS-Hash``) and what the body is (``DS-Form``):
 
 * ``whole``: the canonical event. A reader can chain it: hash = sha256(previous ‖ body with the payload as its digest).
 * ``forgotten``: the same, but the payload was replaced by its digest in the log. The chain still verifies.
-* ``pointer``: the record is over the server's limit, so its payload is its digest here; the log has it.
-* ``stub``: even that is over the limit; id, stream, type and the digest of the whole event are left.
+* ``pointer``: the record exceeds the server's limit, so the body has the payload's digest; the log has the payload.
+* ``stub``: even a pointer exceeds the limit; the body has only id, time, stream, type and the event's digest.
 
-What it means in the L0 protocol says whose it is as well (``DS-Log``, ``DS-Position``): its subject does not.
+L0 messages also carry ``DS-Log`` and ``DS-Position``, because their subject does not name the log.
 
 The same record gives the same messages, byte for byte, whenever and wherever it is mirrored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -42,9 +41,10 @@ from bridge.nats.headers import (
     VERSION,
     HeaderLines,
 )
-from bridge.nats.l0.captured import NotTold, Told, told
+from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
+from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
+from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Chunk, L0Payload
-from bridge.nats.l0.places import Place
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
 from bridge.nats.trace import TraceContext, made_trace, parse_traceparent
 from streams.event import StreamEvent
@@ -54,38 +54,19 @@ from streams.store import Record
 Form = Literal["whole", "forgotten", "pointer", "stub"]
 
 DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
-"""What a server takes unless it is told otherwise: headers and body together."""
+"""A server's default limit in bytes, for headers and body together."""
 
 BATCH_RESERVE: Final = 256
-"""Left free for the headers that a publisher of atomic batches adds."""
+"""Bytes reserved for the headers of atomic batches."""
 
-_VERSION_LINE = len("NATS/1.0\r\n\r\n")
 _LONGEST_FORM = len("forgotten\r\n")
 _OWN_LINES = 6
 """Headers that are a record's own: id, position, offset, hash, time and form."""
 
 
-class Message(NamedTuple):
-    """What is published. A lossy one (``str``) has no headers and goes to core NATS."""
-
-    subject: str
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def id(self) -> str | None:
-        """``Nats-Msg-Id``; ``None`` for a lossy one."""
-        return self.headers.get(h.MESSAGE_ID)
-
-    @property
-    def size(self) -> int:
-        """Bytes that count against the server's limit."""
-        return wire_size(self.headers, len(self.body))
-
-
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """For whom records are mirrored: ``log`` names the home's log.
+    """Settings of a mirror; ``log`` is the id of the home's log.
 
     ``max_payload`` is the server's limit in bytes. ``rebuild`` is 0, or the
     number of the rebuild that publishes everything again.
@@ -98,7 +79,7 @@ class Mirror:
     channel: str = CHANNEL
 
 
-class Mirrored(NamedTuple):
+class RecordMessages(NamedTuple):
     """The messages of one record, in the order in which they are published; the record's own is the last.
 
     ``notes`` are for counting: ``trace_made``, ``pointer``, ``stub``, ``l0_skipped:{why}``, …
@@ -109,21 +90,21 @@ class Mirrored(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def mirrored(record: Record, place: Place, mirror: Mirror) -> Mirrored:
-    """Everything that is published of one record. Never refuses one: a mirror may not stop at a record."""
+def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMessages:
+    """All messages of one record. Never fails, because no record may stop a mirror."""
     event, messages = record.event, []
     notes: list[str] = []
     try:
-        for each in told(event, place):
-            message = _l0_message(record, each, place, mirror)
+        for each in l0_messages(event, context):
+            message = _l0_message(record, each, context, mirror)
             if message is None:
                 notes.append(f"l0_skipped:{event.type}:too_large")
             else:
                 messages.append(message)
-    except NotTold as why:
+    except IncompleteRecord as why:
         notes.append(f"l0_skipped:{why.reason}")
-    own, own_notes, warnings = _own_message(record, place, mirror)
-    return Mirrored((*messages, own), (*notes, *own_notes), warnings)
+    own, own_notes, warnings = _own_message(record, context, mirror)
+    return RecordMessages((*messages, own), (*notes, *own_notes), warnings)
 
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
@@ -141,48 +122,45 @@ def is_forgotten(event: StreamEvent) -> bool:
     return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
 
 
-def wire_size(headers: Mapping[str, str], body: int) -> int:
-    """Bytes of headers and body on the wire; headers are ASCII, as ``check_headers`` demands."""
-    return body + _VERSION_LINE + len(h.header_lines(headers)) if headers else body
-
-
-def _own_message(record: Record, place: Place, mirror: Mirror) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
+def _own_message(
+    record: Record, context: RecordContext, mirror: Mirror
+) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
     event = record.event
-    subject = _record_subject(place.project, mirror.log, event.stream_id, event.type)
+    subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
     if isinstance(event.metadata.get(h.TRACESTATE), str):
-        return _own_message_by_name(record, place, mirror, subject)
+        return _own_message_by_name(record, context, mirror, subject)
     # Nearly every message comes here: what it shares with many others is looked up, the rest is written as text.
     # A test holds both ways to each other.
     shared = _shared_lines(
-        event.stream_id, event.traceparent, place.depth, mirror.log, mirror.version, event.type, event.source.agent
+        event.stream_id, event.traceparent, context.depth, mirror.log, mirror.version, event.type, event.source.agent
     )
     identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
     text = (
         f"{MESSAGE_ID}: {identity}\r\n{POSITION}: {record.position}\r\n{OFFSET}: {record.offset}\r\n"
         f"{HASH}: {record.hash}\r\n{TIMESTAMP}: {event.ts}\r\n{shared.text}{FORM}: "
     )
-    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - _VERSION_LINE - len(text) - _LONGEST_FORM)
+    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - VERSION_LINE_BYTES - len(text) - _LONGEST_FORM)
     text, count = f"{text}{form}\r\n", shared.lines + _OWN_LINES
     if not h.are_lines(text, count):
         # A log that was tampered with: no text of it may pass for a line. What becomes of it is the publisher's matter.
-        return _own_message_by_name(record, place, mirror, subject)
+        return _own_message_by_name(record, context, mirror, subject)
     found = h.reserved_keys(event.payload)
     notes, warnings = _noted(shared.notes, found) if found else (shared.notes, ())
     return Message(subject, HeaderLines(text, count), body), _with_form(notes, form), warnings
 
 
 def _own_message_by_name(
-    record: Record, place: Place, mirror: Mirror, subject: str
+    record: Record, context: RecordContext, mirror: Mirror, subject: str
 ) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
     event = record.event
-    given = _depth(place)
+    given = _depth(context)
     given[LOG] = _header_text(mirror.log)
     given[POSITION] = str(record.position)
     given[OFFSET] = str(record.offset)
     given[HASH] = record.hash
     identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
     headers, _, notes, warnings = _filled(event, given, mirror, event.type, identity, event.payload)
-    headers[FORM] = "forgotten"  # the longest that it may become
+    headers[FORM] = "forgotten"  # the longest possible value
     form, body = _body(event, mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0))
     headers[FORM] = form
     return Message(subject, headers, body), _with_form(notes, form), warnings
@@ -211,25 +189,25 @@ def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
     )
 
 
-def _l0_message(record: Record, told_: Told, place: Place, mirror: Mirror) -> Message | None:
-    """``None`` when the server takes not even what is required."""
-    assert place.session is not None
+def _l0_message(record: Record, meaning: L0Message, context: RecordContext, mirror: Mirror) -> Message | None:
+    """``None`` if even the required fields exceed the server's limit."""
+    assert context.session is not None
     event = record.event
-    subject = _subject(place.session, told_.suffix, place.project, mirror.channel, mirror.version, "evt")
-    part = f"l0:{told_.part}" if told_.part else "l0"
+    subject = _subject(context.session, meaning.suffix, context.project, mirror.channel, mirror.version, "evt")
+    part = f"l0:{meaning.part}" if meaning.part else "l0"
     identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
-    given = {**_depth(place), h.LOG: h.header_text(mirror.log), h.POSITION: str(record.position)}
-    filled = _filled(event, given, mirror, f"agent.{told_.suffix}", identity, None)
+    given = {**_depth(context), h.LOG: h.header_text(mirror.log), h.POSITION: str(record.position)}
+    filled = _filled(event, given, mirror, f"agent.{meaning.suffix}", identity, None)
     room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
-    body = told_.payload.encode()
+    body = meaning.payload.encode()
     if len(body) > room:
-        body = _required(told_.payload).encode()
+        body = _required(meaning.payload).encode()
     return Message(subject, filled.headers, body) if len(body) <= room else None
 
 
-def _depth(place: Place) -> dict[str, str]:
-    """What is captured tells its depth where it is known; a chain that is unknown is not given one."""
-    return dict(_depth_header(place.depth)) if place.depth is not None else {}
+def _depth(context: RecordContext) -> dict[str, str]:
+    """The depth header of a captured session; empty while its depth is unknown."""
+    return dict(_depth_header(context.depth)) if context.depth is not None else {}
 
 
 def _required(payload: L0Payload) -> L0Payload:

@@ -1,9 +1,9 @@
-"""Records → the server: a run of records is made into messages, published, and known to be stored.
+"""Publishes runs of records: turns records into messages and returns when the server has stored them.
 
-The messages of a run leave in this order: first what its records mean in the
-L0 protocol, then, when all of that is stored, the records' own. So whoever
-sees a record can find its L0 messages. Each stream's part leaves as atomic
-batches where the stream takes them and enough is there, else in a window.
+A run first publishes the L0 messages of its records. When all of those are
+stored, it publishes the records' own messages, so a consumer that sees a record
+can find its L0 messages. Messages leave in atomic batches if the stream accepts
+them and enough are pending, otherwise in a window.
 """
 
 from __future__ import annotations
@@ -17,54 +17,57 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import BatchRefused, NatsUnavailable
 from bridge.nats.jetstream.publishing import MAX_BATCH, PublishStopped, StagedBatch, Stored, publish_all, stage_batch
 from bridge.nats.jetstream.stream_plan import EVENTS, keeps, wanted
-from bridge.nats.jetstream.streams import Found, StreamFacts, last_message, purge, read_back
-from bridge.nats.mirror.messages import Message, Mirror, mirrored
-from bridge.nats.mirror.resuming import Mirrored
+from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, last_message, purge, read_back
+from bridge.nats.jetstream.wire import Message
+from bridge.nats.mirror.messages import Mirror, mirrored
+from bridge.nats.mirror.resuming import MirroredRecord
 from bridge.nats.mirror.state import MirrorState
 from bridge.nats.subjects import log_pattern
 from streams.store import NOTHING, Record
 
 ATOMIC_FROM: Final = 8
-"""Pending messages from which an atomic batch is worth it."""
+"""Fewest pending messages for which an atomic batch pays off."""
 
 MAX_RUN: Final = MAX_BATCH
-"""Most records of a run: so many may be published again after a crash, to be found out as duplicates."""
+"""Most records in a run. After a crash at most this many are published again, and recognised as duplicates."""
 
 MAX_RUN_BYTES: Final = 4 * 1024 * 1024
-"""A run that is as large takes no more records; it bounds what is in memory, and what the server must stage."""
+"""A run of this size accepts no more records. Bounds our memory and the server's staging area."""
 
 DAY_MS: Final = 24 * 3600 * 1000
 L0_DAYS: Final = 7
-"""How long the L0 protocol's events are kept: older ones are not published any more."""
+"""How long the server keeps L0 events; older ones are no longer published."""
 
 
 class Vanished(NatsUnavailable):
-    """The stream is not what it was: what the server calls stored is not there. It is looked at anew."""
+    """The stream lost messages that the server confirmed as stored. The mirror surveys the stream again."""
+
+    code = "nats-vanished"
 
 
 @dataclass(slots=True)
 class Run:
-    """The messages of records that follow each other in the log; ``position`` is the last of these records'."""
+    """The messages of consecutive records of the log; ``position`` is that of the last record."""
 
     position: int
     l0: list[Message] = field(default_factory=list)
     own: list[Message] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     size: int = 0
-    """Bytes of the messages' bodies."""
+    """Total size of the bodies, in bytes."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more records."""
+        """Whether the run accepts no more records."""
         return len(self.own) >= MAX_RUN or self.size >= MAX_RUN_BYTES
 
     def add(self, record: Record, state: MirrorState, mirror: Mirror, *, l0_after_ms: int = 0) -> None:
-        """Take the next record, and apply it to ``state.places``.
+        """Add the next record, and apply it to ``state.contexts``.
 
-        Of a record from before ``l0_after_ms`` no L0 message is made: their stream would not keep it any more.
+        Records older than ``l0_after_ms`` get no L0 message, because their stream would no longer keep it.
         """
-        state.places.apply(record)
-        made = mirrored(record, state.places.of(record.event), mirror)
+        state.contexts.apply(record)
+        made = mirrored(record, state.contexts.of(record.event), mirror)
         messages = made.messages
         if len(messages) > 1:
             if record.event.ts >= l0_after_ms:
@@ -79,29 +82,29 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
-    """What became of a run: messages that were stored now, and those that were there already."""
+    """Result of a run: how many messages were stored now, and how many were stored before."""
 
     published: int
     duplicates: int
     sequence: int
-    """Of the last record's own message."""
+    """Sequence of the last record's own message."""
 
 
 class KnownL0:
-    """Which L0 messages the server has, by event and part, whatever their rebuild number: for records that may have
-    been told before. A subject is read back when it is first asked for."""
+    """The L0 messages that the server has, by event and part and regardless of their rebuild number. Used for records
+    that may have been published before. Reads a subject back at its first use."""
 
     def __init__(self) -> None:
         self._subjects: dict[str, set[str]] = {}
 
     async def missing(self, session: JetStream, messages: Sequence[Message]) -> list[Message]:
-        """Those of the messages that the server does not have."""
+        """The messages that the server lacks."""
         left = []
         for message in messages:
             known = self._subjects.get(message.subject)
             if known is None:
                 known = self._subjects[message.subject] = await self._read(session, message.subject)
-            if told_id(message.headers) not in known:
+            if id_before_rebuild(message.headers) not in known:
                 left.append(message)
         return left
 
@@ -109,10 +112,10 @@ class KnownL0:
         stream = stream_of(subject)
         if await last_message(session, stream, subject) is None:
             return set()
-        return {told_id(found.headers) async for found in read_back(session, stream, subject=subject)}
+        return {id_before_rebuild(found.headers) async for found in read_back(session, stream, subject=subject)}
 
 
-def told_id(headers: Mapping[str, str]) -> str:
+def id_before_rebuild(headers: Mapping[str, str]) -> str:
     """The id of a message without its rebuild number: ``{event}``, ``{event}:l0`` or ``{event}:l0:{part}``."""
     identity = headers.get(h.MESSAGE_ID, "")
     head, _, last = identity.rpartition(":")
@@ -120,10 +123,10 @@ def told_id(headers: Mapping[str, str]) -> str:
 
 
 def stream_of(subject: str) -> str:
-    """The stream that takes in a subject of the mirror's. Raises ``ValueError`` for any other."""
+    """The stream that stores a subject of the mirror. Raises ``ValueError`` for any other subject."""
     found = EVENTS if subject.startswith("evt.") else next(iter(_keepers(subject)), None)
     if found is None:
-        raise ValueError(f"no stream keeps {subject}")
+        raise ValueError(f"no stream stores {subject}")
     return found
 
 
@@ -142,15 +145,15 @@ async def publish_records(
     known: KnownL0 | None = None,
     l0_after_ms: int = 0,
 ) -> RunStored:
-    """Publish records that follow ``state.position``, at best ``MAX_RUN`` of them; ``state`` is then after them.
+    """Publish the records after ``state.position``, ideally ``MAX_RUN`` of them, and advance ``state`` past them.
 
     ``streams`` are the facts that ``ensure_streams`` gave. ``mirror.max_payload`` must be the server's
-    (``session.server.max_payload``); its rebuild number is not looked at, the state's counts.
-    With ``known``, L0 messages that are on the server already are left out.
+    (``session.server.max_payload``); its rebuild number is ignored in favour of the state's.
+    With ``known``, L0 messages that the server already has are skipped.
 
     Raises:
-        NatsError: not all is known to be stored. ``state`` is spoiled then: load it anew, and ask the stream how far
-            it is, before anything is published again.
+        NatsError: some messages may not be stored. ``state`` is then invalid: load it again, and survey the stream
+            before you publish more.
     """
     run, mirror = Run(state.position), replace(mirror, rebuild=state.rebuild)
     for record in records:
@@ -164,20 +167,20 @@ async def publish_records(
 async def publish_run(
     session: JetStream, streams: Mapping[str, StreamFacts], run: Run, log_id: str, *, known: KnownL0 | None = None
 ) -> RunStored:
-    """Publish a run; at its return all is stored.
+    """Publish a run; when this returns, all of it is stored.
 
     Raises:
-        Vanished: the server takes messages for stored that are not.
-        NatsError: not all is known to be stored.
+        Vanished: the server confirms messages that it no longer has.
+        NatsError: some messages may not be stored.
     """
     return await finish_run(await begin_run(session, streams, run, known=known), log_id)
 
 
 @dataclass(frozen=True, slots=True)
 class BegunRun:
-    """A run of which much was sent already, and nothing is stored before ``finish_run``; it may be dropped.
+    """A run that is mostly sent. Nothing of it is stored before ``finish_run``; it may be dropped.
 
-    So the server takes in one run while it still stores the one before.
+    This lets the server receive one run while it still stores the one before.
     """
 
     session: JetStream
@@ -188,7 +191,7 @@ class BegunRun:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Messages that leave together, ``staged`` where the server has nearly all of them."""
+    """Messages published together; ``staged`` if the server already has all but the last."""
 
     messages: Sequence[Message]
     staged: StagedBatch | None
@@ -197,35 +200,35 @@ class _Part:
 async def begin_run(
     session: JetStream, streams: Mapping[str, StreamFacts], run: Run, *, known: KnownL0 | None = None
 ) -> BegunRun:
-    """Send what can be sent of a run without anything of it being stored.
+    """Send as much of a run as is possible without storing any of it.
 
     Raises:
-        NatsError: it could not be sent.
+        NatsError: sending failed.
     """
     l0 = run.l0 if known is None else await known.missing(session, run.l0)
     return BegunRun(session, run, await _staged(session, streams, l0), await _staged(session, streams, run.own))
 
 
 async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
-    """Have a begun run stored. Nothing else of the log may be on its way. Raises as ``publish_run``."""
+    """Store a begun run. No other run of the log may be in flight. Raises as ``publish_run`` does."""
     session, run = begun.session, begun.run
-    told = await _publish(session, begun.l0)
+    l0 = await _publish(session, begun.l0)
     own = await _publish(session, begun.own)
     duplicates = sum(stored.duplicate for stored in own)
     sequence = own[-1].sequence if own else 0
     if duplicates:
         last = await last_message(session, EVENTS, log_pattern(log_id))
         if last is None or position_of(last.headers) != run.position:
-            raise Vanished("messages that were stored are gone from the mirror's stream", "they are published again")
+            raise Vanished("the mirror's stream lost messages that it had stored", "the mirror publishes them again")
         sequence = last.sequence
     sent = sum(len(part.messages) for part in (*begun.l0, *begun.own))
     known = len(run.l0) + len(run.own) - sent
-    duplicates += sum(stored.duplicate for stored in told)
+    duplicates += sum(stored.duplicate for stored in l0)
     return RunStored(sent - duplicates, duplicates + known, sequence)
 
 
 async def _staged(session: JetStream, streams: Mapping[str, StreamFacts], messages: Sequence[Message]) -> list[_Part]:
-    """Messages of one stream, as parts that a server takes."""
+    """Split messages of one stream into parts of a size that the server accepts."""
     parts = []
     for first in range(0, len(messages), MAX_BATCH):
         part = messages[first : first + MAX_BATCH]
@@ -237,7 +240,7 @@ async def _staged(session: JetStream, streams: Mapping[str, StreamFacts], messag
 
 
 async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
-    """Of an atomic batch only the last one's place is told."""
+    """Publish the parts. An atomic batch yields one ``Stored``, for its last message."""
     stored: list[Stored] = []
     for part in parts:
         if part.staged is not None:
@@ -245,7 +248,7 @@ async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
                 stored.append(await part.staged.commit())
                 continue
             except BatchRefused:
-                pass  # nothing of it is stored: one by one it is found out which ones are there already
+                pass  # nothing of the batch is stored; publishing one by one finds the duplicates
         try:
             stored += await publish_all(session, part.messages)
         except PublishStopped as stopped:
@@ -254,27 +257,27 @@ async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
 
 
 def _batch_id(session: JetStream) -> str:
-    """Nobody else's: the end of a fresh inbox."""
+    """A unique id: the last token of a new inbox."""
     return session.new_inbox().rpartition(".")[2]
 
 
 def position_of(headers: Mapping[str, str]) -> int:
-    """Where the record of a message stands in its log; ``NOTHING`` when the message does not say it."""
+    """The log position in a message's headers; ``NOTHING`` if there is none."""
     value = headers.get(h.POSITION, "")
     return int(value) if _is_number(value) else NOTHING
 
 
 async def last_mirrored(session: JetStream, log_id: str) -> int:
-    """Position of the last record of this log that the server has; ``NOTHING`` for none."""
+    """Position of the last record of this log on the server; ``NOTHING`` if there is none."""
     found = await last_message(session, EVENTS, log_pattern(log_id))
     return NOTHING if found is None else position_of(found.headers)
 
 
-def mirrored_of(found: Found) -> Mirrored:
-    """What a message in the stream says of its record."""
+def mirrored_record(found: StreamMessage) -> MirroredRecord:
+    """The record that a message in the stream describes."""
     identity = found.headers.get(h.MESSAGE_ID, "")
     event_id, _, number = identity.partition(":")
-    return Mirrored(
+    return MirroredRecord(
         position_of(found.headers),
         event_id,
         found.headers.get(h.HASH, ""),
@@ -288,11 +291,11 @@ def _is_number(text: str) -> bool:
 
 
 async def begin_anew(session: JetStream, log_id: str, state: MirrorState) -> MirrorState:
-    """Purge this log's part of ``MESHFORGE_EVENTS``, nobody else's; the state to publish everything from.
+    """Purge this log's part of ``MESHFORGE_EVENTS``, and return the state from which to publish everything again.
 
-    L0 messages stay: publish with ``KnownL0``, then those that are there are not published a second time.
+    L0 messages stay. Publish with ``KnownL0``, so that they are not published twice.
     """
     last = await last_message(session, EVENTS, log_pattern(log_id))
-    number = max(state.rebuild, mirrored_of(last).rebuild if last is not None else 0)
+    number = max(state.rebuild, mirrored_record(last).rebuild if last is not None else 0)
     await purge(session, EVENTS, subject=log_pattern(log_id))
-    return replace(state, rebuild=number).anew()
+    return replace(state, rebuild=number).restarted()

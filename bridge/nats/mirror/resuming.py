@@ -1,12 +1,11 @@
-"""Where a mirror goes on: decided from what the stream and the log say, whatever became of our own notes. Pure.
+"""Decides where a mirror resumes, from the stream and the log, even if its own state is lost. Pure.
 
-The stream is asked, not believed blindly: a mirror goes on after the stream's
-last record of the log only where that record is the log's own, nothing is
-missing before it, and nothing is there twice. Everything else ends in
-publishing the log's part anew, under new message ids, so that the mirror equals
-the log again without a person.
+A mirror resumes after the stream's last record of the log only if that record
+equals the log's, none is missing before it, and none is there twice. Otherwise it
+purges the log's part of the stream and publishes it again under new message ids,
+so that the mirror equals the log again without anybody's help.
 
-What the stream's limits (age, size, number) removed at its beginning is no loss.
+Records that the stream's limits (age, size, count) removed at its beginning are not missing.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from bridge.nats.mirror.state import MirrorState
 from streams.store import NOTHING, Record
 
 FULL_FROM: Final = 0.5
-"""The part of a limit of size or number from which it may have removed something."""
+"""The share of a size or count limit from which that limit may have removed messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mirrored:
-    """A record's message in the stream."""
+class MirroredRecord:
+    """A record as its message in the stream describes it."""
 
     position: int
-    """``NOTHING`` when the message does not say it: then it is no mirror's."""
+    """``NOTHING`` if the message has no position, so no mirror published it."""
 
     event_id: str
     hash: str
@@ -37,20 +36,20 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class StreamSurvey:
-    """What the stream holds of one log. ``first`` and ``last`` are ``None`` when it holds nothing."""
+    """What the stream holds of one log. ``first`` and ``last`` are ``None`` if it holds nothing."""
 
     created: str
-    first: Mirrored | None
-    last: Mirrored | None
+    first: MirroredRecord | None
+    last: MirroredRecord | None
     count: int
     may_have_removed: bool
-    """Whether the stream's own limits explain that its beginning is missing."""
+    """Whether the stream's own limits can explain a missing beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """What the log says: its first kept position, its head, the record at the stream's last position, if it is kept,
-    and how many records were pruned."""
+    """The log's first position, its head, its record at the stream's last position (``None`` if pruned), and the
+    number of pruned records."""
 
     first: int
     head: int
@@ -60,20 +59,20 @@ class LogSurvey:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on after the record at ``after``. ``anew``: purge this log's part first. ``rebuild``: number for ids.
+    """Resume after the record at ``after``. ``purge``: purge this log's part first. ``rebuild``: number for ids.
 
-    ``why`` says what was found wrong, for people; ``note`` the same, for counting. Both are empty when all is well.
+    ``why`` describes a fault for people, ``note`` names it for counting. Both are empty if there is none.
     """
 
     after: int
     rebuild: int
-    anew: bool = False
+    purge: bool = False
     why: str = ""
     note: str = ""
 
 
 def resume_plan(known: MirrorState, stream: StreamSurvey, log: LogSurvey) -> Resume:
-    """Where to go on. ``known`` is what is left of our own notes; its places are not looked at."""
+    """Where to resume. ``known`` is what is left of the mirror's own state; its places are ignored."""
     last = stream.last
     rebuild = max(known.rebuild, last.rebuild if last is not None else 0)
     if last is None or stream.first is None:
@@ -81,26 +80,26 @@ def resume_plan(known: MirrorState, stream: StreamSurvey, log: LogSurvey) -> Res
             return Resume(NOTHING, rebuild)
         if stream.may_have_removed and stream.created == known.created and known.position <= log.head:
             return Resume(known.position, rebuild)
-        return _anew(rebuild, "the mirror's stream was emptied", "wiped")
+        return _restart(rebuild, "the mirror's stream was emptied", "wiped")
     wrong = _wrong(last, stream, log)
     if wrong is not None:
-        return _anew(rebuild, *wrong)
+        return _restart(rebuild, *wrong)
     if last.position < known.position:
         why = f"the stream lost its end, records after position {last.position}"
         return Resume(last.position, rebuild + 1, why=why, note="end_lost")
     return Resume(last.position, rebuild)
 
 
-def _anew(rebuild: int, why: str, note: str) -> Resume:
-    return Resume(NOTHING, rebuild + 1, anew=True, why=why, note=note)
+def _restart(rebuild: int, why: str, note: str) -> Resume:
+    return Resume(NOTHING, rebuild + 1, purge=True, why=why, note=note)
 
 
-def _wrong(last: Mirrored, stream: StreamSurvey, log: LogSurvey) -> tuple[str, str] | None:
-    """What speaks against going on after ``last``."""
+def _wrong(last: MirroredRecord, stream: StreamSurvey, log: LogSurvey) -> tuple[str, str] | None:
+    """Why the mirror cannot resume after ``last``: text and note; ``None`` if it can."""
     first = stream.first
     assert first is not None
     if NOTHING in (first.position, last.position):
-        return "the stream has messages under this log's name that are not of a mirror", "foreign"
+        return "the stream has messages under this log's name that no mirror published", "foreign"
     record = log.at_last
     if last.position > log.head or (
         record is not None and (record.event.id, record.hash) != (last.event_id, last.hash)
@@ -111,14 +110,14 @@ def _wrong(last: Mirrored, stream: StreamSurvey, log: LogSurvey) -> tuple[str, s
     most = last.position - first.position + 1
     if stream.count > most:
         return f"the stream has {stream.count} messages for {most} records", "doubled"
-    # Positions are dense; only what was pruned may be missing, where a mirror began after that.
+    # Positions are dense. Only records pruned before the mirror reached them may be missing.
     if stream.count < most - log.pruned:
         return f"the stream lacks {most - stream.count} records in its middle", "missing"
     return None
 
 
 def may_have_removed(config: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    """Whether a stream's own limits may have removed messages from its beginning; both in the server's JSON."""
+    """Whether a stream's limits may have removed its oldest messages; both arguments in the server's JSON."""
     if (config.get("max_age") or 0) > 0:
         return True
     pairs = (("max_bytes", "bytes"), ("max_msgs", "messages"))

@@ -1,8 +1,8 @@
-"""What a mirror knows of its own progress: a hint beside the log, never needed for being right. Pure.
+"""A mirror's own record of its progress: a hint, not needed for correctness. Pure.
 
-It is kept as the snapshot ``MIRROR`` and, more often, the position alone as the
-cursor of that name. Where it is lost or old, the stream itself says how far the
-mirror is (``bridge/nats/mirror/resuming.py``) and the rest is folded from the log.
+The log stores it as the snapshot ``MIRROR`` and, more often, stores only the
+position as the cursor of that name. If it is lost or old, the stream shows how far
+the mirror is (``bridge/nats/mirror/resuming.py``), and the rest is folded from the log.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from bridge.nats.l0.places import PLACES_VERSION, Places
+from bridge.nats.l0.context import CONTEXT_VERSION, ContextProjection
 from streams.store import NOTHING, Record, Snapshot
 
 MIRROR: Final = "mirror"
 """The name of the cursor and of the snapshot."""
 
-MIRROR_VERSION: Final = 1000 * PLACES_VERSION + 1
-"""Form of the snapshot; another one makes older snapshots worthless."""
+MIRROR_VERSION: Final = 1000 * CONTEXT_VERSION + 1
+"""Version of the snapshot; changing it invalidates older snapshots."""
 
 
 @dataclass(slots=True)
 class MirrorState:
-    """Where a mirror is.
+    """The progress of a mirror.
 
-    ``position``: of the last record whose messages were all acknowledged; ``NOTHING`` before the first.
-    ``rebuild``: the number that goes into message ids; it grows each time that records are published again.
+    ``position``: of the last record whose messages are all acknowledged; ``NOTHING`` before the first.
+    ``rebuild``: the number in message ids; grows each time records are published again.
     ``sequence``: of that record's message in ``MESHFORGE_EVENTS``; 0 while unknown.
-    ``created``: when that stream was made, in the server's words: where it is another time, it is another stream.
-    ``forgotten``: of streams whose payloads were forgotten, up to which offset the server's copies were erased.
-    ``places``: the fold over the records up to ``position``.
-    ``notes``: how often something had to be done to a record's messages (``pointer``, ``trace_made``, …).
+    ``created``: the server's creation time of that stream; a different time means a different stream.
+    ``forgotten``: by stream, the offset below which the server's copies of forgotten payloads are erased.
+    ``contexts``: the context projection over the records up to ``position``.
+    ``notes``: counts of adjustments to messages (``pointer``, ``trace_made``, …).
     """
 
     position: int = NOTHING
@@ -41,27 +41,27 @@ class MirrorState:
     sequence: int = 0
     created: str = ""
     forgotten: dict[str, int] = field(default_factory=dict)
-    places: Places = field(default_factory=Places)
+    contexts: ContextProjection = field(default_factory=ContextProjection)
     notes: Counter[str] = field(default_factory=Counter)
 
     def pass_over(self, record: Record) -> None:
-        """Take a record that is mirrored already, the next one in the log."""
-        self.places.apply(record)
+        """Skip the next record of the log, which is already mirrored."""
+        self.contexts.apply(record)
         self.position = record.position
 
-    def anew(self) -> MirrorState:
-        """Before the first record, with the next rebuild number: for everything to be published again."""
+    def restarted(self) -> MirrorState:
+        """The state before the first record, with the next rebuild number, for publishing everything again."""
         return MirrorState(rebuild=self.rebuild + 1, created=self.created, forgotten=self.forgotten, notes=self.notes)
 
-    def snapshot(self, places: bytes | None = None) -> Snapshot:
-        """As the log keeps it. ``places``: the fold as dumped at ``position``, where ``self.places`` is ahead."""
-        text = (self.places.dump() if places is None else places).decode()
+    def snapshot(self, contexts: bytes | None = None) -> Snapshot:
+        """The state as a snapshot. ``contexts``: the projection as dumped at ``position``."""
+        text = (self.contexts.dump() if contexts is None else contexts).decode()
         dumped = _Dump(self.rebuild, self.sequence, self.created, self.forgotten, dict(self.notes), text)
         return Snapshot(MIRROR_VERSION, self.position, _ADAPTER.dump_json(dumped))
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> MirrorState:
-        """The state that ``snapshot`` gave. Raises ``ValueError`` when it is something else."""
+        """Restore the state from ``snapshot``. Raises ``ValueError`` for anything else."""
         found = _ADAPTER.validate_json(snapshot.state)
         return cls(
             snapshot.position,
@@ -69,7 +69,7 @@ class MirrorState:
             found.sequence,
             found.created,
             found.forgotten,
-            Places.load(found.places.encode()),
+            ContextProjection.load(found.places.encode()),
             Counter(found.notes),
         )
 

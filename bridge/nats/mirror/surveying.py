@@ -1,4 +1,4 @@
-"""Looking at a log's part of the stream, and taking out of it what must not be there."""
+"""Surveys a log's part of the stream, and removes messages from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.nats.jetstream.stream_plan import EVENTS
 from bridge.nats.jetstream.streams import (
-    Found,
+    StreamMessage,
     count_messages,
     delete_messages,
     facts,
@@ -20,21 +20,21 @@ from bridge.nats.jetstream.streams import (
     purge,
     read_back,
 )
-from bridge.nats.mirror.publish import mirrored_of, position_of, stream_of, told_id
+from bridge.nats.mirror.publish import id_before_rebuild, mirrored_record, position_of, stream_of
 from bridge.nats.mirror.resuming import StreamSurvey, may_have_removed
 from bridge.nats.subjects import l0_pattern, log_pattern, record_pattern
 from streams.store import NOTHING
 
 TRIES: Final = 20
 AGAIN_SECONDS: Final = 0.05
-"""Between two looks, while messages that were sent before still arrive."""
+"""Pause between two surveys, while messages that were already sent still arrive."""
 
 
 async def survey(session: JetStream, log_id: str) -> StreamSurvey:
-    """What the stream holds of a log, at one moment.
+    """What the stream holds of a log at one moment.
 
     Raises:
-        NatsUnavailable: no answer, or somebody else publishes under the log's name all the time.
+        NatsUnavailable: no answer, or another publisher keeps publishing under the log's name.
     """
     pattern = log_pattern(log_id)
     before = await last_message(session, EVENTS, pattern)
@@ -46,26 +46,26 @@ async def survey(session: JetStream, log_id: str) -> StreamSurvey:
         if _sequence(before) == _sequence(last) and (first is None) == (last is None):
             return StreamSurvey(
                 found.created,
-                mirrored_of(first) if first is not None else None,
-                mirrored_of(last) if last is not None else None,
+                mirrored_record(first) if first is not None else None,
+                mirrored_record(last) if last is not None else None,
                 count,
                 may_have_removed(found.config, found.state),
             )
         before = last
         await asyncio.sleep(AGAIN_SECONDS)
     raise NatsUnavailable(
-        f"somebody else publishes records of the log {log_id}", "is this home running elsewhere, too?"
+        f"another publisher publishes records of the log {log_id}", "check whether a copy of this home runs elsewhere"
     )
 
 
-def _sequence(found: Found | None) -> int:
+def _sequence(found: StreamMessage | None) -> int:
     return 0 if found is None else found.sequence
 
 
 async def erase_records(session: JetStream, log_id: str, stream_id: str, *, below: int) -> int | None:
-    """Erase the messages that hold a payload of a stream's records with an offset less than ``below``.
+    """Erase the messages with payloads of a stream's records at offsets less than ``below``.
 
-    The lowest position among them; ``None`` when there are none: erased already, or never there.
+    Returns the lowest position among them; ``None`` if there were none.
     """
     sequences, positions = [], []
     async for found in read_back(session, EVENTS, subject=record_pattern(log=log_id, stream=stream_id)):
@@ -78,22 +78,22 @@ async def erase_records(session: JetStream, log_id: str, stream_id: str, *, belo
 
 
 async def erase_l0(session: JetStream, event_ids: Collection[str], version: str, channel: str) -> int:
-    """Erase the L0 messages of events; how many there were."""
+    """Erase the L0 messages of events; return how many there were."""
     pattern = l0_pattern(channel=channel, category="evt", component="agent", ver=version)
     stream = stream_of(pattern)
     sequences = [
         found.sequence
         async for found in read_back(session, stream, subject=pattern)
-        if told_id(found.headers).partition(":")[0] in event_ids
+        if id_before_rebuild(found.headers).partition(":")[0] in event_ids
     ]
     return await delete_messages(session, stream, sequences, erase=True)
 
 
 async def cut(session: JetStream, log_id: str, *, after: int) -> int:
-    """Remove all of a log's messages beyond the position ``after``, or simply all; after which position to go on.
+    """Remove a log's messages after position ``after``, or all of them; return the position to resume after.
 
-    Nothing else can put a changed record into its place: a stream only grows at its end. Deleting one by one takes
-    about as long as publishing, so where most is to go, the rest goes as well, at once.
+    A stream only grows at its end, so a changed record and all after it must be published again. Deleting single
+    messages takes about as long as publishing them, so if most must go, one purge removes all.
     """
     pattern = log_pattern(log_id)
     if after > NOTHING:
@@ -110,8 +110,8 @@ async def cut(session: JetStream, log_id: str, *, after: int) -> int:
     return NOTHING
 
 
-async def _first_beyond(session: JetStream, pattern: str, after: int) -> Found | None:
-    """The first message with a position beyond ``after``; positions grow along the stream."""
+async def _first_beyond(session: JetStream, pattern: str, after: int) -> StreamMessage | None:
+    """The first message with a position greater than ``after``; positions grow along the stream."""
     last = await last_message(session, EVENTS, pattern)
     if last is None or position_of(last.headers) <= after:
         return None

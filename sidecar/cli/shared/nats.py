@@ -50,9 +50,9 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
         StreamError: the store cannot be read.
     """
     from sidecar.nats.settings import external_options
+    from streams.log.directory import Hints
     from streams.log.reader import LogReader
     from streams.store import NOTHING
-    from streams.stores.hints import Hints
 
     mirror = None
     if config.mode != "off":

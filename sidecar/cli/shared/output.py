@@ -6,6 +6,7 @@ Only a terminal gets colour and a width; then rich is imported, which honours
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ SHORT_ID = 10
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
-_DRIVING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_NOT_PLAIN = re.compile("[^ -~]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +177,23 @@ class Output:
 def json_line(value: Any) -> bytes:
     """``value`` as one line of JSON that cannot drive a terminal either, though it says the same.
 
-    JSON itself escapes what is below a space; a terminal also obeys DEL and U+0080 to U+009F, and
-    direction characters make text read as what it is not.
+    JSON itself escapes what is below a space. A terminal also obeys DEL and U+0080 to U+009F, and format
+    characters hide text or make it read as what it is not: whatever is not printable is escaped.
     """
     import orjson
 
     data = orjson.dumps(value)
     if not data.isascii() or b"\x7f" in data:
-        data = _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode()).encode()
+        text = data.decode()
+        if not text.isprintable():
+            data = _NOT_PLAIN.sub(_escaped, text).encode()
     return data + b"\n"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A character as itself or, if it is not printable, as JSON's escape: two of them beyond U+FFFF."""
+    char = found[0]
+    return char if char.isprintable() else json.dumps(char)[1:-1] if char != "\x7f" else "\\u007f"
 
 
 def one_line(text: str) -> str:
@@ -193,7 +202,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with its line breaks, but without escape sequences, control and direction characters."""
+    """``text`` with its line breaks, but without escape sequences, control and format characters."""
     if text.isprintable():
         return text
     text = _ANSI.sub("", text)

@@ -17,6 +17,7 @@ from sidecar.checks import (
     spool_size,
     torn_files,
 )
+from sidecar.checks.nats import reserved_keys
 from sidecar.cli.shared import moving
 from sidecar.cli.shared.command import explain
 from sidecar.cli.shared.nats import at_rest, mirror_words, nats_words
@@ -62,6 +63,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
     mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]
     if mirror and mirror["problem"] and mirror["problem"] != found["nats"]["problem"]:  # type: ignore[index]
         notes.append(f"the mirror waits: {mirror['problem']}")
+    if mirror and (reserved := reserved_keys(mirror)) is not None:
+        notes.append("; ".join(reserved))
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems, notes)

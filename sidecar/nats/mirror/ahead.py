@@ -1,4 +1,4 @@
-"""Reading ahead of the server: the mirror's next run, made while the one before is on its way."""
+"""Reads ahead: makes the mirror's next run while the one before is in flight."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from bridge.nats.mirror.state import MirrorState
 from streams.store import StreamStore
 
 LINGER_SECONDS: Final = 0.05
-"""How long records wait for more that are in the log already: a server takes a thousand nearly as fast as ten."""
+"""How long a run waits for more records: a server stores a thousand messages nearly as fast as ten."""
 
 YIELD_RECORDS: Final = 16
-"""Records that are made into messages before everybody else has a turn: about a millisecond."""
+"""Records to process before yielding to other tasks: about a millisecond of work."""
 
 
 class Ahead:
-    """Reads the log and makes the next run, while the one before is on its way."""
+    """Reads the log and makes the next run while the one before is in flight."""
 
     def __init__(self, store: StreamStore, state: MirrorState, mirror: Mirror, l0_after_ms: int) -> None:
         self._store, self._state, self._mirror, self._l0_after_ms = store, state, mirror, l0_after_ms
         self.run = Run(state.position)
         self.ready, self._room = asyncio.Event(), asyncio.Event()
-        """Set when the run is worth publishing: it is full, nothing more is in the log, or it began a while ago."""
+        """Set when the run is due: it is full, the log has no more records, or it began ``LINGER_SECONDS`` ago."""
         self._began = 0.0
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a run to be taken now."""
+        """Whether a run is due."""
         return self.ready.is_set()
 
     async def read(self) -> None:
@@ -41,7 +41,7 @@ class Ahead:
                 await self._room.wait()
             if not self.run.own:
                 self._began = loop.time()
-                # The head itself may have been pruned; then no record says that nothing more comes.
+                # If the head itself was pruned, no record marks the end of the log.
                 loop.call_later(LINGER_SECONDS, self._lingered, self.run)
             self.run.add(record, self._state, self._mirror, l0_after_ms=self._l0_after_ms)
             at_head = record.position >= self._store.head
@@ -56,7 +56,7 @@ class Ahead:
             self.ready.set()
 
     def take(self) -> Run:
-        """The run as it is; the next record begins another one."""
+        """Return the current run; the next record begins a new one."""
         run, self.run = self.run, Run(self.run.position)
         self.ready.clear()
         self._room.set()

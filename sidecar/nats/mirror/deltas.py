@@ -1,8 +1,8 @@
-"""Token deltas → ``str`` on core NATS: joined, never stored, and lost where nobody listens or there is no connection.
+"""Publishes token deltas as joined ``str`` chunks on core NATS: never stored, lost without subscriber or connection.
 
-A shim sends them beside its hooks, unacknowledged. They may come before the turn
-that they belong to is known, and are dropped then, counted. Nothing here waits
-for the server: what is not sent at once is bounded, and the oldest goes first.
+A shim sends deltas without acknowledgement, in addition to its hooks. A delta that
+arrives before its turn is known is dropped and counted. Nothing here waits for the
+server: the queue is bounded, and drops its oldest chunk first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridge.opencode.link.frames import HookItem
 log = logging.getLogger("sidecar.nats")
 
 MAX_WAITING: Final = 256
-"""Most chunks that wait to be sent: a few seconds of several agents."""
+"""Most chunks in the queue: a few seconds of several agents."""
 
 HOLD_S: Final = 3.0
 """How long the last word of a text waits for more of it: its end is not announced."""
@@ -44,13 +44,12 @@ class _Held:
 
 
 class DeltaStream:
-    """Belongs to its event loop.
+    """Joins and publishes token deltas. Bound to its event loop.
 
-    ``turn_of`` gives the user message that a session answers now, ``project_of`` a session's project, ``clean``
-    redacts a text. A word leaves when it is complete, so that no secret passes in two deltas; ``hold_s`` after the
-    last delta it leaves as it is. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped`` (chunks: no connection, or
-    too many), and
-    what the coalescer counts.
+    ``turn_of`` returns the user message that a session currently answers, ``project_of`` a session's project, and
+    ``clean`` redacts a text. A word is sent when it is complete, so that no secret passes in two deltas; ``hold_s``
+    after the last delta the rest is sent as it is. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped`` (chunks,
+    for lack of a connection or of room), and the coalescer's counts.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class DeltaStream:
         return dict(self._own + self._coalescer.counts)
 
     def take(self, items: Iterable[HookItem]) -> None:
-        """Take what a shim sent; returns at once, never raises for what it holds."""
+        """Accept items from a shim. Returns at once, and never raises for malformed items."""
         now = self._loop.time()
         for item in items:
             delta = self._delta(item)
@@ -89,7 +88,7 @@ class DeltaStream:
         self._wake_when_due()
 
     async def close(self) -> None:
-        """Send nothing more. Idempotent."""
+        """Stop sending. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         if self._sending is not None:

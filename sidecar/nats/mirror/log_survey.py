@@ -1,4 +1,4 @@
-"""What the mirror asks the log before it goes on."""
+"""Surveys the log for the mirror, before it resumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streams.store import NOTHING, StreamReader
 
 
 async def log_survey(store: StreamReader, last: int) -> LogSurvey:
-    """The log as it is now; ``last`` is the position of the last message in the stream, ``NOTHING`` without one."""
+    """Survey the log. ``last`` is the position of the stream's last message, ``NOTHING`` if there is none."""
     first, at_last = NOTHING, None
     async for record in store.read_all():
         first = record.position
@@ -23,8 +23,8 @@ async def log_survey(store: StreamReader, last: int) -> LogSurvey:
     return LogSurvey(first, store.head, at_last, pruned)
 
 
-async def told_events(store: StreamReader, below: Mapping[str, int]) -> set[str]:
-    """The ids of events below these offsets of their streams that may have been told in the L0 protocol."""
+async def l0_event_ids(store: StreamReader, below: Mapping[str, int]) -> set[str]:
+    """Ids of events below these offsets of their streams that may have L0 messages."""
     found = set()
     for stream, offset in below.items():
         async for record in store.read(stream):
@@ -36,7 +36,7 @@ async def told_events(store: StreamReader, below: Mapping[str, int]) -> set[str]
 
 
 async def end_of(store: StreamReader, after: int) -> int:
-    """How far the log goes without another record after ``after``: its head, if all that follows was pruned."""
+    """``after``, or the log's head if all records after ``after`` were pruned."""
     head = store.head
     async for _ in store.read_all(after=after):
         return after

@@ -1,9 +1,9 @@
-"""How far a log's mirror is: found out at each connection, and kept in between.
+"""Progress of a log's mirror: determined at each connection, and stored in between.
 
-The stream, the log and our own notes are asked, and ``bridge/nats/mirror/resuming.py`` decides where to go on.
-On the way there what was forgotten is erased on the server, and places are folded from the last snapshot on.
+``bridge/nats/mirror/resuming.py`` decides where to resume, from the stream, the log and the stored progress. Before
+that, forgotten payloads are erased on the server. Afterwards session contexts are folded from the last snapshot on.
 
-Cursor and snapshot are hints: what is lost of them is found out from the stream, or read from the log once more.
+Cursor and snapshot are hints. If they are lost, the stream and the log supply the same facts.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from bridge.nats.mirror.resuming import Resume, resume_plan
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
 from bridge.nats.mirror.surveying import cut, erase_l0, erase_records, survey
 from sidecar.nats.mirror.ahead import YIELD_RECORDS
-from sidecar.nats.mirror.log_survey import log_survey, told_events
+from sidecar.nats.mirror.log_survey import l0_event_ids, log_survey
 from streams.errors import StreamError
 from streams.store import NOTHING, StreamStore
 
 log = logging.getLogger("sidecar.nats")
 
 AGAIN_SECONDS: Final = 0.1
-"""Between two looks at a fault: what was sent before may still arrive."""
+"""Pause before checking a fault again: messages that were already sent may still arrive."""
 
 CURSOR_SECONDS: Final = 0.5
-"""Between two cursors, while records are being published."""
+"""Time between two stored cursors while records are being published."""
 
 
 class Progress:
-    """How far the mirror of one log is. One task uses it; ``counts`` gets ``republished`` and ``erased``."""
+    """Progress of one log's mirror, for use by one task. Updates ``republished`` and ``erased`` in ``counts``."""
 
     def __init__(self, store: StreamStore, log_id: str, counts: Counter[str]) -> None:
         self._store, self._log_id, self._counts = store, log_id, counts
-        self.anew = False
-        """Whether all is to be published again at the next ``resume``."""
+        self.rebuild_requested = False
+        """Whether the next ``resume`` publishes everything again."""
         self.erase: set[str] = set()
-        """Streams whose payloads were forgotten since, for the next ``resume``; it finds others by itself."""
+        """Streams with newly forgotten payloads, a hint for the next ``resume``."""
         self.is_forgetting = False
-        """Whether ``resume`` found something that was forgotten, and is not at its end."""
+        """Whether ``resume`` is erasing forgotten payloads."""
         self.state = MirrorState()
-        """What is known of the progress; its places may be ahead of its position."""
+        """The current progress; its contexts may be ahead of its position."""
         self.noted = NOTHING
-        """The cursor, as far as it was tried to keep it."""
+        """The last cursor that was written, or failed to be."""
         self.kept = NOTHING
         """Position of the last snapshot."""
         self._cursor_due = 0.0
 
     @property
     def has_work(self) -> bool:
-        """Whether something was asked for that ``resume`` does."""
-        return self.anew or bool(self.erase)
+        """Whether ``resume`` has a rebuild or an erasure to do."""
+        return self.rebuild_requested or bool(self.erase)
 
     # --- where to go on ---
 
     async def resume(self, session: JetStream) -> int:
-        """Find out where the mirror is, make the stream right up to there, and fold what is needed to go on: ``state``.
+        """Determine how far the mirror is, correct the stream up to there, and update ``state``.
 
-        How many of the following records may have been told in the L0 protocol before. What fails, or is cancelled,
-        is done again by the next call.
+        Returns how many of the following records may already have L0 messages. After a failure or a cancellation
+        the next call repeats the work.
 
         Raises:
-            NatsError: the server cannot be asked, or says no.
+            NatsError: the server is unreachable or refuses.
             StreamError, OSError: the log cannot be read.
         """
         try:
@@ -80,44 +80,44 @@ class Progress:
         erased = await self._forget(session, known)
         plan = await self._plan(session, known)
         if erased and not plan.note:
-            why = "what was forgotten was erased, and what follows it"
+            why = "forgotten payloads and all records after them were erased"
             plan = replace(plan, rebuild=plan.rebuild + 1, why=why, note="forgotten")
-        if self.anew and not plan.anew:
-            plan = Resume(NOTHING, plan.rebuild, anew=True, why="a rebuild was asked for", note="asked")
+        if self.rebuild_requested and not plan.purge:
+            plan = Resume(NOTHING, plan.rebuild, purge=True, why="a rebuild was requested", note="asked")
         if plan.note:
-            follows = "all is published anew" if plan.anew else f"it goes on after position {plan.after}"
+            follows = "all is published again" if plan.purge else f"it resumes after position {plan.after}"
             log.warning("the mirror: %s; %s", plan.why, follows)
             known.notes[f"resumed:{plan.note}"] += 1
         state = replace(known, rebuild=plan.rebuild)
-        if plan.anew:
+        if plan.purge:
             state = await begin_anew(session, self._log_id, known)
-            self.anew = False
+            self.rebuild_requested = False
             self._counts["republished"] += 1
             self.kept = NOTHING
         elif folded.position <= plan.after:
-            state.position, state.places = folded.position, folded.places
+            state.position, state.contexts = folded.position, folded.contexts
         else:
-            state.position, state.places = NOTHING, MirrorState().places
+            state.position, state.contexts = NOTHING, MirrorState().contexts
         state.sequence = 0
         kept = folded.rebuild
         await self._fold(state, plan.after)
         if state.rebuild > kept:
-            # Before anything is published under it: what was, and is then removed, is taken for a duplicate for a
-            # while, so no number may be used twice, whenever this process ends.
+            # Store the number before publishing under it. For a while the server takes purged ids for duplicates,
+            # so no number may be used twice, even if this process ends at any point.
             await self._store.put_snapshot(MIRROR, state.snapshot())
             self.kept = state.position
         self.state = state
         return max(self._store.head - plan.after, MAX_RUN) if plan.note else MAX_RUN
 
     async def _known(self) -> tuple[MirrorState, MirrorState]:
-        """What is left of our own notes, at the greatest position of all; and the state that can be folded on."""
+        """What is left of the stored progress, at its greatest position; and the state from which folding continues."""
         snapshot = await self._store.snapshot(MIRROR, MIRROR_VERSION)
         state = MirrorState()
         if snapshot is not None:
             try:
                 state = MirrorState.of(snapshot)
             except ValueError:
-                state = MirrorState()  # a hint: the log is folded from its beginning
+                state = MirrorState()  # only a hint: fold the log from its beginning
         self.kept = state.position
         mine = self.state
         position = max(state.position, mine.position)
@@ -132,9 +132,9 @@ class Progress:
         return known, state
 
     async def _plan(self, session: JetStream, known: MirrorState) -> Resume:
-        """Decide where to go on; a fault is looked at twice, for what was sent before may still arrive."""
+        """Decide where to resume. Checks a fault twice, because messages already sent may still arrive."""
         found = await self._decide(session, known)
-        if found.anew:
+        if found.purge:
             await asyncio.sleep(AGAIN_SECONDS)
             found = await self._decide(session, known)
         return found
@@ -146,16 +146,16 @@ class Progress:
         return plan
 
     async def is_elsewhere(self, session: JetStream) -> bool:
-        """Whether the stream is not where ``state`` says, while nothing is under way. Raises as ``resume``."""
+        """Whether the stream differs from ``state`` while nothing is in flight. Raises as ``resume`` does."""
         known = replace(self.state)
         plan = await self._decide(session, known)
-        if not plan.anew and plan.after == self.state.position:
+        if not plan.purge and plan.after == self.state.position:
             return False
-        log.warning("the mirror: %s", plan.why or "the stream is elsewhere")
+        log.warning("the mirror: %s", plan.why or "the stream is at another position")
         return True
 
     async def _fold(self, state: MirrorState, until: int) -> None:
-        """Take the records that are mirrored already."""
+        """Fold the records that are already mirrored."""
         if state.position >= until:
             return
         passed = 0
@@ -172,9 +172,9 @@ class Progress:
     # --- forgetting ---
 
     async def _forget(self, session: JetStream, known: MirrorState) -> bool:
-        """Erase what the log has forgotten since, and all that follows it, so that it is published in its order.
+        """Erase newly forgotten payloads and all messages after them, so that they are published again in order.
 
-        Whether there was something.
+        Returns whether there were any.
         """
         wanted_now, self.erase = self.erase, set()
         try:
@@ -192,7 +192,7 @@ class Progress:
                 return False
             self.is_forgetting = True
             mirror = Mirror(self._log_id)
-            await erase_l0(session, await told_events(self._store, due), mirror.version, mirror.channel)
+            await erase_l0(session, await l0_event_ids(self._store, due), mirror.version, mirror.channel)
             positions = []
             for stream in sorted(due):
                 lowest = await erase_records(session, self._log_id, stream, below=due[stream])
@@ -211,33 +211,33 @@ class Progress:
     # --- hints ---
 
     async def load(self) -> None:
-        """Begin with what the cursor says. Never fails."""
+        """Start from the cursor. Never fails."""
         if self.state.position == NOTHING:
             try:
                 self.state.position = await self._store.cursor(MIRROR)
             except (OSError, StreamError) as error:
-                log.warning("the mirror's cursor cannot be read: %s", error)
+                log.warning("cannot read the mirror's cursor: %s", error)
 
     async def keep_cursor(self) -> None:
-        """Keep the position as the cursor. Never fails."""
+        """Store the position as the cursor. Never fails."""
         self._cursor_due = asyncio.get_running_loop().time() + CURSOR_SECONDS
         self.noted = self.state.position
         try:
             await self._store.advance(MIRROR, self.state.position)
         except (OSError, StreamError) as error:
-            log.warning("the mirror's cursor was not kept: %s", error)
+            log.warning("cannot store the mirror's cursor: %s", error)
 
     async def keep_cursor_if_due(self) -> None:
-        """Keep the cursor, where that was a while ago. Never fails."""
+        """Store the cursor if ``CURSOR_SECONDS`` have passed. Never fails."""
         if asyncio.get_running_loop().time() >= self._cursor_due:
             await self.keep_cursor()
 
     async def keep_snapshot(self) -> None:
-        """Keep a snapshot of ``state``, whose places must be those at its position. Never fails."""
+        """Store a snapshot of ``state``, whose contexts must match its position. Never fails."""
         if self.state.position == self.kept:
             return
         try:
             await self._store.put_snapshot(MIRROR, self.state.snapshot())
             self.kept = self.state.position
         except (OSError, StreamError) as error:
-            log.warning("no snapshot of the mirror was kept, it reads more of the log at its next start: %s", error)
+            log.warning("cannot store the mirror's snapshot, so its next start reads more of the log: %s", error)

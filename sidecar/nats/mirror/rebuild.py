@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
@@ -31,7 +31,9 @@ SILENT_SECONDS: Final = 300.0
 
 
 class RebuildStopped(Exception):
-    """The rebuild did not come to its end; the text says why. The mirror goes on by itself where there is a sidecar."""
+    """The rebuild did not finish; the text says why. A running sidecar's mirror continues by itself."""
+
+    code: ClassVar[str] = "mirror-rebuild-stopped"
 
 
 async def erase_meanings(session: JetStream, log_id: str) -> int:

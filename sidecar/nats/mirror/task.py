@@ -76,7 +76,7 @@ class MirrorTask:
         self._wake, self._caught_up = asyncio.Event(), asyncio.Event()
         self._ending = self._publishing = False
         self._is_level = False
-        """Whether the state's places are those at its position: nothing was made that is not stored."""
+        """Whether the state's contexts are those at its position: nothing was made that is not stored."""
         self._end = NOTHING
         """Up to where there is no record after the mirrored ones: what is pruned at the log's end never comes."""
         self._doing = "waiting"
@@ -117,7 +117,7 @@ class MirrorTask:
 
     def rebuild(self) -> None:
         """Purge this log's part of the stream and publish everything again, in the background; ``status`` tells."""
-        self._progress.anew = True
+        self._progress.rebuild_requested = True
         self._wake.set()
 
     def forgotten(self, streams: Collection[str]) -> None:
@@ -130,7 +130,7 @@ class MirrorTask:
 
     def project_of(self, session: str) -> str:
         """A session's project, as far as the log was read."""
-        return self._progress.state.places.project_of(session)
+        return self._progress.state.contexts.project_of(session)
 
     def status(self) -> dict[str, Any]:
         """For ``status``.
@@ -237,14 +237,14 @@ class MirrorTask:
         state = self._progress.state
         begun: BegunRun | None = None
         folds: dict[int, bytes] = {}
-        """Places as they were at the end of a run that a snapshot is due after."""
+        """The dumped context projection by the last position of each run after which a snapshot is due."""
 
         async def begin() -> BegunRun:
             nonlocal unsure, known
             run = ahead.take()
             if run.position - self._progress.kept >= SNAPSHOT_RECORDS:
                 # Now: the next record changes them.
-                folds[run.position] = state.places.dump()
+                folds[run.position] = state.contexts.dump()
                 self._progress.kept = run.position
             if unsure <= 0:
                 known = None
@@ -272,7 +272,7 @@ class MirrorTask:
                 if not ahead.run.own:
                     return reading.result()
                 begun = await begin()
-            run, places = begun.run, folds.pop(begun.run.position, None)
+            run, contexts = begun.run, folds.pop(begun.run.position, None)
             self._publishing = True
             finishing = asyncio.create_task(finish_run(begun, self._log_id))
             try:
@@ -292,8 +292,8 @@ class MirrorTask:
             state.notes.update(run.notes)
             self.counts["published"] += stored.published
             self.counts["duplicates"] += stored.duplicates
-            if places is not None:
-                await self._store.put_snapshot(MIRROR, state.snapshot(places))
+            if contexts is not None:
+                await self._store.put_snapshot(MIRROR, state.snapshot(contexts))
             await self._progress.keep_cursor_if_due()
 
     async def _is_ready_before(self, ahead: Ahead, finishing: asyncio.Task[RunStored]) -> bool:

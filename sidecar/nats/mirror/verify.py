@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsUnavailable, NotFound
 from bridge.nats.jetstream.pulling import remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
-from bridge.nats.jetstream.streams import Found, StreamFacts, facts, read_back
-from bridge.nats.l0.places import Places
+from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, facts, read_back
+from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.comparing import Comparer, Comparison, Difference, Family, Limits
 from bridge.nats.mirror.messages import Mirror, mirrored
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION
 from bridge.nats.subjects import l0_pattern, log_pattern
+from streams.log.directory import Hints
 from streams.log.reader import LogReader
 from streams.retention import Gone
 from streams.store import NOTHING, Record
-from streams.stores.hints import Hints
 
 TRIES: Final = 3
 """How often reading goes on after an interruption that brought nothing new."""
@@ -39,14 +39,16 @@ _NS: Final = 1_000_000_000
 
 
 class Disturbed(Exception):
-    """What was compared became something else meanwhile, so the result says nothing; ``what`` says which."""
+    """The log or the stream changed during the comparison, so it has no result; ``what`` says which."""
+
+    code: ClassVar[str] = "mirror-verify-disturbed"
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.what = what
 
     def __str__(self) -> str:
-        return f"{self.what} meanwhile; run `durable-stream mirror verify` again"
+        return f"{self.what} during the comparison; run `durable-stream mirror verify` again"
 
 
 @dataclass(slots=True)
@@ -143,15 +145,15 @@ class MirrorCheck:
             raise Disturbed("the log was pruned or something in it forgotten")
 
     async def _compare(self, sides: list[_Side], mirror: Mirror, head: int) -> AsyncIterator[Difference]:
-        places = Places()
+        contexts = ContextProjection()
         async for record in self._reader.read_all():
             if record.position > head:
                 break
-            places.apply(record)
-            place = places.of(record.event)
-            messages = mirrored(record, place, mirror).messages
+            contexts.apply(record)
+            context = contexts.of(record.event)
+            messages = mirrored(record, context, mirror).messages
             for side in sides:
-                side.comparer.expect(record, place, messages)
+                side.comparer.expect(record, context, messages)
                 while (message := await side.due()) is not None:
                     for found in side.comparer.take(message):
                         yield found
@@ -231,7 +233,7 @@ class _Side:
         self._sessions, self._name, self._family, self._pattern = sessions, name, family, pattern
         self._there = there
         self._messages = self._read()
-        self._ahead: Found | None = None
+        self._ahead: StreamMessage | None = None
         self._is_over = False
         self.comparer: Comparer
 
@@ -253,7 +255,7 @@ class _Side:
             self._name, self._family, mirror, head=head, removed=removed, limits=limits, now_ms=now_ms
         )
 
-    async def next(self) -> Found | None:
+    async def next(self) -> StreamMessage | None:
         """The next message; ``None`` after the last one."""
         if self._ahead is None and not self._is_over:
             self._ahead = await anext(self._messages, None)
@@ -261,7 +263,7 @@ class _Side:
         message, self._ahead = self._ahead, None
         return message
 
-    async def due(self) -> Found | None:
+    async def due(self) -> StreamMessage | None:
         """The next message that the comparer wants before the next record, and that is not exactly as expected."""
         while True:
             message = self._ahead or await self.next()

@@ -1,7 +1,7 @@
-"""Becomes the program it is told to, and dies with its parent where the system can do that (Linux).
+"""Runs the given program so that it dies with its parent, on systems that support this (Linux).
 
-Run as a script, not imported: ``child.py PARENT_PID PROGRAM ARGUMENTS…``. What
-is between fork and exec of a process with threads had better be a program of its own.
+Run as a script, not imported: ``child.py PARENT_PID PROGRAM ARGUMENTS…``. Running code
+between fork and exec of a process with threads is unsafe, so this is a separate program.
 """
 
 import os
@@ -14,7 +14,7 @@ if __name__ == "__main__":
     if sys.platform == "linux":
         import ctypes
 
-        # Kept across exec. SIGKILL, since a server that hangs would not heed anything else.
+        # Survives exec. SIGKILL, because a hanging server ignores other signals.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the parent has died")

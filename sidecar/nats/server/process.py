@@ -12,15 +12,16 @@ import sys
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from sidecar.home import is_alive
-from streams.stores.disk import write_durably
+from sidecar.home import HomeError, check_file, check_tree, is_alive, open_file, private_directory
+from streams.files import write_durably
 
 PID_FILE: Final = "server.json"
 CONFIG_FILE: Final = "server.conf"
 LOG_FILE: Final = "server.log"
 PORTS: Final = "ports"
+STORE: Final = "store"
 
 _LOOK_SECONDS: Final = 0.02
 _SAID_BYTES: Final = 8192
@@ -28,7 +29,9 @@ _TROUBLE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
 
 
 class StartFailed(Exception):
-    """The server could not be started, or ended before it could be used; the text says why."""
+    """The server did not start, or exited before it was ready; the text says why."""
+
+    code: ClassVar[str] = "nats-start-failed"
 
 
 class ServerProcess:
@@ -44,11 +47,15 @@ class ServerProcess:
         """Write the configuration and start the program. The directory is there, and no other server uses it.
 
         Raises:
-            StartFailed: a file cannot be written, or the program cannot be run.
+            StartFailed: a file cannot be written or is a link, or the program cannot be run.
         """
         ports, log_file = directory / PORTS, directory / LOG_FILE
         try:
-            ports.mkdir(mode=0o700, exist_ok=True)
+            private_directory(ports)
+            private_directory(directory / STORE)
+            # The server opens these by name and follows links. Nobody else can put one into a directory at 0700.
+            check_tree(directory / STORE)
+            check_file(log_file)
             for stale in ports.iterdir():
                 stale.unlink()
             write_durably(directory / CONFIG_FILE, config.encode())
@@ -70,6 +77,8 @@ class ServerProcess:
                 start_new_session=True,
                 umask=0o077,
             )
+        except HomeError as error:
+            raise StartFailed(str(error)) from None
         except OSError as error:
             name = error.filename or executable
             raise StartFailed(f"{name}: {error.strerror}") from None
@@ -95,8 +104,9 @@ class ServerProcess:
             if self._process.returncode is not None:
                 raise StartFailed(await self.last_words())
             for path in (self._directory / PORTS).glob(f"*_{self.pid}.ports"):
-                with suppress(ValueError, LookupError, TypeError):  # it is being written
-                    return int(json.loads(path.read_bytes())["nats"][0].rpartition(":")[2])
+                with suppress(ValueError, LookupError, TypeError), os.fdopen(open_file(path), "rb") as file:
+                    # Until the server has written it whole, this fails.
+                    return int(json.loads(file.read())["nats"][0].rpartition(":")[2])
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def exited(self) -> None:
@@ -151,7 +161,8 @@ def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
     """
     path = directory / PID_FILE
     try:
-        pid = json.loads(path.read_bytes())["pid"]
+        with os.fdopen(open_file(path), "rb") as file:
+            pid = json.loads(file.read())["pid"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError):
@@ -201,7 +212,7 @@ def _is_ours(pid: int, directory: Path) -> bool:
 
 def _tail(path: Path, offset: int) -> str:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             # A smaller file was rotated meanwhile.
             file.seek(max(offset if offset <= size else 0, size - _SAID_BYTES))

@@ -1,4 +1,4 @@
-"""The jsonl format: lines, and the head file. Parsing is pure; the rest reads a small file.
+"""The jsonl format: lines. Pure.
 
 One record is one line of canonical JSON, ``crc`` first, and that is why keys
 are in this order::
@@ -8,34 +8,26 @@ are in this order::
 ``crc`` is CRC-32 of the line's bytes after ``"crc":"xxxxxxxx",`` without the
 newline. ``tx`` is [index, count] in the batch: a batch whose last line is
 missing was never acknowledged. A segment is named after its first position,
-so a missing one is seen. ``head`` holds the last durable position and hash.
+so a missing one is seen.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from zlib import crc32
 
 import msgspec
 import orjson
 
 from streams.event import StreamEvent
-from streams.store import NOTHING, Record
-from streams.stores.disk import read_file
+from streams.store import Record
+from streams.stores.head import PREFIX, BadLine, check_crc
 from streams.stores.plan import Placed
 from streams.stores.stored import Stored
 
-_PREFIX = len(b'{"crc":"01234567",')
-_HEAD_BYTES = 160
 _POSITION = re.compile(rb'"position":(\d{1,20}),"tx":')
 _LINES_A_WRITE = 512
-
-
-class BadLine(Exception):
-    """A line is no whole, undamaged record; the text says what is wrong, never what it holds."""
 
 
 class EventKeys(msgspec.Struct):
@@ -61,14 +53,6 @@ _keys_decoder = msgspec.json.Decoder(LineKeys)
 _event_keys_decoder = msgspec.json.Decoder(EventKeys)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The last durable record: everything at or below it must be there and whole."""
-
-    position: int
-    hash: str
-
-
 def format_line(placed: Placed, index: int, count: int) -> bytes:
     """The line of a new record, newline included."""
     return format_stored(Stored(placed.position, placed.offset, placed.hash, index, count, placed.encoded.canonical))
@@ -90,20 +74,11 @@ def format_stored(record: Stored) -> bytes:
 def parse_stored(line: bytes) -> Stored:
     """The record of a line, its event's bytes untouched; checksum verified. Raises ``BadLine``."""
     keys = parse_keys(line)
-    event = line[_PREFIX + len(b'"event":') : line.rfind(b',"hash":"')]
+    event = line[PREFIX + len(b'"event":') : line.rfind(b',"hash":"')]
     try:
         return Stored(keys.position, keys.offset, bytes.fromhex(keys.hash), *keys.tx, event)
     except ValueError:
         raise BadLine("its hash is no hash") from None
-
-
-def check_crc(line: bytes) -> None:
-    """Raise ``BadLine`` unless ``line`` (without newline) carries its own checksum."""
-    if line[:_PREFIX] == b'{"crc":"%08x",' % crc32(line[_PREFIX:]):
-        return
-    if line.startswith(b'{"crc":"') and line[16:_PREFIX] == b'",':
-        raise BadLine("wrong checksum")
-    raise BadLine("not a record")
 
 
 def parse_keys(line: bytes) -> LineKeys:
@@ -125,7 +100,7 @@ def parse_event_keys(event: bytes) -> EventKeys:
 
 def parse_record(line: bytes) -> Record:
     """The record of a line, checksum verified. Raises ``BadLine``."""
-    if line[:_PREFIX] != b'{"crc":"%08x",' % crc32(line[_PREFIX:]):
+    if line[:PREFIX] != b'{"crc":"%08x",' % crc32(line[PREFIX:]):
         check_crc(line)  # says what is wrong
     try:
         fields = orjson.loads(line)
@@ -153,34 +128,4 @@ def position_of(line: bytes) -> int | None:
 
 def event_bytes(line: bytes) -> int:
     """How long the event in a whole line is."""
-    return line.rfind(b',"hash":"') - _PREFIX - len(b'"event":')
-
-
-def format_head(head: Head) -> bytes:
-    """The head file's bytes: always the same length, so that one write in place replaces it."""
-    body = orjson.dumps({"hash": head.hash, "position": head.position})
-    text = b'{"crc":"%08x",%b' % (crc32(body[1:]), body[1:])
-    return text.ljust(_HEAD_BYTES - 1) + b"\n"
-
-
-def read_head(path: Path) -> Head | None:
-    """The head, or ``None`` when the file is missing or damaged (then nothing is known).
-
-    Raises:
-        ForeignStore: it is a symbolic link.
-    """
-    for _ in range(3):  # the writer may be replacing it at this very moment
-        try:
-            text = read_file(path).rstrip()
-        except FileNotFoundError:
-            return None
-        try:
-            check_crc(text)
-            fields = orjson.loads(text)
-            return Head(fields["position"], fields["hash"])
-        except (BadLine, orjson.JSONDecodeError, KeyError):
-            continue
-    return None
-
-
-EMPTY_HEAD = Head(NOTHING, "")
+    return line.rfind(b',"hash":"') - PREFIX - len(b'"event":')

@@ -11,8 +11,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from streams.stores.disk import open_to_read
-from streams.stores.jsonl.lines import BadLine, check_crc, position_of
+from streams.files import open_to_read
+from streams.stores.head import BadLine, check_crc
+from streams.stores.jsonl.lines import position_of
 from streams.stores.jsonl.segments import Segment, list_segments
 
 _TAIL: Final = 16 * 1024

@@ -17,23 +17,19 @@ import msgspec
 import orjson
 
 from streams.errors import CorruptLog
+from streams.files import open_to_read, read_file
 from streams.query import Filter
 from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
-from streams.stores.disk import open_to_read, read_file
+from streams.stores.head import EMPTY_HEAD, BadLine, Head, check_crc, read_head
 from streams.stores.jsonl.lines import (
-    EMPTY_HEAD,
-    BadLine,
-    Head,
     LineKeys,
-    check_crc,
     event_bytes,
     parse_keys,
     parse_record,
     parse_stored,
     position_of,
-    read_head,
     split_lines,
 )
 from streams.stores.jsonl.outline import first_doubt
@@ -41,7 +37,7 @@ from streams.stores.jsonl.recovery import lost_end
 from streams.stores.jsonl.segments import Segment, Sizes, list_segments, sizes_of
 from streams.stores.missing import missing_before
 from streams.stores.stored import Stored
-from streams.stores.threads import to_its_end
+from streams.threads import to_its_end
 
 Parsed = TypeVar("Parsed", Record, Stored, LineKeys)
 

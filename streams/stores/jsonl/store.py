@@ -27,12 +27,11 @@ from streams.errors import StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.identity import Identity
-from streams.log.presence import located
 from streams.query import Filter
 from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
-from streams.stores.directory import create, name_log, take_lock
+from streams.stores.directory import create, name_log, read_manifest, take_lock
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.jsonl.lookup import Lookup
@@ -43,7 +42,7 @@ from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Kept, Known, Placed, Plan, Request, as_record, encode_batch, plan
 from streams.stores.stored import Stored
-from streams.stores.threads import in_thread
+from streams.threads import in_thread
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
@@ -99,7 +98,7 @@ class JsonlStore(KeepsHints):
         create(store)
         lock = take_lock(store)
         try:
-            manifest = located(store, alone=True)
+            manifest = read_manifest(store)
             opened = cls(store, lock, disk, segment_bytes)
             name_log(store, manifest, identity, "jsonl")
             return opened

@@ -19,12 +19,11 @@ import orjson
 
 from streams.findings import Finding, Found, Kind, Summary
 from streams.hashing import canonical
-from streams.log.beside import lost_findings, manifest_finding
 from streams.retention import NOTHING_REMOVED, payload_fault
 from streams.store import NOTHING
 from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
-from streams.stores.jsonl.lines import BadLine, Head, check_crc, read_head
+from streams.stores.head import BadLine, Head, check_crc, read_head
 from streams.stores.jsonl.reader import chunks
 from streams.stores.jsonl.segments import Segment, list_segments
 from streams.stores.missing import missing_at_end, missing_before
@@ -66,6 +65,8 @@ class JsonlVerification:
     alone: bool = False
     quick: bool = False
     summary: Summary = field(default_factory=Summary)
+    furthest: int | None = None
+    """The last position that the log reached, known at the end; ``None`` where it cannot be known."""
     _found: Found = field(init=False)
     _chains: Chains = field(default_factory=lambda: Chains({}))
     _last: int = NOTHING
@@ -101,7 +102,6 @@ class JsonlVerification:
         head = read_head(self.store / "head")
         segments = list_segments(self.store / "log")
         self.summary.segments = len(segments)
-        self._found.add(manifest_finding(self.store, has_log=head is not None or bool(segments)))
         if head is None and segments:
             self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
         limit = head.position if writing and head is not None else None
@@ -119,9 +119,7 @@ class JsonlVerification:
                 if torn:
                     break
         self._finish(segments, head, writing)
-        if not writing:
-            for lost in lost_findings(self.store, max(self._next_expected() - 1, self.summary.head)):
-                self._found.add(lost)
+        self.furthest = max(self._next_expected() - 1, self.summary.head)
         for finding in self._found.drain():
             yield finding
 

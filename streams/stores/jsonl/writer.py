@@ -14,24 +14,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from streams.files import make_directory, open_or_create, read_file, sync_directory, write_durably
 from streams.store import NOTHING
 from streams.stores.directory import create
-from streams.stores.disk import (
-    Disk,
-    make_directory,
-    open_or_create,
-    read_file,
-    sync_directory,
-    write_durably,
-)
-from streams.stores.jsonl.lines import (
-    Head,
-    format_head,
-    format_line,
-    format_stored,
-    parse_event_keys,
-    read_head,
-)
+from streams.stores.disk import Disk
+from streams.stores.head import Head, format_head, read_head
+from streams.stores.jsonl.lines import format_line, format_stored, parse_event_keys
 from streams.stores.jsonl.recovery import recover
 from streams.stores.jsonl.segments import Segment, segment_name
 from streams.stores.plan import Placed

@@ -14,13 +14,13 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Final
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
+from streams.files import check_file, open_or_create, refuse_link, sync_directory
 from streams.stores.directory import is_being_written, read_manifest
-from streams.stores.disk import open_or_create, refuse_link, sync_directory
 from streams.stores.sqlite.at_rest import ReadConnection, at_rest
 
 LOG_FILE: Final = "log.db"
@@ -174,7 +174,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
 
         ForeignStore: written by a newer version, or not ours.
     """
-    _refuse_links(path)
+    _check_files(path)
     if not path.exists():
         os.close(open_or_create(path))
     try:
@@ -225,7 +225,7 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
     shared memory file, as on a read-only file system or a full disk, nobody else can write either: then a log
     whose WAL is empty is read as it is.
     """
-    _refuse_links(path)
+    _check_files(path)
     if not path.exists():
         return None
     still = at_rest(path, alone)
@@ -299,7 +299,7 @@ def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool
         ForeignStore: it is a symbolic link.
         StoreLocked: another program holds it.
     """
-    _refuse_links(path)
+    _check_files(path)
     if not path.exists():
         return False
     try:
@@ -318,10 +318,13 @@ def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool
         connection.close()
 
 
-def _refuse_links(path: Path) -> None:
-    """SQLite would follow them, and give its own files the mode of the database's."""
+def _check_files(path: Path) -> None:
+    """SQLite would follow links, and give its own files the mode of the database's."""
     for suffix in ("", "-wal", "-shm"):
-        refuse_link(path.with_name(path.name + suffix))
+        file = path.with_name(path.name + suffix)
+        refuse_link(file)
+        with suppress(FileNotFoundError):
+            check_file(file, file.stat())
 
 
 def _uri(path: Path, mode: str) -> str:

@@ -25,7 +25,7 @@ from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.sqlite import removed as tables
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, translated
 from streams.stores.sqlite.search import remove_search
-from streams.stores.threads import InTurn
+from streams.threads import InTurn
 
 FREE_PAGES: Final = 512
 """Pages given back to the system in one go."""

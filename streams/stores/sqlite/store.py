@@ -36,7 +36,7 @@ from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import HEAD, base_of, find, load
 from streams.stores.sqlite.rows import INSERT, KEY, POSITION, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
-from streams.stores.threads import InTurn, in_thread
+from streams.threads import InTurn, in_thread
 
 CHECKPOINT_PAGES: Final = 8192
 """About how much stands in the WAL when the writer moves it into the database file. Pages of the indexes stand in it

@@ -24,12 +24,11 @@ import orjson
 from streams.errors import ForeignStore, StoreUnavailable
 from streams.findings import Finding, Found, Kind, Summary
 from streams.hashing import canonical, is_digest
-from streams.log.beside import lost_findings, manifest_finding
 from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
 from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
-from streams.stores.jsonl.lines import Head, read_head
+from streams.stores.head import Head, read_head
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.file_verify import (
@@ -48,7 +47,7 @@ from streams.stores.sqlite.files import (
 )
 from streams.stores.sqlite.head import HEAD_FILE, head_fault
 from streams.stores.sqlite.removed import load, version_of
-from streams.stores.threads import in_thread
+from streams.threads import in_thread
 
 Answer = TypeVar("Answer")
 
@@ -97,6 +96,8 @@ class SqliteVerification:
     alone: bool = False
     quick: bool = False
     summary: Summary = field(default_factory=Summary)
+    furthest: int | None = None
+    """The last position that the log reached, known at the end; ``None`` where it cannot be known."""
     _found: Found = field(init=False)
     _told: set[Finding] = field(default_factory=set)
     _removal: Removal = NOTHING_REMOVED
@@ -136,11 +137,9 @@ class SqliteVerification:
         except ForeignStore as error:
             if error.is_not_ours or "upgrade" in error.reason:
                 raise
-            self._found.add(manifest_finding(self.store, has_log=True))
             self._find("corrupt", None, None, error.reason.replace(VERIFY_OR, ""))
             connection = None
         else:
-            self._found.add(manifest_finding(self.store, has_log=connection is not None))
             if self._head is None and connection is not None:
                 lost_head = await in_thread(lost_head_file, self.store, connection, interrupt=connection.interrupt)
                 self._found.add(lost_head)
@@ -175,9 +174,7 @@ class SqliteVerification:
         fault = None if self._head is None else head_fault(self._head, self.summary.head, self._hash_at_head)
         if fault is not None:
             self._find(fault.kind, fault.position, None, fault.reason)
-        if self.alone or not is_being_written(self.store):
-            for lost in lost_findings(self.store, self.summary.head):
-                self._found.add(lost)
+        self.furthest = self.summary.head
         for finding in self._found.drain():
             self._told.add(finding)
             yield finding

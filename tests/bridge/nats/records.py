@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bridge.nats.l0.places import Places
-from bridge.nats.mirror.messages import Mirror, Mirrored, mirrored
+from bridge.nats.l0.context import ContextProjection
+from bridge.nats.mirror.messages import Mirror, RecordMessages, mirrored
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, chain, encode
 from streams.store import Record
@@ -54,11 +54,11 @@ def recorded(name: str) -> list[Record]:
     return chained(play(name).log.events.values())
 
 
-def mirror_all(records: Iterable[Record], mirror: Mirror = MIRROR) -> list[Mirrored]:
+def mirror_all(records: Iterable[Record], mirror: Mirror = MIRROR) -> list[RecordMessages]:
     """What a mirror publishes of them, in order."""
-    places = Places()
+    contexts = ContextProjection()
     made = []
     for record in records:
-        places.apply(record)
-        made.append(mirrored(record, places.of(record.event), mirror))
+        contexts.apply(record)
+        made.append(mirrored(record, contexts.of(record.event), mirror))
     return made

@@ -32,6 +32,8 @@ async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
 
 
 class TestJetStreamEventBus(BusContract):
+    takes_str = False
+
     @pytest.fixture(autouse=True)
     def _connected(self, sessions: Sessions) -> None:
         self.sessions = sessions
@@ -43,10 +45,10 @@ class TestJetStreamEventBus(BusContract):
 async def test_what_no_stream_keeps_is_no_subject_of_the_bus(sessions: Sessions) -> None:
     bus = JetStreamEventBus(sessions)
     for subject in ("str.agent.x.chunk", "other"):
-        with pytest.raises(SubjectError, match="no stream keeps it"):
+        with pytest.raises(SubjectError):
             await bus.publish(subject, b"")
     for pattern in (">", "str.>", "*.a"):
-        with pytest.raises(SubjectError, match="no stream keeps all of it"):
+        with pytest.raises(SubjectError):
             await bus.subscribe(pattern, Inbox())
     await bus.close()
 
@@ -67,8 +69,9 @@ async def test_a_durable_may_have_a_strange_name_and_is_not_of_two_streams(sessi
     await bus.subscribe("evt.>", inbox, durable="dürable/\\ß")
     await bus.publish("evt.a", b"1")
     await inbox.wait(1)
-    with pytest.raises(DurableConflict, match=r"hears evt\.>, not cmd"):
+    with pytest.raises(DurableConflict) as conflict:
         await bus.subscribe("cmd.>", Inbox(), durable="dürable/\\ß")
+    assert conflict.value.durable == "dürable/\\ß"
     await bus.close()
 
 

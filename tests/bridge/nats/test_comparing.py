@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bridge.nats import headers as h
-from bridge.nats.jetstream.streams import Found
-from bridge.nats.jetstream.wire import HeaderBlock
+from bridge.nats.jetstream.streams import StreamMessage
+from bridge.nats.jetstream.wire import HeaderBlock, Message
 from bridge.nats.l0.captured import MEANINGS
-from bridge.nats.l0.places import Places
+from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.comparing import (
     _PARTS,
     HELD_RECORDS,
@@ -24,7 +24,7 @@ from bridge.nats.mirror.comparing import (
     KeptMessage,
     Limits,
 )
-from bridge.nats.mirror.messages import Message, Mirror, mirrored
+from bridge.nats.mirror.messages import Mirror, mirrored
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded
@@ -78,10 +78,10 @@ class Case:
             "S", self.family, self.mirror, head=head, removed=self.removed, limits=self.limits, now_ms=self.now_ms
         )
         found: list[Difference] = []
-        places, messages = Places(), list(kept)
+        contexts, messages = ContextProjection(), list(kept)
         for record in self.records:
-            places.apply(record)
-            place = places.of(record.event)
+            contexts.apply(record)
+            place = contexts.of(record.event)
             comparer.expect(record, place, mirrored(record, place, self.mirror).messages)
             while messages and ((exact := comparer.takes_exactly(messages[0])) or comparer.is_due(messages[0])):
                 message = messages.pop(0)
@@ -106,7 +106,9 @@ def kept(message: Message, sequence: int) -> Kept:
 
 def as_it_came(message: Kept) -> KeptMessage:
     lines = "".join(f"{name}: {value}\r\n" for name, value in message.headers.items())
-    return Found(message.subject, message.sequence, HeaderBlock(f"NATS/1.0\r\n{lines}\r\n".encode()), message.body)
+    return StreamMessage(
+        message.subject, message.sequence, HeaderBlock(f"NATS/1.0\r\n{lines}\r\n".encode()), message.body
+    )
 
 
 def meanings(case: Case) -> list[int]:
@@ -133,9 +135,9 @@ def test_an_exact_mirror_has_no_difference(name: str, family: Family) -> None:
 def test_an_exact_message_is_taken_without_being_taken_apart() -> None:
     case = Case()
     comparer = Comparer("S", "records", MIRROR, head=0, removed={}, limits=Limits(), now_ms=0)
-    places = Places()
-    places.apply(case.records[0])
-    place = places.of(case.records[0].event)
+    contexts = ContextProjection()
+    contexts.apply(case.records[0])
+    place = contexts.of(case.records[0].event)
     comparer.expect(case.records[0], place, mirrored(case.records[0], place, MIRROR).messages)
     wrong = replace(case.kept[0], headers={**case.kept[0].headers, h.HASH: "0"})
     assert not comparer.takes_exactly(as_it_came(wrong)) and comparer.result.messages == 0

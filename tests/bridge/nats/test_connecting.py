@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,10 +17,16 @@ import nkeys
 import pytest
 import trustme
 
+from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import (
+    FileRefused,
+    LoginRefused,
     NatsRefused,
     NatsUnavailable,
+    TlsFailed,
+    Unreachable,
+    WrongServer,
 )
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
@@ -34,7 +42,7 @@ async def test_a_held_server_is_noticed(tmp_path: Path, server: RealServer) -> N
     with real_server(tmp_path, server.version) as own:
         session = await JetStream.connect(replace(own.options, ping_seconds=0.5, request_seconds=0.3))
         own.hold()
-        with pytest.raises(NatsUnavailable, match=r"did not answer within 0\.3 s|ended"):
+        with pytest.raises(NatsUnavailable):
             while True:  # it may take a moment until the last of its threads is held
                 await session.api("INFO")
         await asyncio.wait_for(session.ended(), HANG_SECONDS)
@@ -54,7 +62,7 @@ async def test_a_flush_that_is_given_up_does_not_harm_the_connection(session: Je
 
 async def test_a_wrong_token_is_refused_and_not_shown(server: RealServer) -> None:
     for token in ("wr0ng" * 8, None):
-        with pytest.raises(NatsRefused, match="does not let us in") as refused:
+        with pytest.raises(LoginRefused) as refused:
             await JetStream.connect(replace(server.options, token=token))
         assert "wr0ng" not in str(refused.value)
     assert TOKEN not in repr(server.options)
@@ -64,11 +72,9 @@ async def test_a_wrong_token_is_refused_and_not_shown(server: RealServer) -> Non
 
 async def test_nobody_there() -> None:
     began = time.monotonic()
-    with pytest.raises(
-        NatsUnavailable, match=r"127\.0\.0\.1:1 cannot be reached: nothing listens there; start it, or correct"
-    ):
+    with pytest.raises(Unreachable, match=rf"127\.0\.0\.1:1: {NOTHING_LISTENS}"):
         await JetStream.connect(ConnectOptions(("nats://127.0.0.1:1",)))
-    with pytest.raises(NatsRefused, match="no NATS server is named"):
+    with pytest.raises(NatsRefused):
         await JetStream.connect(ConnectOptions(()))
     assert time.monotonic() - began < HANG_SECONDS
 
@@ -134,7 +140,7 @@ GREETING: dict[str, object] = {"server_id": "X", "version": "2.15.1", "max_paylo
 async def test_another_program_on_the_port_does_not_see_the_token() -> None:
     async with impostor(GREETING | {"auth_required": True}) as (port, sent):
         options = ConnectOptions((f"nats://127.0.0.1:{port}",), token=TOKEN, server_id="OURS")
-        with pytest.raises(NatsUnavailable, match="another program"):
+        with pytest.raises(WrongServer):
             await JetStream.connect(options)
         assert bytes(sent) == b""
 
@@ -143,7 +149,7 @@ async def test_another_program_on_the_port_does_not_see_the_token() -> None:
 async def test_a_server_without_tls_gets_nothing_when_tls_is_wanted(scheme: str) -> None:
     async with impostor(GREETING | {"auth_required": True}) as (port, sent):
         options = ConnectOptions((f"{scheme}://127.0.0.1:{port}",), token=TOKEN, tls=scheme == "nats")
-        with pytest.raises(NatsRefused, match="offers no TLS"):
+        with pytest.raises(TlsFailed):
             await JetStream.connect(options)
         assert bytes(sent) == b""
 
@@ -190,13 +196,13 @@ async def test_tls_is_checked_and_fails_closed(tmp_path: Path, certificates: Pat
         session = await JetStream.connect(good)
         await session.api("INFO")
         await session.close()
-        for wrong, why in (
-            (replace(good, cert_dir=certificates / "other"), "certificate verify failed"),
-            (replace(good, cert_dir=None), "certificate verify failed"),
-            (replace(good, tls_hostname="nats.example.org"), "ostname mismatch"),
-            (replace(good, cert_dir=certificates / "nowhere"), "ca.pem is missing"),
+        for wrong, kind in (
+            (replace(good, cert_dir=certificates / "other"), TlsFailed),
+            (replace(good, cert_dir=None), TlsFailed),
+            (replace(good, tls_hostname="nats.example.org"), TlsFailed),
+            (replace(good, cert_dir=certificates / "nowhere"), FileRefused),
         ):
-            with pytest.raises(NatsRefused, match=why):
+            with pytest.raises(kind):
                 await JetStream.connect(wrong)
 
 
@@ -209,10 +215,11 @@ async def test_a_server_may_want_to_know_us(tmp_path: Path, certificates: Path, 
         with pytest.raises((NatsRefused, NatsUnavailable)):
             await JetStream.connect(options)
         (mine / "cert.pem").write_bytes((certificates / "client.pem").read_bytes())
-        with pytest.raises(NatsRefused, match=r"key .*key\.pem is missing"):
+        with pytest.raises(FileRefused) as refused:
             await JetStream.connect(options)
+        assert refused.value.path == mine / "key.pem"
         (mine / "key.pem").write_bytes((certificates / "server-key.pem").read_bytes())
-        with pytest.raises(NatsRefused, match="cannot be used"):
+        with pytest.raises(FileRefused):
             await JetStream.connect(options)
         (mine / "key.pem").write_bytes((certificates / "client-key.pem").read_bytes())
         session = await JetStream.connect(options)
@@ -222,17 +229,20 @@ async def test_a_server_may_want_to_know_us(tmp_path: Path, certificates: Path, 
 async def test_bad_files_are_named_before_anything_is_connected(tmp_path: Path) -> None:
     options = ConnectOptions(("tls://127.0.0.1:1",), cert_dir=tmp_path)
     (tmp_path / "ca.pem").write_text("no certificate")
-    with pytest.raises(NatsRefused, match=r"ca\.pem holds no certificate"):
+    with pytest.raises(FileRefused) as refused:
         await JetStream.connect(options)
+    assert refused.value.path == tmp_path / "ca.pem"
     (tmp_path / "ca.pem").unlink()
     (tmp_path / "ca.pem").mkdir()
-    with pytest.raises(NatsRefused, match=r"ca\.pem cannot be read \(Is a directory\)"):
+    with pytest.raises(FileRefused) as refused:
         await JetStream.connect(options)
+    assert refused.value.path == tmp_path / "ca.pem" and os.strerror(errno.EISDIR) in refused.value.reason
     plain = ConnectOptions(("nats://127.0.0.1:1",), credentials=tmp_path / "ada.creds")
-    with pytest.raises(NatsRefused, match=r"credentials file .*ada\.creds is missing"):
+    with pytest.raises(FileRefused) as refused:
         await JetStream.connect(plain)
+    assert refused.value.path == tmp_path / "ada.creds"
     (tmp_path / "ada.creds").write_text("-----BEGIN NATS USER JWT-----\n")
-    with pytest.raises(NatsRefused, match="is no credentials file"):
+    with pytest.raises(FileRefused):
         await JetStream.connect(plain)
 
 

@@ -15,6 +15,7 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import (
     BatchDuplicate,
     BatchRefused,
+    MessageTooLarge,
     NatsRefused,
     NatsUnavailable,
     NoStream,
@@ -25,7 +26,7 @@ from bridge.nats.jetstream.errors import (
 from bridge.nats.jetstream.publishing import Expect, PublishStopped, publish, publish_all, publish_batch
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition, wanted
-from bridge.nats.mirror.messages import Message
+from bridge.nats.jetstream.wire import Message
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 
 _number = itertools.count()
@@ -44,7 +45,7 @@ def messages(name: str, count: int, *, size: int = 20, first: int = 0) -> list[M
     ]
 
 
-async def read(session: JetStream, name: str, **more: object) -> list[keeping.Found]:
+async def read(session: JetStream, name: str, **more: object) -> list[keeping.StreamMessage]:
     return [found async for found in keeping.read_back(session, name, **more)]  # type: ignore[arg-type]
 
 
@@ -84,8 +85,9 @@ async def test_a_stream_in_the_way_is_told_and_nothing_is_made(session: JetStrea
     await session.api(
         f"STREAM.CREATE.{there.name}", {"name": there.name, "subjects": list(there.subjects), "storage": "memory"}
     )
-    with pytest.raises(StreamRefused, match=f"stream {there.name}.*memory.*remove the stream"):
+    with pytest.raises(StreamRefused) as refused:
         await keeping.ensure_streams(session, [other, there])
+    assert there.name in refused.value.what and "memory" in refused.value.description
     with pytest.raises(NotFound):
         await keeping.facts(session, other.name)
 
@@ -117,7 +119,7 @@ async def test_expectations(session: JetStream) -> None:
 
 
 async def test_a_message_that_no_stream_takes_is_an_error(session: JetStream) -> None:
-    with pytest.raises(NoStream, match=r"no stream takes in nobody\.hears"):
+    with pytest.raises(NoStream, match=r"nobody\.hears"):
         await publish(session, Message("nobody.hears", {}, b""))
 
 
@@ -149,7 +151,7 @@ async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, 
     sent = messages(stream.name, 50)
     if server.version == "2.10":
         assert not facts.atomic
-        with pytest.raises(BatchRefused, match="one by one"):
+        with pytest.raises(BatchRefused):
             await publish_batch(session, sent, batch_id="b0")
         return
     assert facts.atomic
@@ -173,7 +175,7 @@ async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, 
 
 async def test_a_batch_has_a_size(session: JetStream) -> None:
     for count in (0, publishing.MAX_BATCH + 1):
-        with pytest.raises(ValueError, match="1 to 1000"):
+        with pytest.raises(ValueError, match="1000"):
             await publish_batch(session, messages("none", count), batch_id="b")
 
 
@@ -236,7 +238,7 @@ async def test_a_killed_server_ends_what_waits_and_the_next_connection_finds_all
         assert isinstance(stopped.value.error, NatsUnavailable)
         await asyncio.wait_for(session.ended(), HANG_SECONDS)
         assert waiting.done() and not session.is_open
-        with pytest.raises(NatsUnavailable, match="ended"):
+        with pytest.raises(NatsUnavailable):
             await session.api("INFO")
         with pytest.raises(NatsUnavailable):
             await sessions.get()
@@ -249,7 +251,7 @@ async def test_a_killed_server_ends_what_waits_and_the_next_connection_finds_all
         assert [found.body for found in await read(session, stream.name)] == [each.body for each in sent]
         assert sessions.opened == 2
         await sessions.close()
-        with pytest.raises(NatsUnavailable, match="closed"):
+        with pytest.raises(NatsUnavailable):
             await sessions.wait()
 
 
@@ -299,6 +301,6 @@ async def test_nothing_that_a_record_holds_adds_a_header_or_a_command(
 ) -> None:
     with pytest.raises(NatsRefused):
         await session.send_all([("a", {}, "", b"before"), (subject, headers, "", b"")])
-    with pytest.raises(NatsRefused, match="larger than the server takes"):
+    with pytest.raises(MessageTooLarge):
         await session.send_all([("a", {}, "", b"x" * (session.server.max_payload + 1))])
     assert session.is_open

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.stream_plan import keeps, wanted
+from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.captured import MEANINGS
+from bridge.nats.l0.context import ContextProjection, RecordContext
 from bridge.nats.l0.payloads import Step, Task
-from bridge.nats.l0.places import Place, Places
 from bridge.nats.l0.table import decode
 from bridge.nats.mirror import messages
-from bridge.nats.mirror.messages import BATCH_RESERVE, Message, Mirror, is_forgotten, mirrored
+from bridge.nats.mirror.messages import BATCH_RESERVE, Mirror, is_forgotten, mirrored
 from bridge.nats.subjects import L0Subject, RecordSubject
 from streams.bus.headers import check_headers
 from streams.bus.subjects import check_subject
@@ -49,10 +50,10 @@ def on_the_wire(message: Message) -> bytes:
 
 def by_name(record: Record, made: Any, mirror: Mirror = MIRROR) -> tuple[Message, tuple[str, ...]]:
     """A record's own message as it is made where nothing can be looked up."""
-    places = Places()
-    places.apply(chained([CREATED])[0])
-    places.apply(record)
-    message, _, warnings = messages._own_message_by_name(record, places.of(record.event), mirror, own(made).subject)
+    contexts = ContextProjection()
+    contexts.apply(chained([CREATED])[0])
+    contexts.apply(record)
+    message, _, warnings = messages._own_message_by_name(record, contexts.of(record.event), mirror, own(made).subject)
     return message, warnings
 
 
@@ -156,7 +157,7 @@ def big(size: int, **more: Any) -> Record:
 
 def test_a_record_over_the_limit_is_a_pointer_that_still_chains() -> None:
     record = big(2_000_000)
-    made = mirrored(record, Place("p", "ses_a", 0, 1), MIRROR)
+    made = mirrored(record, RecordContext("p", "ses_a", 0, 1), MIRROR)
     message = own(made)
     assert made.notes == ("pointer",) and message.headers[h.FORM] == "pointer"
     fields = orjson.loads(message.body)
@@ -167,10 +168,10 @@ def test_a_record_over_the_limit_is_a_pointer_that_still_chains() -> None:
 
 
 def test_the_limit_is_exact() -> None:
-    whole = own(mirrored(big(1000), Place("p", "ses_a", 0), MIRROR))
+    whole = own(mirrored(big(1000), RecordContext("p", "ses_a", 0), MIRROR))
     room = len(on_the_wire(whole)) + BATCH_RESERVE
     forms = {
-        limit: own(mirrored(big(1000), Place("p", "ses_a", 0), Mirror(LOG, max_payload=limit))).headers[h.FORM]
+        limit: own(mirrored(big(1000), RecordContext("p", "ses_a", 0), Mirror(LOG, max_payload=limit))).headers[h.FORM]
         for limit in (room + 20, room + len("forgotten") - len("whole"), room - 1)
     }
     assert list(forms.values()) == ["whole", "whole", "pointer"]
@@ -183,7 +184,7 @@ def test_no_record_is_too_large_to_be_mirrored(limit: int, where: str) -> None:
         {} if where == "payload" else {"metadata" if where == "metadata" else "extra": {"x": "y" * 70_000}}
     )
     record = big(70_000 if where == "payload" else 1, **more)
-    made = mirrored(record, Place("p" * 255, "ses_a", 0), Mirror(LOG, max_payload=limit))
+    made = mirrored(record, RecordContext("p" * 255, "ses_a", 0), Mirror(LOG, max_payload=limit))
     message = own(made)
     assert message.headers[h.FORM] == ("pointer" if where == "payload" and limit > 1500 else message.headers[h.FORM])
     assert message.headers[h.FORM] in ("pointer", "stub")
@@ -197,12 +198,12 @@ def test_no_record_is_too_large_to_be_mirrored(limit: int, where: str) -> None:
 def test_an_l0_message_gives_up_what_is_optional_first_and_itself_last() -> None:
     tokens = {"k" * 400 + str(n): n for n in range(30)}
     record = chained([event(1, "execution.step", {"session": "ses_a", "part": "p", "turn": "t", "tokens": tokens})])[0]
-    place = Place("p", "ses_a", 0)
-    whole = mirrored(record, place, MIRROR)
+    context = RecordContext("p", "ses_a", 0)
+    whole = mirrored(record, context, MIRROR)
     assert len(whole.messages[0].body) > 10_000
-    less = mirrored(record, place, Mirror(LOG, max_payload=4096))
+    less = mirrored(record, context, Mirror(LOG, max_payload=4096))
     assert orjson.loads(less.messages[0].body) == {"agent_turn_id": "t", "phase": "completed", "step_id": "p"}
-    none = mirrored(record, place, Mirror(LOG, max_payload=300))
+    none = mirrored(record, context, Mirror(LOG, max_payload=300))
     assert "l0_skipped:execution.step:too_large" in none.notes and len(none.messages) == 1
 
 
@@ -214,7 +215,7 @@ def test_a_forgotten_record_is_told_as_such_and_still_chains() -> None:
     digest = sha256(canonical(record.event.payload)).hexdigest()
     forgotten = record._replace(event=record.event.model_copy(update={"payload": {"$sha256": digest}}))
     assert is_forgotten(forgotten.event) and not is_forgotten(record.event)
-    made = mirrored(forgotten, Place("p", "ses_a", 0), MIRROR)
+    made = mirrored(forgotten, RecordContext("p", "ses_a", 0), MIRROR)
     message = own(made)
     assert made.notes == ("l0_skipped:execution.step:forgotten",)
     assert message.headers[h.FORM] == "forgotten" and message.headers[h.HASH] == record.hash
@@ -225,7 +226,7 @@ def test_a_forgotten_record_is_told_as_such_and_still_chains() -> None:
 @pytest.mark.parametrize("payload", [{}, {"$sha256": "x"}, {"$sha256": 5}, {"$sha256": "0" * 64, "a": 1}])
 def test_what_only_resembles_a_digest_is_whole(payload: dict[str, Any]) -> None:
     record = chained([event(1, "agent.note", payload)])[0]
-    assert own(mirrored(record, Place(), MIRROR)).headers[h.FORM] == "whole"
+    assert own(mirrored(record, RecordContext(), MIRROR)).headers[h.FORM] == "whole"
 
 
 # Anything at all

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.nats.mirror.resuming import LogSurvey, Mirrored, Resume, StreamSurvey, may_have_removed, resume_plan
+from bridge.nats.mirror.resuming import LogSurvey, MirroredRecord, Resume, StreamSurvey, may_have_removed, resume_plan
 from bridge.nats.mirror.state import MIRROR_VERSION, MirrorState
 from streams.store import NOTHING, Snapshot
 from tests.bridge.nats.records import chained, event
@@ -14,9 +14,11 @@ from tests.bridge.nats.records import chained, event
 RECORDS = chained([event(n, "human.input", {"session": "ses_a", "text": str(n)}) for n in range(10)])
 
 
-def at(position: int, *, rebuild: int = 0, sequence: int | None = None) -> Mirrored:
+def at(position: int, *, rebuild: int = 0, sequence: int | None = None) -> MirroredRecord:
     record = RECORDS[position]
-    return Mirrored(position, record.event.id, record.hash, rebuild, position + 1 if sequence is None else sequence)
+    return MirroredRecord(
+        position, record.event.id, record.hash, rebuild, position + 1 if sequence is None else sequence
+    )
 
 
 def stream(begin: int, end: int, **more: object) -> StreamSurvey:
@@ -82,13 +84,13 @@ FAULTS = {
 def test_what_is_wrong_is_published_anew_under_a_new_number(name: str) -> None:
     notes, found, kept, rebuild = FAULTS[name]
     plan = resume_plan(notes, found, kept)
-    assert (plan.after, plan.rebuild, plan.anew, plan.note) == (NOTHING, rebuild, True, name.split(",")[0])
+    assert (plan.after, plan.rebuild, plan.purge, plan.note) == (NOTHING, rebuild, True, name.split(",")[0])
     assert plan.why
 
 
 def test_a_stream_that_lost_its_end_goes_on_there_with_new_ids() -> None:
     plan = resume_plan(known(8, 1), stream(0, 6), log(6))
-    assert (plan.after, plan.rebuild, plan.anew, plan.note) == (6, 2, False, "end_lost")
+    assert (plan.after, plan.rebuild, plan.purge, plan.note) == (6, 2, False, "end_lost")
 
 
 @pytest.mark.parametrize(
@@ -114,9 +116,9 @@ def test_the_state_survives_its_snapshot() -> None:
     snapshot = state.snapshot()
     assert (snapshot.version, snapshot.position) == (MIRROR_VERSION, 9)
     loaded = MirrorState.of(snapshot)
-    assert loaded.snapshot() == snapshot and loaded.places.state() == state.places.state()
+    assert loaded.snapshot() == snapshot and loaded.contexts.state() == state.contexts.state()
     for garbage in (b"", b"{}", b"[]", snapshot.state[:-1], snapshot.state.replace(b'"rebuild":2', b'"rebuild":{}')):
         with pytest.raises(ValueError, match="valid"):
             MirrorState.of(Snapshot(MIRROR_VERSION, 1, garbage))
-    anew = loaded.anew()
+    anew = loaded.restarted()
     assert (anew.position, anew.rebuild, anew.forgotten) == (NOTHING, 3, {"ses_a": 3})

@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bridge.nats.jetstream.wire import Message
 from bridge.nats.mirror.chunks import Coalescer, Delta
-from bridge.nats.mirror.messages import Message, Mirror, chunk_message
+from bridge.nats.mirror.messages import Mirror, chunk_message
 from streams.event import StreamEvent
 from tests.bridge.nats.records import LOG, MIRROR, PROJECT, chained, event, mirror_all
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import bridge.opencode
+import bridge
 import sidecar
 import streams
 from bridge.opencode.link.link import RequestError
@@ -28,9 +28,15 @@ INTERNAL = {
     "streams.bus": "the bus is used by programs, and no command lets its errors through",
     "streams.stores.commit.WouldStall": "control flow within the store",
     "streams.stores.sqlite.removed.DamagedRow": "becomes CorruptLog",
-    "streams.stores.jsonl.lines.BadLine": "becomes CorruptLog",
+    "streams.stores.head.BadLine": "becomes CorruptLog",
     "bridge.opencode.link": "ends a link, or becomes ClientError",
-    "sidecar.nats": "shown by `status`, or an error of NATS",
+    "bridge.nats.l0": "a message on the wire",
+    "bridge.nats.headers": "a message on the wire",
+    "bridge.nats.jetstream.publishing.PublishStopped": "control flow of the mirror",
+    "bridge.nats.jetstream.client_errors": "becomes NatsError",
+    "sidecar.nats.server": "shown by `status`",
+    "sidecar.nats.mirror.task": "control flow of the mirror",
+    "sidecar.nats.mirror.rebuild": "shown by `status`",
     "sidecar.checks.asking": "a line of `status` and `doctor`",
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
@@ -40,7 +46,7 @@ CARRIED = {RequestError, Failure, Ambiguous, AllPruned}
 
 
 def modules() -> Iterator[str]:
-    for package in (streams, bridge.opencode, sidecar):
+    for package in (streams, bridge, sidecar):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not found.name.endswith("__main__"):
                 yield found.name
@@ -73,7 +79,7 @@ def given(names: set[str]) -> set[str]:
 
 
 def all_codes() -> set[str]:
-    system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.NATS, command.UNEXPECTED, "disk-error"}
+    system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
     carried = given({"Failure", "RequestError"}) | {"ambiguous", "pruned"}
     return system | carried | {vars(error)["code"] for error in errors()}
 

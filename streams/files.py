@@ -1,0 +1,139 @@
+"""Files of a store and of the home: opened without following links, written so that a power loss leaves them whole.
+
+No file of a store is ever reached through a symbolic link: whoever can put
+one there must not choose what is read or written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from streams.errors import ForeignStore
+
+
+def open_to_read(path: str | Path, flags: int = 0) -> int:
+    """A descriptor of an existing file. ``flags`` are there to serve as an ``opener``; reading is all it does.
+
+    Raises:
+        ForeignStore: it is a symbolic link, or as ``check_file``.
+        OSError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put the file there") from None
+        raise
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        # It is opened like a file; only the first read is refused, which no longer knows its name.
+        os.close(fd)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return checked(path, fd)
+
+
+def check_file(path: str | Path, found: os.stat_result) -> None:
+    """Refuse a file of the store that somebody else could have changed.
+
+    Raises:
+        ForeignStore: it belongs to another user, or others may write it.
+    """
+    if found.st_uid != os.geteuid():
+        raise ForeignStore(str(path), f"it belongs to user {found.st_uid}, not to you: give it back to its owner")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(found.st_mode)
+        raise ForeignStore(str(path), f"others may write it (mode {mode:o}): if you trust it, run `chmod 600` on it")
+
+
+def checked(path: str | Path, fd: int) -> int:
+    """``fd``, if ``check_file`` accepts its file; else it is closed. Raises ``ForeignStore``."""
+    try:
+        check_file(path, os.fstat(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_file(path: Path) -> bytes:
+    """All of a file. Raises as ``open_to_read``."""
+    with open(path, "rb", opener=open_to_read) as file:
+        return file.read()
+
+
+def write_durably(path: Path, data: bytes, *, mode: int = 0o600, draft: Path | None = None) -> None:
+    """Create or replace a small file: a reader sees the old or the new one, also after a power loss.
+
+    ``draft`` is written first and renamed; by default ``PATH.new``, which is ours to overwrite in a store.
+
+    Raises:
+        OSError: the old file is as it was; ``FileExistsError`` if the ``draft`` that was named is there.
+    """
+    temporary = path.with_name(path.name + ".new") if draft is None else draft
+    new = os.O_TRUNC if draft is None else os.O_EXCL
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | new | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.fchmod(fd, mode)
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def open_or_create(path: Path) -> int:
+    """A descriptor to read and rewrite a small file of the store, made when missing. Mode 0600.
+
+    Raises:
+        ForeignStore: as ``check_file``.
+    """
+    fd = checked(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory of the store, mode 0700 whatever the umask, durably; one that is there stays as it is.
+
+    Raises:
+        ForeignStore: it is a symbolic link.
+        OSError: it cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        refuse_link(path)
+        return
+    path.chmod(0o700)
+    sync_directory(path.parent)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise ``ForeignStore`` if ``path`` is a symbolic link."""
+    if path.is_symlink():
+        raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put what it leads to in its place")
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data`` at the position of ``fd``, across short writes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

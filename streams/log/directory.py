@@ -1,0 +1,30 @@
+"""What the rest of the program may know of a log's directory: its manifest and lock, its hints, the space it takes.
+
+The stores below have their own modules for these; nothing above ``streams/log`` imports from ``streams/stores``.
+"""
+
+from __future__ import annotations
+
+from streams.stores.directory import (
+    FORMATS,
+    LOCK,
+    Backend,
+    read_manifest,
+    refuse_links,
+    refuse_writer,
+    take_lock,
+)
+from streams.stores.hints import Hints
+from streams.stores.space import store_bytes
+
+__all__ = [
+    "FORMATS",
+    "LOCK",
+    "Backend",
+    "Hints",
+    "read_manifest",
+    "refuse_links",
+    "refuse_writer",
+    "store_bytes",
+    "take_lock",
+]
