@@ -10,7 +10,7 @@ async def demo(context: typer.Context) -> int:
 
     A recorded session is played, shown, and verified.
     """
-    from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.demo import demo as run
+    from sidecar.cli.shared.output import Output
 
     return await run(Output())
