@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import Ambiguous, Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
@@ -42,6 +42,8 @@ async def log(
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import Lines
     from sidecar.views.select import (
+        Ambiguous,
+        SelectError,
         family_of,
         find_session,
         first,
@@ -65,7 +67,7 @@ async def log(
         stream, session = await find_session(reader, stream)
     except Ambiguous:
         raise
-    except Failure:
+    except SelectError:
         if not follow:
             raise
         note(f"There is no stream {stream!r} yet: waiting for it. End with Ctrl-C.")

@@ -110,7 +110,7 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
 
 async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
     from sidecar.cli.shared.control import DISCARDING, ask
-    from sidecar.cli.shared.output import bytes_text
+    from sidecar.views.wording import bytes_text
 
     freed = int((await ask(home, "discard_old", {}, DISCARDING))["freed"])
     what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"

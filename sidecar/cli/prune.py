@@ -165,7 +165,8 @@ def _show(
     out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
 ) -> None:
     """``already``: of the streams that the plan does not know, what to say of those that were pruned before."""
-    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, ago, bytes_text, iso_time, shortened
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
+    from sidecar.views.wording import ago, bytes_text, iso_time
     from streams.identity import system_identity
 
     now = system_identity().now_ms()

@@ -10,9 +10,10 @@ from sidecar.cli.shared.command import JsonFlag, home_of
 
 async def show(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
     """Print one event whole, with its cause and effects."""
-    from sidecar.cli.shared.output import Output, iso_time, local_time
+    from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import headline, no_cause, outline
     from sidecar.views.select import find_event, open_reader
+    from sidecar.views.wording import iso_time, local_time
     from streams.query import Filter
 
     out = Output(json)

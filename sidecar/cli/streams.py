@@ -47,7 +47,7 @@ async def streams(context: typer.Context, limit: LimitOption = None, json: JsonF
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
-    from sidecar.cli.shared.output import iso_time
+    from sidecar.views.wording import iso_time
 
     names = ("stream_id", "status", "records", "sessions", "turns", "cost")
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
@@ -59,7 +59,8 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sidecar.cli.shared.output import SHORT_ID, WHOLE_ID_WIDTH, ago, amount, money, one_line, shortened
+    from sidecar.cli.shared.output import SHORT_ID, WHOLE_ID_WIDTH, shortened
+    from sidecar.views.wording import ago, amount, money, one_line
     from streams.identity import system_identity
 
     now = system_identity().now_ms()

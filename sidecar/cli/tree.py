@@ -120,7 +120,7 @@ def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> N
 
 
 def _plain(out: Output, overview: Overview, session: SessionView, depth: int) -> None:
-    from sidecar.cli.shared.output import one_line
+    from sidecar.views.wording import one_line
 
     indent = "  " * depth
     ended = f" [{session.ended}]" if session.ended else ""
@@ -144,7 +144,8 @@ def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView |
 def _session_label(session: SessionView, width: int) -> Any:
     from rich.text import Text
 
-    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, one_line, shortened
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened
+    from sidecar.views.wording import one_line
 
     label = Text(no_wrap=True, overflow="ellipsis")
     label.append(one_line(session.title) or "(no title)", "bold")
@@ -159,8 +160,9 @@ def _session_label(session: SessionView, width: int) -> Any:
 def _turn_label(turn: TurnView, width: int) -> Any:
     from rich.text import Text
 
-    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, one_line
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH
     from sidecar.views.describe import spent
+    from sidecar.views.wording import one_line
 
     style = {"completed": "green", "failed": "red", None: "bold green"}.get(turn.outcome, "yellow")
     label = Text(no_wrap=True, overflow="ellipsis")
@@ -172,7 +174,7 @@ def _turn_label(turn: TurnView, width: int) -> Any:
 
 
 def _figures(turn: TurnView) -> str:
-    from sidecar.cli.shared.output import money
+    from sidecar.views.wording import money
     from streams.query import describe_span
 
     figures = [f"{turn.steps} step{'' if turn.steps == 1 else 's'}"]

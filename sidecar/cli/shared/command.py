@@ -30,6 +30,7 @@ _OUR_ERRORS = (
     ("streams.errors", "StreamError"),
     ("sidecar.home", "HomeError"),
     ("sidecar.config", "ConfigError"),
+    ("sidecar.views.select", "SelectError"),
     ("sidecar.link.client", "ClientError"),
     ("sidecar.capture.play", "RecordingError"),
     ("bridge.opencode.link.link", "RequestError"),
@@ -76,13 +77,6 @@ class Failure(Exception):
 
     def __str__(self) -> str:
         return self.text
-
-
-class Ambiguous(Failure):
-    """What was named fits several things; the text names some."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__("ambiguous", text)
 
 
 def home_of(context: typer.Context) -> Home:
@@ -163,7 +157,7 @@ def fail(text: str, code: str) -> None:
 
 def complain(text: str) -> None:
     """A sentence on stderr, in the program's name: one line in a pipe, broken at words on a terminal."""
-    from sidecar.cli.shared.output import one_line
+    from sidecar.views.wording import one_line
 
     _tell(f"durable-stream: {one_line(text)}")
 

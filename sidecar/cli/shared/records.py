@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.cli.shared.output import Output, fitted, iso_time, local_time, one_line, padded, printable
+from sidecar.cli.shared.output import Output, fitted, padded
 from sidecar.views.describe import Line, Tone, describe
+from sidecar.views.wording import iso_time, local_time, one_line, printable
 from streams.event import StreamEvent
 from streams.store import Record
 

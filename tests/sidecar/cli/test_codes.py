@@ -16,8 +16,8 @@ import sidecar
 import streams
 from bridge.opencode.link.link import RequestError
 from sidecar.cli.shared import command
-from sidecar.cli.shared.command import Ambiguous, Failure, code_of
-from sidecar.views.select import AllPruned
+from sidecar.cli.shared.command import Failure, code_of
+from sidecar.views.select import AllPruned, Ambiguous
 from streams.errors import CorruptLog
 from tests.sidecar.cli.helpers import ROOT, run
 
@@ -41,7 +41,7 @@ INTERNAL = {
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
 
-CARRIED = {RequestError, Failure, Ambiguous, AllPruned}
+CARRIED = {RequestError, Failure}
 """Their codes are given where they are raised."""
 
 
@@ -80,7 +80,7 @@ def given(names: set[str]) -> set[str]:
 
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
-    carried = given({"Failure", "RequestError"}) | {"ambiguous", "pruned"}
+    carried = given({"Failure", "RequestError"})
     return system | carried | {vars(error)["code"] for error in errors()}
 
 
