@@ -48,7 +48,7 @@ def test_generated_pages_are_fresh() -> None:
 
 
 def test_the_protocol_page_lists_the_requests_that_a_sidecar_answers() -> None:
-    tree = ast.parse((ROOT / "sidecar" / "service.py").read_text())
+    tree = ast.parse((ROOT / "sidecar" / "requests.py").read_text())
     (answering,) = [each for each in ast.walk(tree) if getattr(each, "name", "") == "_requested"]
     cases = [case.pattern for each in ast.walk(answering) if isinstance(each, ast.Match) for case in each.cases]
     answered = {each.value for case in cases for each in ast.walk(case) if isinstance(each, ast.Constant)}

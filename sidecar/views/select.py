@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar, cast
+from weakref import WeakKeyDictionary
 
 from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.views.wording import local_time
@@ -86,14 +87,23 @@ async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
 
     What a snapshot covers is not read again, only whether its files are there; ``verify`` reads everything.
     """
-    catalog, after = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+    known = _CATALOGS.get(reader)
+    if known is not None:
+        catalog, after = known, known.position
+    else:
+        catalog, after = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
     try:
         if after > NOTHING:
             await reader.glance()
         await fold(catalog, reader.read_all(after=after))
     except CorruptLog as error:
         return catalog, error
+    _CATALOGS[reader] = catalog
     return catalog, None
+
+
+_CATALOGS: WeakKeyDictionary[LogReader, Catalog] = WeakKeyDictionary()
+"""What was folded for a reader, so that a command that asks twice reads the log once."""
 
 
 async def find_stream(reader: LogReader, given: str) -> str:

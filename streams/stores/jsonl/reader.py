@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -55,6 +55,7 @@ class JsonlReader:
         self._store = store
         self._log = store / "log"
         read_manifest(store)
+        self._mark: _Mark | None = None
 
     @property
     def head(self) -> int:
@@ -173,14 +174,19 @@ class JsonlReader:
         if after >= head:
             return
         segments = list_segments(self._log)
+        at = self._mark if self._mark is not None and self._mark.continues(after, segments) else None
         first = bisect_right([s.first for s in segments], after + 1) - 1
         expected = segments[first].first if first >= 0 else after + 1
-        number = 0
+        start = number = 0
+        if at is not None:
+            expected, start, number = at.expected, at.start, at.number
         for segment in segments[max(first, 0) :]:
-            if segment.first != expected and expected <= head:
-                raise CorruptLog(str(segment.path), 1, expected, missing_before(expected, segment.first))
-            number = 0
-            async for line in _lines(segment):
+            if at is None:
+                if segment.first != expected and expected <= head:
+                    raise CorruptLog(str(segment.path), 1, expected, missing_before(expected, segment.first))
+                start = number = 0
+            at = None
+            async for line in _lines(segment, start):
                 if expected > head:
                     return
                 number += 1
@@ -188,6 +194,9 @@ class JsonlReader:
                 # Nearly always it is what must follow; to see that costs a tenth of finding out what it is.
                 if not _says(line, expected):
                     _refuse_other(place)
+                start += len(line) + 1
+                if expected == head:
+                    self._mark = _Mark.of(segment, head + 1, start, number)
                 if expected > after:
                     yield place
                 expected += 1
@@ -219,10 +228,10 @@ async def _chunk(segment: Segment, start: int) -> bytes:
         return await file.read(_CHUNK)
 
 
-async def _lines(segment: Segment) -> AsyncIterator[bytes]:
-    """Complete lines of a segment; what follows the last newline is not yielded."""
+async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
+    """Complete lines of a segment from ``start`` on; what follows the last newline is not yielded."""
     rest = b""
-    async for chunk in chunks(segment):
+    async for chunk in chunks(segment, start):
         lines = (rest + chunk).split(b"\n")
         rest = lines.pop()
         for line in lines:
@@ -245,6 +254,37 @@ class _TimedLine(msgspec.Struct):
 
 
 _sizes_decoder = msgspec.json.Decoder(_TimedLine)
+
+
+class _Mark(NamedTuple):
+    """Where a reader that follows the log came to: the place of the line at ``expected``, in a file known by ``file``."""
+
+    file: tuple[int, int]
+    first: int
+    expected: int
+    start: int
+    number: int
+
+    @classmethod
+    def of(cls, segment: Segment, expected: int, start: int, number: int) -> _Mark:
+        """After the line that ends at ``start``."""
+        return cls(_file_of(segment), segment.first, expected, start, number)
+
+    def continues(self, after: int, segments: Sequence[Segment]) -> bool:
+        """Whether reading after ``after`` can begin here: the file is still the one that was read."""
+        if after + 1 != self.expected:
+            return False
+        # A segment that begins right here holds the next line; the marked one has ended.
+        last = [segment for segment in segments if segment.first <= after + 1]
+        return bool(last) and last[-1].first == self.first and _file_of(last[-1]) == self.file
+
+
+def _file_of(segment: Segment) -> tuple[int, int]:
+    try:
+        found = segment.path.stat()
+    except FileNotFoundError:
+        return (0, 0)
+    return (found.st_dev, found.st_ino)
 
 
 class _Place(NamedTuple):
