@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -31,6 +31,8 @@ MIB = 1024 * 1024
 
 class ConfigError(Exception):
     """The configuration cannot be used; the text names the file or variable, the key and the reason."""
+
+    code: ClassVar[str] = "bad-config"
 
 
 class _Section(BaseModel):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import platformdirs
 
@@ -37,6 +37,8 @@ _LOCK_PAUSE_SECONDS: Final = 0.02
 class HomeError(Exception):
     """Something about the home is not as it must be: what, where, and what to do."""
 
+    code: ClassVar[str] = "bad-home"
+
     def __init__(self, path: Path, problem: str, hint: str) -> None:
         super().__init__(path, problem, hint)
         self.path, self.problem, self.hint = path, problem, hint
@@ -47,6 +49,8 @@ class HomeError(Exception):
 
 class HomeLocked(HomeError):
     """Another sidecar serves this home."""
+
+    code: ClassVar[str] = "home-locked"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ START_SECONDS: Final = 20.0
 """How long a sidecar may take to open its log and listen."""
 
 _POLL_SECONDS: Final = 0.02
+
+_CODE: Final = re.compile(r" \[[a-z-]+\]$")
 
 
 def command(home: Home) -> list[str]:
@@ -42,7 +45,8 @@ class LastWords:
             return ""
         self.file.seek(0)
         lines = self.file.read().decode(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "").removeprefix("durable-stream: ").strip()
+        last = next((line for line in reversed(lines) if line.strip()), "").strip()
+        return _CODE.sub("", last.removeprefix("durable-stream: "))  # who quotes it has a code of its own
 
     @property
     def size(self) -> int:

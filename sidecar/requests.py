@@ -149,13 +149,13 @@ class Sidecar:
             return await self._requested(method, args)
         except StreamError as error:
             # The text is for whoever asked.
-            raise RequestError("refused", str(error)) from None
+            raise RequestError(error.code, str(error)) from None
         except OSError as error:
             log.warning("request %s failed: %s", method[:40], error)
             where = f"{error.filename}: " if error.filename else ""
             told = f"the sidecar could not do it: {where}{error.strerror or error}"
             hint = "check that its disk has space, is writable and works, then run the same command again"
-            raise RequestError("failed", f"{told}; {hint}") from None
+            raise RequestError("disk-error", f"{told}; {hint}") from None
 
     async def _requested(self, method: str, args: dict[str, Any]) -> Any:
         match method:
@@ -168,7 +168,7 @@ class Sidecar:
                 return {"stopping": True, "pid": os.getpid()}
             case "migrate":
                 if args.get("to") not in FORMATS:
-                    raise RequestError("bad_arguments", "say to which backend: jsonl or sqlite")
+                    raise RequestError("bad-arguments", "say to which backend: jsonl or sqlite")
                 return self.upkeep.migrate(args["to"])
             case "migration":
                 return self.upkeep.migration()
@@ -179,7 +179,7 @@ class Sidecar:
             case "forget":
                 streams = args.get("streams")
                 if not isinstance(streams, list) or not all(isinstance(name, str) for name in streams):
-                    raise RequestError("bad_arguments", "say which streams shall be forgotten")
+                    raise RequestError("bad-arguments", "say which streams shall be forgotten")
                 await self._take_spools()  # what a dead OpenCode left may belong to the session, too
                 forgotten = await self.upkeep.forget(streams)
                 if self.nats is not None:
@@ -187,7 +187,7 @@ class Sidecar:
                 return forgotten._asdict()
             case "nats" | "mirror" | "mirror_rebuild" | "mirror_rebuilding":
                 return await self._ask_nats(method)
-        raise RequestError("unknown_method", f"this sidecar does not know {method[:40]!r}: upgrade it")
+        raise RequestError("unknown-request", f"this sidecar does not know {method[:40]!r}: upgrade it")
 
     async def _ask_nats(self, method: str) -> dict[str, Any]:
         try:
@@ -202,13 +202,13 @@ class Sidecar:
                     return self.nats.rebuild()
             return self.nats.rebuilding()
         except NatsUnavailable as error:
-            raise RequestError("unavailable", str(error)) from None
+            raise RequestError(error.code, str(error)) from None
 
     async def _prune(self, args: dict[str, Any]) -> dict[str, Any]:
         try:
             request = TypeAdapter(PruneRequest).validate_python(args.get("request"))
         except ValidationError as error:
-            raise RequestError("bad_arguments", f"invalid prune request: {error.error_count()} faults") from None
+            raise RequestError("bad-arguments", f"invalid prune request: {error.error_count()} faults") from None
         plan, done = await self.upkeep.prune(request)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 

@@ -18,15 +18,20 @@
         ├── MissingLog            a part of the store without which it is not opened was deleted
         └── ForeignStore          not a store of ours, or one written by a newer version
 
+Every class has a ``code``, which stays the same when its text changes; docs/operations.md lists them.
 Errors carry their facts as fields and build their text in ``__str__``: what
 happened, to what, and what to do next. Payloads never appear in a text.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class StreamError(Exception):
     """Root of all errors of the log."""
+
+    code: ClassVar[str] = "log-error"
 
     hint: str = ""
     """What the reader of the message can do next; empty when nothing helps."""
@@ -35,13 +40,19 @@ class StreamError(Exception):
 class InvalidEvent(StreamError, ValueError):
     """The event breaks the envelope: a missing field, a bad id, a payload that is no JSON object."""
 
+    code: ClassVar[str] = "invalid-event"
+
 
 class Conflict(StreamError):
     """The append was refused as a whole; the log is as it was."""
 
+    code: ClassVar[str] = "conflict"
+
 
 class OffsetConflict(Conflict):
     """``expected`` named offset ``expected`` for the next record of ``stream_id``, but it is ``actual``."""
+
+    code: ClassVar[str] = "offset-conflict"
 
     def __init__(self, stream_id: str, expected: int, actual: int) -> None:
         super().__init__(stream_id, expected, actual)
@@ -57,6 +68,8 @@ class OffsetConflict(Conflict):
 class IdempotencyConflict(Conflict):
     """``key`` is already stored and this batch is not simply its repetition; ``reason`` says why."""
 
+    code: ClassVar[str] = "key-conflict"
+
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)
         self.key, self.reason = key, reason
@@ -67,6 +80,8 @@ class IdempotencyConflict(Conflict):
 
 class StoreUnavailable(StreamError):
     """Nothing was written. Safe to retry with the same keys once the cause is gone."""
+
+    code: ClassVar[str] = "log-unavailable"
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason, hint)
@@ -79,9 +94,13 @@ class StoreUnavailable(StreamError):
 class StoreLocked(StoreUnavailable):
     """Another process holds the single-writer lock."""
 
+    code: ClassVar[str] = "log-locked"
+
 
 class StoreClosed(StoreUnavailable):
     """The store was closed by its owner."""
+
+    code: ClassVar[str] = "log-closed"
 
 
 class StoreFailed(StoreUnavailable):
@@ -92,9 +111,13 @@ class StoreFailed(StoreUnavailable):
     Reopening verifies the tail and cuts what was never acknowledged.
     """
 
+    code: ClassVar[str] = "log-failed"
+
 
 class BadStore(StreamError):
     """What is on disk is not what was written; nothing was changed."""
+
+    code: ClassVar[str] = "log-bad"
 
 
 class CorruptLog(BadStore):
@@ -103,6 +126,8 @@ class CorruptLog(BadStore):
     ``line`` counts from 1 within ``file``, ``None`` where the whole file is meant, or a directory; ``position`` is
     the record's place in the log, ``None`` where it cannot be known.
     """
+
+    code: ClassVar[str] = "log-damaged"
 
     def __init__(self, file: str, line: int | None, position: int | None, reason: str) -> None:
         super().__init__(file, line, position, reason)
@@ -120,9 +145,13 @@ class CorruptLog(BadStore):
 class TamperedLog(CorruptLog):
     """The record's checksum is right but it does not continue its stream's hash chain."""
 
+    code: ClassVar[str] = "log-tampered"
+
 
 class MissingFile(CorruptLog):
     """A file beside the records, which tells of removed ones, was deleted: without it the log cannot be judged."""
+
+    code: ClassVar[str] = "log-file-missing"
 
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(file, None, None, reason)
@@ -130,6 +159,8 @@ class MissingFile(CorruptLog):
 
 class MissingLog(BadStore):
     """What ``store.json`` names is not there, or ``store.json`` itself is gone: half of the store was deleted."""
+
+    code: ClassVar[str] = "log-missing"
 
     def __init__(self, path: str, reason: str, hint: str) -> None:
         super().__init__(path, reason, hint)
@@ -144,6 +175,8 @@ NOT_OURS = "it was not written by Durable Stream: choose another home with --hom
 
 class ForeignStore(BadStore):
     """The directory holds no store of ours, or one of a newer format."""
+
+    code: ClassVar[str] = "log-foreign"
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)

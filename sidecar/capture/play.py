@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import orjson
 
@@ -47,6 +47,8 @@ _CHUNK: Final = 64
 
 class RecordingError(Exception):
     """The file is no recording: which line, and why."""
+
+    code: ClassVar[str] = "bad-recording"
 
 
 @dataclass(slots=True)

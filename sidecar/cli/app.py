@@ -8,15 +8,29 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sidecar.cli import checking, listing, process, reading
-from sidecar.cli import export as exporting
-from sidecar.cli import forget as forgetting
-from sidecar.cli import install as installing
-from sidecar.cli import listen as listening
-from sidecar.cli import migrate as migrating
-from sidecar.cli import mirror as mirroring
-from sidecar.cli import prune as pruning
-from sidecar.cli import repair as repairing
+from sidecar.cli import (
+    demo,
+    doctor,
+    export,
+    forget,
+    install,
+    listen,
+    log,
+    migrate,
+    mirror,
+    play,
+    prune,
+    query,
+    repair,
+    serve,
+    show,
+    status,
+    stop,
+    streams,
+    tree,
+    verify,
+    why,
+)
 from sidecar.cli.shared.command import add_command
 from sidecar.version import VERSION
 
@@ -74,54 +88,52 @@ def root(
 
 LOOK, CHECK, RUN, SETUP = "Look", "Check", "Run", "Set up"
 
-add_command(app, listing.streams, panel=LOOK, examples=["streams", "streams --limit 20", "streams --json"])
+add_command(app, streams.streams, panel=LOOK, examples=["streams", "streams --limit 20", "streams --json"])
 add_command(
     app,
-    reading.log,
+    log.log,
     panel=LOOK,
     examples=["log", "log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow"],
 )
-add_command(app, listing.tree, panel=LOOK, examples=["tree", "tree --limit 5", "tree ses_1a2b"])
-add_command(app, reading.show, panel=LOOK, examples=["show 01KAPXW3", "show 5F3Q --json"])
+add_command(app, tree.tree, panel=LOOK, examples=["tree", "tree --limit 5", "tree ses_1a2b"])
+add_command(app, show.show, panel=LOOK, examples=["show 01KAPXW3", "show 5F3Q --json"])
 add_command(
     app,
-    reading.query,
+    query.query,
     panel=LOOK,
     examples=["query --type agent.error --since 2d", "query --type 'execution.*' --text pytest --limit 10"],
 )
-add_command(app, reading.why, panel=LOOK, examples=["why 5F3Q"])
-add_command(app, exporting.export, panel=LOOK, examples=["export ses_1a2b --output session.jsonl"])
-add_command(app, checking.status, panel=CHECK, examples=["status"])
-add_command(app, checking.doctor, panel=CHECK, examples=["doctor"])
-add_command(app, checking.verify, panel=CHECK, examples=["verify", "verify --json"])
-add_command(app, repairing.repair, panel=CHECK, examples=["repair --dry-run", "repair"])
+add_command(app, why.why, panel=LOOK, examples=["why 5F3Q"])
+add_command(app, export.export, panel=LOOK, examples=["export ses_1a2b --output session.jsonl"])
+add_command(app, status.status, panel=CHECK, examples=["status"])
+add_command(app, doctor.doctor, panel=CHECK, examples=["doctor"])
+add_command(app, verify.verify, panel=CHECK, examples=["verify", "verify --json"])
+add_command(app, repair.repair, panel=CHECK, examples=["repair --dry-run", "repair"])
 add_command(
-    app, migrating.migrate, panel=RUN, examples=["migrate --to sqlite", "migrate --rollback", "migrate --discard-old"]
+    app, migrate.migrate, panel=RUN, examples=["migrate --to sqlite", "migrate --rollback", "migrate --discard-old"]
 )
 add_command(
     app,
-    pruning.prune,
+    prune.prune,
     panel=RUN,
     examples=["prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes"],
 )
-add_command(app, forgetting.forget, panel=RUN, examples=["forget ses_1a2b", "forget ses_1a2b --yes"])
-add_command(
-    app, listening.listen, panel=LOOK, examples=["listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json"]
-)
-add_command(app, process.serve, panel=RUN, examples=["serve"])
-add_command(app, process.stop, panel=RUN, examples=["stop"])
-add_command(app, process.play, panel=RUN, examples=["play recording.jsonl --speed max"])
-add_command(app, process.demo, panel=RUN, examples=["demo"])
-add_command(app, installing.install, panel=SETUP, examples=["install", "install --project ."])
-add_command(app, installing.uninstall, panel=SETUP, examples=["uninstall", "uninstall --project ."])
+add_command(app, forget.forget, panel=RUN, examples=["forget ses_1a2b", "forget ses_1a2b --yes"])
+add_command(app, listen.listen, panel=LOOK, examples=["listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json"])
+add_command(app, serve.serve, panel=RUN, examples=["serve"])
+add_command(app, stop.stop, panel=RUN, examples=["stop"])
+add_command(app, play.play, panel=RUN, examples=["play recording.jsonl --speed max"])
+add_command(app, demo.demo, panel=RUN, examples=["demo"])
+add_command(app, install.install, panel=SETUP, examples=["install", "install --project ."])
+add_command(app, install.uninstall, panel=SETUP, examples=["uninstall", "uninstall --project ."])
 
-mirror = typer.Typer(
+mirror_app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(mirror, name="mirror", help="The copy of the log on NATS.", rich_help_panel=CHECK)
-add_command(mirror, mirroring.status, panel=CHECK, examples=["mirror status"])
-add_command(mirror, mirroring.verify, panel=CHECK, examples=["mirror verify", "mirror verify --json"])
-add_command(mirror, mirroring.rebuild, panel=CHECK, examples=["mirror rebuild", "mirror rebuild --yes"])
+app.add_typer(mirror_app, name="mirror", help="The copy of the log on NATS.", rich_help_panel=CHECK)
+add_command(mirror_app, mirror.status, panel=CHECK, examples=["mirror status"])
+add_command(mirror_app, mirror.verify, panel=CHECK, examples=["mirror verify", "mirror verify --json"])
+add_command(mirror_app, mirror.rebuild, panel=CHECK, examples=["mirror rebuild", "mirror rebuild --yes"])

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.reading import StreamArgument
+from sidecar.cli.shared.arguments import StreamArgument
 from sidecar.cli.shared.command import Failure, JsonFlag, complain, home_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def export(
         # What agents saw and wrote is the user's alone, as in the home.
         file = open(output, "xb", opener=_private)  # noqa: SIM115, ASYNC230 - closed below, removed on failure
     except FileExistsError:
-        raise Failure(f"{output} is already there and is not overwritten; choose another --output") from None
+        raise Failure("exists", f"{output} is already there and is not overwritten; choose another --output") from None
     try:
         with file:
             count = await _write(reader, family, log_id, file)

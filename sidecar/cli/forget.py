@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.removing import (
     NOTHING_CHANGED,
     SHOWN_STREAMS,
     YesFlag,
-    kept_store,
     note_move,
     other_copies,
     records_text,
@@ -51,11 +50,11 @@ async def forget(
     try:
         stream = await find_stream(reader, session)
     except AllPruned as pruned:
-        return await _tell_pruned(out, home, pruned, yes=yes)
+        return _tell_pruned(out, home, pruned, yes=yes)
     would = await _would_forget(reader, stream)
     is_done = not would["records"] and not await reader.is_removing()
     streams = would["streams"]
-    refused = [] if yes or is_done else await _refusals(reader, home, streams)
+    refused = [] if yes or is_done else await _refusals(reader, streams)
     await reader.close()
     if not yes:
         if json:
@@ -101,7 +100,7 @@ async def _would_forget(reader: LogReader, stream: str) -> dict[str, Any]:
     return {"streams": streams, "records": max(records, 0), "sessions": sessions}
 
 
-async def _refusals(reader: LogReader, home: Home, streams: list[str]) -> list[str]:
+async def _refusals(reader: LogReader, streams: list[str]) -> list[str]:
     """Why it cannot be done now, each to be read after "it will be refused"; nothing is taken or written."""
     from sidecar.keeping.retaining import busy_streams
     from sidecar.keeping.upkeep import restore
@@ -115,14 +114,11 @@ async def _refusals(reader: LogReader, home: Home, streams: list[str]) -> list[s
             found.append(f"while a turn is under way in {', '.join(busy)}: wait until it has ended")
     except CorruptLog as error:
         found.append(f"because the log is damaged: {error}")
-    if (kept := kept_store(home)) is not None:
-        found.append(f"while {kept} is kept: `durable-stream migrate --discard-old` deletes that")
     return found
 
 
 def _show_forget(out: Output, would: dict[str, Any]) -> None:
-    from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
-    from sidecar.cli.shared.output import Column
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
 
     sessions, streams = would["sessions"], would["streams"]
     short = out.terminal and out.width < WHOLE_ID_WIDTH
@@ -147,15 +143,8 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
     return 0
 
 
-async def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
-    """What is to be forgotten was pruned: nothing is left to do, unless a store that a move left still has it.
-
-    Raises:
-        Failure: it has.
-    """
-    if await _beside_log(home, pruned.stream):
-        kept = kept_store(home) or "what a move or a deletion that was cut off left"
-        raise Failure(f"{pruned}; but {kept} still holds them: `durable-stream migrate --discard-old` deletes it")
+def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
+    """What is to be forgotten was pruned, from the store that a move left too: nothing is left to do."""
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))
@@ -164,23 +153,3 @@ async def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool)
     for copy in other_copies(home):
         note(copy)
     return 0
-
-
-async def _beside_log(home: Home, stream: str) -> bool:
-    """Whether the backend that is not the log's has records of this stream; also where that cannot be read."""
-    from sidecar.views.select import first
-    from streams.errors import StreamError
-    from streams.log.directory import read_manifest
-    from streams.stores.jsonl.reader import JsonlReader
-    from streams.stores.sqlite.reader import SqliteReader
-
-    manifest = read_manifest(home.store_path)
-    if manifest is None:
-        return False
-    reader = JsonlReader(home.store_path) if manifest.backend == "sqlite" else SqliteReader(home.store_path)
-    try:
-        return await first(reader.read(stream)) is not None
-    except (StreamError, OSError):
-        return True
-    finally:
-        await reader.close()

@@ -120,7 +120,7 @@ def _target(everywhere: bool, project: Path | None) -> Target:
     if everywhere:
         raise typer.BadParameter("--global and --project exclude each other")
     if not project.expanduser().is_dir():
-        raise Failure(f"{project}: there is no such directory; name the project's root")
+        raise Failure("not-found", f"{project}: there is no such directory; name the project's root")
     return Target.project(project)
 
 
@@ -131,7 +131,7 @@ def _checked(act: Callable[[], Result]) -> Result:
     try:
         return act()
     except (InstallError, ServiceError) as error:
-        raise Failure(str(error)) from None
+        raise Failure(error.code, str(error)) from None
 
 
 def _print(*lines: str) -> None:

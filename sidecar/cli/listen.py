@@ -184,7 +184,7 @@ class _Listening:
 
     def _print(self, message: Received) -> None:
         from sidecar.cli.shared.heard import as_json, heard
-        from sidecar.cli.shared.output import iso_time
+        from sidecar.views.wording import iso_time
         from streams.identity import system_identity
 
         now = system_identity().now_ms()
@@ -199,8 +199,9 @@ class _Listening:
 
     def _on_terminal(self, told: Heard) -> None:
         from sidecar.cli.shared.heard import PLACE_CHARACTERS
-        from sidecar.cli.shared.output import fitted, local_time, one_line, padded
+        from sidecar.cli.shared.output import fitted, padded
         from sidecar.cli.shared.records import LABEL_WIDTH, MOST_LINES, ROOMY, SHORT_ID, STYLES
+        from sidecar.views.wording import local_time, one_line
 
         day = local_time(told.ts, "%A, %d %B %Y")
         if day != self._day:

@@ -47,15 +47,16 @@ async def migrate(
     home.check_owner()
     manifest = located(home.store_path)
     if manifest is None:
-        raise Failure(f"there is no log in {home.store_path} yet: nothing to move")
+        raise Failure("no-log", f"there is no log in {home.store_path} yet: nothing to move")
     if discard_old:
         return await _discard(out, home, is_kept=manifest.kept is not None)
     if rollback:
         if manifest.kept is None:
             other = "jsonl" if manifest.backend == "sqlite" else "sqlite"
             raise Failure(
+                "no-old-store",
                 f"no earlier store is kept, so there is nothing to go back to; the log stays in {manifest.backend}, "
-                f"and `durable-stream migrate --to {other}` moves it anew"
+                f"and `durable-stream migrate --to {other}` moves it anew",
             )
         to = manifest.kept.backend
     assert to is not None
@@ -89,8 +90,9 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
         answer = await client.request("migrate", {"to": to}) if begin else await client.request("migration")
         if answer["running"] and answer["progress"]["to"] != to:
             raise Failure(
+                "other-move",
                 f"a move to {answer['progress']['to']} is under way; `durable-stream status` shows how far it is, "
-                "and --rollback takes it back when it is done"
+                "and --rollback takes it back when it is done",
             )
         if not begin:
             return {}
@@ -102,13 +104,13 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
                 await asyncio.sleep(LOOK_SECONDS)
                 answer = await client.request("migration")
     if answer["failed"]:
-        raise Failure(answer["failed"])
+        raise Failure(answer["failed_code"] or "migration-failed", answer["failed"])
     return dict(answer["progress"])
 
 
 async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
     from sidecar.cli.shared.control import DISCARDING, ask
-    from sidecar.cli.shared.output import bytes_text
+    from sidecar.views.wording import bytes_text
 
     freed = int((await ask(home, "discard_old", {}, DISCARDING))["freed"])
     what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"

@@ -165,7 +165,7 @@ def _log_id(home: Home) -> str:
 
     manifest = located(home.store_path)
     if manifest is None:
-        raise Failure(f"there is no log in {home.store_path} yet, so nothing is mirrored")
+        raise Failure("no-log", f"there is no log in {home.store_path} yet, so nothing is mirrored")
     return manifest.log_id
 
 
@@ -246,8 +246,9 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
                 records += 1
     except CorruptLog as error:
         raise Failure(
+            error.code,
             f"{error}; records after that cannot be reached, and the copy on NATS may be the only one of them, so "
-            "nothing is rebuilt; see `durable-stream verify` and `repair`"
+            "nothing is rebuilt; see `durable-stream verify` and `repair`",
         ) from None
     streams = check.summary.streams
     return {
@@ -291,7 +292,9 @@ async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
                 await asyncio.sleep(LOOK_SECONDS)
                 answer = await client.request("mirror_rebuilding")
     if answer["failed"]:
-        raise Failure(f"the copy is not whole yet: {answer['failed']}; the sidecar goes on when it can")
+        raise Failure(
+            "copy-incomplete", f"the copy is not whole yet: {answer['failed']}; the sidecar goes on when it can"
+        )
     return dict(answer["progress"])
 
 

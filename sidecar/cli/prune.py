@@ -158,15 +158,15 @@ def _need_log(home: Home) -> None:
     from streams.log.presence import located
 
     if located(home.store_path) is None:
-        raise Failure(f"there is no log in {home.store_path} yet: nothing to remove")
+        raise Failure("no-log", f"there is no log in {home.store_path} yet: nothing to remove")
 
 
 def _show(
     out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
 ) -> None:
     """``already``: of the streams that the plan does not know, what to say of those that were pruned before."""
-    from sidecar.cli.listing import WHOLE_ID_WIDTH, shortened
-    from sidecar.cli.shared.output import Column, ago, bytes_text, iso_time
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
+    from sidecar.views.wording import ago, bytes_text, iso_time
     from streams.identity import system_identity
 
     now = system_identity().now_ms()

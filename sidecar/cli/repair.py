@@ -81,8 +81,7 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
 @contextmanager
 def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
     """A bar while a log is verified that takes long enough for one."""
-    from sidecar.cli.checking import BAR_BYTES
-    from sidecar.cli.shared.bar import adding, bar
+    from sidecar.cli.shared.bar import BAR_BYTES, adding, bar
 
     store = home.store_path
     size = sum(path.stat().st_size for path in (*store.glob("log.db*"), *store.glob("log/*")))
@@ -122,7 +121,7 @@ def _end_of_dry_run(out: Output, items: list[Item]) -> int:
 
 
 async def _verify(out: Output, home: Home, failed: int) -> int:
-    from sidecar.cli.checking import held_text
+    from sidecar.cli.shared.output import held_text
     from streams.log.verify import Verification
 
     with _bar(out, home) as progress:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from sidecar.home import make_directories
 from sidecar.install import npm
@@ -33,6 +33,8 @@ _KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC
 
 class InstallError(Exception):
     """The plugin cannot be installed or removed there: what is in the way, and what to do."""
+
+    code: ClassVar[str] = "cannot-install"
 
 
 @dataclass(frozen=True, slots=True)

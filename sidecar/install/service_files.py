@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from sidecar.home import make_directories
 from sidecar.install.npm import DIRECTORY_MODE, write
@@ -38,6 +38,8 @@ STOP_SECONDS: Final = 30
 
 class ServiceError(Exception):
     """The service file cannot be written or removed: what is in the way, and what to do."""
+
+    code: ClassVar[str] = "no-service"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Final
+from typing import ClassVar, Final
 
 from bridge.opencode.capture.state import CaptureState
 from streams.errors import StreamError
@@ -27,6 +27,8 @@ STALE_MS: Final = 7 * 24 * HOUR_MS
 
 class StillNeeded(StreamError):
     """What should be forgotten is being written; nothing was changed."""
+
+    code: ClassVar[str] = "still-needed"
 
 
 async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRequest, *, now_ms: int) -> PrunePlan:

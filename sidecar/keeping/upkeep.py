@@ -92,6 +92,7 @@ class Upkeep:
         self._migration: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
         self._failed: str | None = None
+        self._failed_code: str | None = None
         self._index: SearchIndex | None = None
 
     async def run(self) -> None:
@@ -166,14 +167,15 @@ class Upkeep:
     def migrate(self, to: Backend) -> dict[str, Any]:
         """Begin to move the log, unless a move is under way; its progress, as ``migration`` gives it."""
         if self._migration is None or self._migration.done():
-            self._failed = None
+            self._failed = self._failed_code = None
             self._progress = Progress(to)
             self._migration = asyncio.create_task(self._migrate(to))
         return self.migration()
 
     def migration(self) -> dict[str, Any]:
-        """The last move: ``{backend, kept, running, failed, progress}``; ``progress`` is null where none was begun.
+        """The last move: ``{backend, kept, running, failed, failed_code, progress}``.
 
+        ``progress`` is null where none was begun; ``failed`` is a sentence, ``failed_code`` its code.
         ``kept`` is ``{backend, head, there}``, null where no old store is kept; it is not ``there`` when somebody else
         than us deleted it.
         """
@@ -182,6 +184,7 @@ class Upkeep:
             "kept": kept_facts(self._store.store, self._store.manifest),
             "running": self._migration is not None and not self._migration.done(),
             "failed": self._failed,
+            "failed_code": self._failed_code,
             "progress": None if self._progress is None else asdict(self._progress),
         }
 
@@ -282,6 +285,7 @@ class Upkeep:
                 done = await Migration(self._store, to, report).run()
         except (StreamError, OSError) as error:
             self._failed = str(error)
+            self._failed_code = error.code if isinstance(error, StreamError) else "disk-error"
             log.error("the log was not moved to %s: %s", to, error)
             return
         log.info("the log moved to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)

@@ -23,7 +23,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -69,9 +69,13 @@ OnCall = Callable[[str, dict[str, Any]], Awaitable[Any]]
 class ClientError(Exception):
     """Root of this module's errors."""
 
+    code: ClassVar[str] = "link-error"
+
 
 class LinkUnavailable(ClientError):
     """No link: ``reason`` says why, ``hint`` what to do."""
+
+    code: ClassVar[str] = "sidecar-unavailable"
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason, hint)
@@ -84,9 +88,13 @@ class LinkUnavailable(ClientError):
 class ImpostorError(LinkUnavailable):
     """What listens on the port could not prove that it holds the token. It got our hello and nothing else."""
 
+    code: ClassVar[str] = "impostor"
+
 
 class LinkClosed(ClientError):
     """The link ended: the sidecar's ``bye`` reason, or "lost" when the socket just closed."""
+
+    code: ClassVar[str] = "link-closed"
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

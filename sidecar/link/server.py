@@ -376,11 +376,11 @@ class LinkServer:
             failure = error
         except Exception as error:  # noqa: BLE001 - the asker is told, the server goes on
             self._handler_failed(f"request {event.method[:40]!r}", error)
-            failure = RequestError("internal", f"the sidecar failed with {type(error).__name__}; see its log")
+            failure = RequestError("unexpected", f"the sidecar failed with {type(error).__name__}; see its log")
         try:
             wire.link.result(event.id, value, failure)
         except (LocalProtocolError, ValueError) as error:
-            wire.link.result(event.id, error=RequestError("bad_answer", str(error)))
+            wire.link.result(event.id, error=RequestError("bad-answer", str(error)))
         wire.wake()
 
 

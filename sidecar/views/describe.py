@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sidecar.cli.shared.output import amount, money, one_line
+from sidecar.views.wording import amount, money, one_line
 from streams.event import StreamEvent
 from streams.query import describe_span
 

@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 from weakref import WeakKeyDictionary
 
-from sidecar.cli.shared.command import Ambiguous, Failure
-from sidecar.cli.shared.output import local_time
 from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.views.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.lineage import Lineage
@@ -23,8 +22,48 @@ from streams.retention import Gone
 from streams.store import NOTHING, Record
 
 
-class AllPruned(Failure):
+class SelectError(Exception):
+    """What was named cannot be shown::
+
+    SelectError
+    ├── NotFound     there is no such stream or event; names near ones
+    ├── NoLog        the log holds no stream yet
+    ├── Ambiguous    several things fit; names some
+    ├── ChildSession a session was named where a stream is needed
+    └── AllPruned    nothing is left of the stream; says since when
+    """
+
+    code: ClassVar[str] = "cannot-select"
+
+
+class NotFound(SelectError):
+    """There is no such stream or event; the text names near ones."""
+
+    code = "not-found"
+
+
+class NoLog(SelectError):
+    """The log holds no stream yet."""
+
+    code = "no-log"
+
+
+class Ambiguous(SelectError):
+    """What was named fits several things; the text names some."""
+
+    code = "ambiguous"
+
+
+class ChildSession(SelectError):
+    """A child session was named where a stream is needed; the text names its stream."""
+
+    code = "not-a-stream"
+
+
+class AllPruned(SelectError):
     """Of the stream that was named nothing is left: it was pruned as a whole. The text says when."""
+
+    code = "pruned"
 
     def __init__(self, stream: str, text: str) -> None:
         super().__init__(text)
@@ -71,12 +110,12 @@ async def find_stream(reader: LogReader, given: str) -> str:
     """The stream that ``given`` names.
 
     Raises:
-        Failure: there is none, or several; names some. ``AllPruned``: there was one.
+        SelectError: there is none, or several.
         CorruptLog: there is none before the fault.
     """
     stream, session = await find_session(reader, given)
     if session is not None:
-        raise Failure(f"{given!r} is a session in the stream {stream}; name that stream")
+        raise ChildSession(f"{given!r} is a session in the stream {stream}; name that stream")
     return stream
 
 
@@ -86,7 +125,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     A stream wins over a session. In a damaged log, what stands before the fault is looked through.
 
     Raises:
-        Failure: there is none, or several; names some.
+        SelectError: there is none, or several.
         CorruptLog: there is none before the fault.
     """
     given = given.lstrip("…")  # as a narrow terminal shows a stream
@@ -117,10 +156,10 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if fitting:
         raise Ambiguous(f"{given!r} fits {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
     if not seen:
-        raise Failure(f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
+        raise NoLog(f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
-    raise Failure(f"there is no stream {given!r}; {hint}")
+    raise NotFound(f"there is no stream {given!r}; {hint}")
 
 
 def pruned_text(stream: str, gone: Gone) -> str | None:
@@ -137,7 +176,7 @@ async def newest_stream(reader: LogReader) -> str:
     """The stream that was written to last; a session's if any is among the newest records.
 
     Raises:
-        Failure: the log is empty.
+        NoLog: the log is empty.
     """
     head = reader.head
     newest = session = None
@@ -145,7 +184,7 @@ async def newest_stream(reader: LogReader) -> str:
         newest = record.event.stream_id
         session = newest if newest.startswith("ses_") else session
     if newest is None:
-        raise Failure(f"the log holds no stream yet; {EMPTY_HINT}")
+        raise NoLog(f"the log holds no stream yet; {EMPTY_HINT}")
     return session or newest
 
 
@@ -153,7 +192,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
     """The record whose event id is ``given``, begins or ends with it; case does not matter.
 
     Raises:
-        Failure: there is none, or several; names some.
+        SelectError: there is none, or several.
     """
     wanted = given.upper()
     if ULID_TEXT.fullmatch(wanted):
@@ -176,9 +215,9 @@ async def find_event(reader: LogReader, given: str) -> Record:
         return record
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
-        raise Failure(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
+        raise Ambiguous(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
     hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
-    raise Failure(f"there is no event {given!r}; {hint}")
+    raise NotFound(f"there is no event {given!r}; {hint}")
 
 
 async def first(records: AsyncIterator[Record]) -> Record | None:

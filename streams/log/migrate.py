@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
@@ -89,9 +89,13 @@ class Progress:
 class MigrationFailed(StoreUnavailable):
     """The copy does not equal the original; the log stays where it was."""
 
+    code: ClassVar[str] = "migration-failed"
+
 
 class HoldsRemoved(StoreUnavailable):
     """The log has pruned or forgotten records, so it stays in sqlite; nothing was changed."""
+
+    code: ClassVar[str] = "holds-removed"
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from bridge.opencode.capture.emitter import safe_key, safe_stream
 from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
 from sidecar.capture.spools import backlog
-from sidecar.cli.shared.output import json_line, one_line, printable
+from sidecar.cli.shared.output import json_line
+from sidecar.views.wording import one_line, printable
 from streams.event import StreamEvent, is_stream_id
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, append, run

@@ -72,7 +72,7 @@ class Recorder:
             case "wait":
                 await self.gate.wait()
                 return "waited"
-        raise RequestError("unknown_method", method)
+        raise RequestError("unknown-request", method)
 
 
 @asynccontextmanager

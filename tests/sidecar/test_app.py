@@ -124,7 +124,8 @@ class TestLife:
         assert refused.returncode == 1 and f"{segment}:" in refused.stderr and "Traceback" not in refused.stderr
         played = run(home, "play", str(RECORDINGS / "chat.jsonl"))
         assert played.returncode == 1 and "ended right after its start" in played.stderr
-        assert refused.stderr.removeprefix("durable-stream: ") in played.stderr, "the sidecar's own reason"
+        reason = refused.stderr.removeprefix("durable-stream: ").removesuffix(" [log-damaged]\n")
+        assert played.stderr.endswith(f"{reason} [sidecar-unavailable]\n"), "the sidecar's own reason"
         assert segment.read_bytes() == data, "nothing was changed"
 
     def test_why_it_could_not_start_is_in_its_log_and_in_status(self, home: Home) -> None:

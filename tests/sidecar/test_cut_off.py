@@ -56,7 +56,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(home: Home, recorded: Path) -> Home:
-    home.config_path.write_text("[store]\nsegment_bytes = 262144\ncompress = false\n")
+    home.config_path.write_text("[store]\nsegment_bytes = 262144\n")
     shutil.copytree(recorded, home.store_path, dirs_exist_ok=True)
     return home
 
@@ -70,16 +70,16 @@ import asyncio, sys, time
 from pathlib import Path
 from sidecar.cli import main
 from streams.log.migrate import Migration
-from streams.stores.jsonl_removal import JsonlRemover
+from streams.stores.sqlite.removal import SqliteRemover
 
 held, go_on = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
-apply, compare = JsonlRemover._apply, Migration._compare
+work, compare = SqliteRemover._work, Migration._compare
 
-def held_apply(self, *given):
+def held_work(self, *given):
     held.touch()
     while not go_on.exists():
         time.sleep(0.005)
-    return apply(self, *given)
+    return work(self, *given)
 
 async def held_compare(self, *given):
     held.touch()
@@ -87,7 +87,7 @@ async def held_compare(self, *given):
         await asyncio.sleep(0.005)
     return await compare(self, *given)
 
-JsonlRemover._apply, Migration._compare = held_apply, held_compare
+SqliteRemover._work, Migration._compare = held_work, held_compare
 main()
 """
 """A ``durable-stream`` that stops in the middle of a removal or a move, where it makes ``held``, until ``go_on`` is
@@ -111,7 +111,11 @@ def one_sentence(text: str) -> bool:
     return len(text.splitlines()) == 1 and "Traceback" not in text
 
 
-def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home) -> None:
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home, backend: str) -> None:
+    """A jsonl log dies in the move to sqlite that comes first, a sqlite log in the removal."""
+    if backend == "sqlite":
+        assert run(home.path, "migrate", "--to", "sqlite").code == 0 and run(home.path, "stop").code == 0
     sidecar = begin(stopping_half_way(home, "serve"))
     running(home)
     pruning = begin(cli(home, "prune", "--older-than", "1d", "--yes", "--json"))

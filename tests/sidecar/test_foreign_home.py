@@ -72,7 +72,7 @@ def test_every_command_refuses_it(foreign: Path, tmp_path: Path, mode: int) -> N
         if words[0] in ("doctor", "status"):
             assert f"{foreign}: it holds other files" in told and "chmod" not in told, (words, done)
         else:
-            assert told == f"durable-stream: {foreign}: {SENTENCE}\n", (words, done)
+            assert told == f"durable-stream: {foreign}: {SENTENCE} [bad-home]\n", (words, done)
         assert state(foreign) == before, words
     assert not (tmp_path / "config").exists(), "no plugin would write its spool there"
 

@@ -230,10 +230,10 @@ async def test_requests_are_answered_and_errors_told() -> None:
         answers = {answer["id"]: answer for answer in [await cli.hear() for _ in asked]}
         assert answers[0] == {"type": "result", "id": 0, "value": {"x": [1]}}
         assert answers[1]["error"] == {"code": "busy", "message": "not now"}
-        assert answers[2]["error"]["code"] == "internal"
+        assert answers[2]["error"]["code"] == "unexpected"
         assert "sk-secret" not in json.dumps(answers)
-        assert answers[3]["error"]["code"] == "bad_answer"
-        assert answers[4]["error"]["code"] == "unknown_method"
+        assert answers[3]["error"]["code"] == "bad-answer"
+        assert answers[4]["error"]["code"] == "unknown-request"
 
 
 async def test_a_slow_request_does_not_hold_up_another() -> None:

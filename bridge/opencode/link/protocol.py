@@ -114,10 +114,10 @@ class CallError(RemoteError):
 
 
 class RequestError(RemoteError):
-    """A request failed; the sidecar's handler chose ``code`` and ``message``. ``refused`` is a sentence by itself."""
+    """A request failed. ``code`` is one of those of docs/operations.md; ``message`` is a sentence by itself."""
 
     def __str__(self) -> str:
-        return self.message if self.code == "refused" else super().__str__()
+        return self.message or self.code
 
 
 # --- events -----------------------------------------------------------------------------------------

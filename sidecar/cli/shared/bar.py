@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from sidecar.cli.shared.output import bytes_text
+from sidecar.views.wording import bytes_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from sidecar.cli.shared.output import Output
+
+BAR_BYTES = 8 * 1024 * 1024
+"""A log from this size on takes long enough to verify for a progress bar."""
 
 
 class Bar:

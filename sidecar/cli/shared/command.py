@@ -30,6 +30,7 @@ _OUR_ERRORS = (
     ("streams.errors", "StreamError"),
     ("sidecar.home", "HomeError"),
     ("sidecar.config", "ConfigError"),
+    ("sidecar.views.select", "SelectError"),
     ("sidecar.link.client", "ClientError"),
     ("sidecar.capture.play", "RecordingError"),
     ("bridge.opencode.link.link", "RequestError"),
@@ -37,6 +38,11 @@ _OUR_ERRORS = (
     ("sidecar.nats.mirror.verify", "Disturbed"),
 )
 
+UNEXPECTED = "unexpected"
+"""The code of an error that nobody foresaw: a fault of ours."""
+
+SYSTEM = "system"
+"""The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""
 
 _CLOSED = "it belongs to another user or is closed to you: choose another --home, or have its owner give it to you"
 
@@ -49,13 +55,28 @@ _REMEDIES = {
     errno.EADDRINUSE: "another program has that port: set another [link] port in config.toml, or 0 for any",
 }
 
+_SYSTEM_CODES = {
+    errno.EACCES: "no-permission",
+    errno.EPERM: "no-permission",
+    errno.ENOSPC: "no-space",
+    errno.EDQUOT: "no-space",
+    errno.EROFS: "read-only",
+    errno.EADDRINUSE: "port-taken",
+}
+
 
 class Failure(Exception):
-    """A command cannot do what it was asked; the text says what, to what, and what to do next."""
+    """A command cannot do what it was asked; the text says what, to what, and what to do next.
 
+    ``code`` is one of those that docs/operations.md lists.
+    """
 
-class Ambiguous(Failure):
-    """What was named fits several things; the text names some."""
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(code, text)
+        self.code, self.text = code, text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def home_of(context: typer.Context) -> Home:
@@ -108,7 +129,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
         except Exception as error:  # the edge of the program: beyond it is only the user
             if os.environ.get("DURABLE_STREAM_DEBUG"):
                 raise
-            fail(explain(error))
+            fail(explain(error), code_of(error))
         if isinstance(result, int) and result:
             raise typer.Exit(result)
 
@@ -128,15 +149,15 @@ async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
     return result
 
 
-def fail(text: str) -> None:
-    """Print one line on stderr and end with exit code 1."""
-    complain(text)
+def fail(text: str, code: str) -> None:
+    """Print one line on stderr, which ends with the error's code in brackets, and end with exit code 1."""
+    complain(f"{text} [{code}]")
     raise typer.Exit(1)
 
 
 def complain(text: str) -> None:
     """A sentence on stderr, in the program's name: one line in a pipe, broken at words on a terminal."""
-    from sidecar.cli.shared.output import one_line
+    from sidecar.views.wording import one_line
 
     _tell(f"durable-stream: {one_line(text)}")
 
@@ -180,6 +201,15 @@ def explain(error: Exception) -> str:
         f"unexpected {type(error).__name__}: {error}; this is a fault of durable-stream: "
         "run it again with DURABLE_STREAM_DEBUG=1 to see where"
     )
+
+
+def code_of(error: Exception) -> str:
+    """The stable code of ``error``, as docs/operations.md lists it."""
+    if isinstance(error, OSError):
+        return _SYSTEM_CODES.get(error.errno or 0, SYSTEM)
+    if not isinstance(error, Failure) and not _is_ours(error):
+        return UNEXPECTED
+    return str(getattr(error, "code"))  # noqa: B009 - no class of ours is imported to look at its errors
 
 
 def _is_ours(error: Exception) -> bool:

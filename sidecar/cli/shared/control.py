@@ -53,7 +53,7 @@ async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
         raise
     except LinkClosed as error:
         how = "was killed or died" if error.reason == "lost" else "was stopped"
-        raise Failure(f"the sidecar for {home.path} {how} before it was done: {cut_off}") from None
+        raise Failure("cut-off", f"the sidecar for {home.path} {how} before it was done: {cut_off}") from None
 
 
 async def _connected(home: Home) -> ControlClient:

@@ -19,7 +19,14 @@ def at_rest(store: Path) -> dict[str, Any] | None:
     if manifest is None:
         return None
     left = kept_facts(store, manifest)
-    return {"backend": manifest.backend, "kept": left, "running": False, "failed": None, "progress": None}
+    return {
+        "backend": manifest.backend,
+        "kept": left,
+        "running": False,
+        "failed": None,
+        "failed_code": None,
+        "progress": None,
+    }
 
 
 def failure(migration: dict[str, Any] | None) -> str | None:

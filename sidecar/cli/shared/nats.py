@@ -22,11 +22,12 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
         Failure: NATS is off, the embedded server does not run, or the client library is missing.
     """
     if config.mode == "off":
-        raise Failure(f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
+        raise Failure("nats-off", f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
     if config.mode == "embedded" and home.running() is None and not waits:
         raise Failure(
+            "nats-not-running",
             f"the embedded NATS server of {home.path} runs with the sidecar, and none runs; "
-            "start it: `durable-stream serve`"
+            "start it: `durable-stream serve`",
         )
     try:
         from sidecar.nats.reaching import sessions_of
@@ -35,7 +36,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
 
         if error.name is None or error.name.split(".")[0] not in LIBRARY:
             raise
-        raise Failure(MISSING) from None
+        raise Failure("nats-library", MISSING) from None
     return sessions_of(home, config)
 
 

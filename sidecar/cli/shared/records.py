@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.cli.shared.output import Output, fitted, iso_time, local_time, one_line, padded, printable
+from sidecar.cli.shared.output import Output, fitted, padded
 from sidecar.views.describe import Line, Tone, describe
+from sidecar.views.wording import iso_time, local_time, one_line, printable
 from streams.event import StreamEvent
 from streams.store import Record
 
@@ -127,3 +128,18 @@ def _scalar(value: Any) -> str:
 
 
 __all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "headline", "outline"]
+
+
+def no_cause(record: Record) -> str:
+    """Why no cause is shown: it is not in this log, there is none, or nobody knows."""
+    if record.event.causation_id:
+        return f"{record.event.causation_id}, which is not in this log"
+    return "none: it begins a chain" if begins_a_chain(record) else "unknown"
+
+
+def begins_a_chain(record: Record) -> bool:
+    """Whether nothing in the log could have caused it: a person's input, a root session, what a link says of itself."""
+    event = record.event
+    if event.type.startswith("lifecycle.session."):
+        return not event.payload.get("parent")
+    return event.type in ("human.input", "lineage.linked", "capture.gap", "opencode.unreadable")

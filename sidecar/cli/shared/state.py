@@ -21,10 +21,11 @@ from sidecar.checks.nats import reserved_keys
 from sidecar.cli.shared import moving
 from sidecar.cli.shared.command import explain
 from sidecar.cli.shared.nats import at_rest, mirror_words, nats_words
-from sidecar.cli.shared.output import Output, bytes_text, local_time
+from sidecar.cli.shared.output import Output
 from sidecar.config import ConfigError, load_config
 from sidecar.home import Home
 from sidecar.views.select import catalog_of
+from sidecar.views.wording import bytes_text, local_time
 from streams.errors import StreamError
 from streams.log.presence import kept_hint
 from streams.log.reader import LogReader

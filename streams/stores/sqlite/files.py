@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.files import check_file, open_or_create, refuse_link, sync_directory
@@ -106,6 +106,8 @@ def sqlite_version() -> tuple[int, ...]:
 
 class StoreInterrupted(StoreUnavailable):
     """A look at the file was ended by whoever began it."""
+
+    code: ClassVar[str] = "interrupted"
 
 
 @contextmanager

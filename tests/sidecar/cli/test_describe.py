@@ -8,8 +8,8 @@ import pytest
 
 from bridge.opencode.capture.table import RULES
 from bridge.opencode.capture.translate import Translator
-from sidecar.cli.shared.output import ago, amount, bytes_text, iso_time, local_time, money, one_line, printable
 from sidecar.views.describe import Line, describe, short_type
+from sidecar.views.wording import ago, amount, bytes_text, iso_time, local_time, money, one_line, printable
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
 from tests.streams.builders import event

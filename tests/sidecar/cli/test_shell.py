@@ -116,7 +116,7 @@ def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.Mo
 
 def test_our_errors_and_the_systems_are_explained() -> None:
     assert explain(StoreUnavailable("the disk is full", "make room")) == "the disk is full; make room"
-    assert explain(command.Failure("what; do that")) == "what; do that"
+    assert explain(command.Failure("no-log", "what; do that")) == "what; do that"
     assert explain(PermissionError(13, "Permission denied", "/x")).startswith("/x: Permission denied; ")
 
 

@@ -29,7 +29,7 @@ from streams.log.verify import Verification
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
 
-RECORDING: Final = Path(__file__).parent / "recordings" / "demo.jsonl"
+RECORDING: Final = Path(__file__).parents[2] / "recordings" / "demo.jsonl"
 
 SPEED: Final = 2.0
 """Factor on the recorded pace: quick, but slow enough to watch."""

@@ -1,4 +1,4 @@
-"""Commands that show the whole at a glance: ``streams`` and ``tree``."""
+"""``tree``: sessions and turns, and what came of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import LimitOption
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
@@ -20,113 +21,6 @@ if TYPE_CHECKING:
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
     from streams.store import Record
-
-STATUS_STYLES = {"active": "bold green", "unknown": "yellow", "ended": "dim"}
-
-
-LimitOption = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N.")]
-
-WHOLE_ID_WIDTH = 100
-"""Columns from which on ids of streams and sessions are shown whole."""
-
-SHORT_STREAM = 10
-"""Last characters of such an id that a narrower terminal shows: enough to name it."""
-
-
-async def streams(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
-    """List the streams of the log, newest first."""
-    from sidecar.cli.shared.output import Output
-    from sidecar.views.select import EMPTY_HINT, catalog_of, open_reader
-
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
-    catalog, fault = await catalog_of(reader)
-    removed = await reader.removed()
-    found = [
-        catalog.stream_json(stream_id) | {"pruned": removed[stream_id].first_offset if stream_id in removed else 0}
-        for stream_id in catalog.streams
-    ]
-    found.sort(key=lambda stream: int(stream["last_ts"]), reverse=True)
-    found = found[:limit]
-    if json:
-        for stream in found:
-            out.object(stream)
-    elif found and out.terminal:
-        _stream_table(out, found)
-    else:
-        for stream in found:
-            _stream_cells(out, stream)
-    if fault is not None:
-        raise fault
-    if (cut_off := await reader.cut_off()) is not None:
-        note(f"{cut_off}.")
-    if not found:
-        note(f"No streams yet: {EMPTY_HINT}.")
-
-
-async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
-    """What ``records`` come to, and the fault that ended them early, if one did."""
-    from sidecar.views.overview import Overview
-    from streams.errors import CorruptLog
-
-    overview = Overview()
-    try:
-        async for record in records:
-            overview.apply(record)
-    except CorruptLog as error:
-        return overview, error
-    return overview, None
-
-
-def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
-    from sidecar.cli.shared.output import iso_time
-
-    names = ("stream_id", "status", "records", "sessions", "turns", "cost")
-    times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
-    out.cells(*(str(stream[name]) for name in names), *times, _named(stream))
-
-
-def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from sidecar.cli.shared.output import ago, amount, money, one_line
-    from streams.identity import system_identity
-
-    now = system_identity().now_ms()
-    whole_id, roomy = out.width >= WHOLE_ID_WIDTH, out.width >= 110
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name, least in (("stream", SHORT_STREAM + 1), ("status", 7), ("last", 8)):
-        table.add_column(name, no_wrap=True, min_width=least)
-    for name in ("turns", *(("records", "sessions", "tokens", "cost") if roomy else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("title", no_wrap=True, overflow="ellipsis", ratio=1)
-    for stream in found:
-        status, name = stream["status"], stream["stream_id"]
-        tokens = stream["tokens"].get("total") or sum(stream["tokens"].values())
-        figures = [amount(stream["records"]), str(stream["sessions"]), amount(tokens) if tokens else "-"]
-        table.add_row(
-            Text(name if whole_id else shortened(name)),
-            Text(status, STATUS_STYLES.get(status, "")),
-            ago(max(now - stream["last_ts"], 0)),
-            str(stream["turns"]),
-            *([*figures, money(stream["cost"])] if roomy else []),
-            Text(one_line(_named(stream))),
-        )
-    out.console.print(table)
-
-
-def shortened(name: str) -> str:
-    """An id as a narrow terminal shows it: its end, which is enough to name it."""
-    return name if len(name) <= SHORT_STREAM else f"…{name[-SHORT_STREAM:]}"
-
-
-def _named(stream: dict[str, Any]) -> str:
-    joined = f" (belongs to {stream['root']})" if stream["root"] else ""
-    without = "(the sidecar itself)" if stream["stream_id"] == "system" else "(its beginning was removed)"
-    pruned = f" ({stream['pruned']} pruned)" if stream["pruned"] else ""
-    return f"{stream['title'] or ('' if stream['sessions'] else without)}{joined}{pruned}"
 
 
 async def tree(
@@ -159,6 +53,20 @@ async def tree(
             raise fault
     if not printed:
         note(f"No sessions yet: {EMPTY_HINT}." if stream is None else f"{stream} holds no session.")
+
+
+async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
+    """What ``records`` come to, and the fault that ended them early, if one did."""
+    from sidecar.views.overview import Overview
+    from streams.errors import CorruptLog
+
+    overview = Overview()
+    try:
+        async for record in records:
+            overview.apply(record)
+    except CorruptLog as error:
+        return overview, error
+    return overview, None
 
 
 async def _whole_tree(out: Output, reader: LogReader, limit: int | None) -> int:
@@ -212,7 +120,7 @@ def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> N
 
 
 def _plain(out: Output, overview: Overview, session: SessionView, depth: int) -> None:
-    from sidecar.cli.shared.output import one_line
+    from sidecar.views.wording import one_line
 
     indent = "  " * depth
     ended = f" [{session.ended}]" if session.ended else ""
@@ -236,7 +144,8 @@ def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView |
 def _session_label(session: SessionView, width: int) -> Any:
     from rich.text import Text
 
-    from sidecar.cli.shared.output import one_line
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened
+    from sidecar.views.wording import one_line
 
     label = Text(no_wrap=True, overflow="ellipsis")
     label.append(one_line(session.title) or "(no title)", "bold")
@@ -251,8 +160,9 @@ def _session_label(session: SessionView, width: int) -> Any:
 def _turn_label(turn: TurnView, width: int) -> Any:
     from rich.text import Text
 
-    from sidecar.cli.shared.output import one_line
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH
     from sidecar.views.describe import spent
+    from sidecar.views.wording import one_line
 
     style = {"completed": "green", "failed": "red", None: "bold green"}.get(turn.outcome, "yellow")
     label = Text(no_wrap=True, overflow="ellipsis")
@@ -264,7 +174,7 @@ def _turn_label(turn: TurnView, width: int) -> Any:
 
 
 def _figures(turn: TurnView) -> str:
-    from sidecar.cli.shared.output import money
+    from sidecar.views.wording import money
     from streams.query import describe_span
 
     figures = [f"{turn.steps} step{'' if turn.steps == 1 else 's'}"]

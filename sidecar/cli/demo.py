@@ -1,0 +1,16 @@
+"""``demo``: a recorded session is played, shown and verified in a home of its own."""
+
+from __future__ import annotations
+
+import typer
+
+
+async def demo(context: typer.Context) -> int:
+    """See it work, in a home of its own.
+
+    A recorded session is played, shown, and verified.
+    """
+    from sidecar.cli.shared.demo import demo as run
+    from sidecar.cli.shared.output import Output
+
+    return await run(Output())

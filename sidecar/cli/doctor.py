@@ -1,0 +1,65 @@
+"""``doctor``: what keeps sessions from being recorded, and ``--fix`` for what can be mended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared.command import JsonFlag, named_home
+
+if TYPE_CHECKING:
+    from sidecar.checks import Check
+    from sidecar.home import Home
+
+
+async def doctor(
+    context: typer.Context,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended; each change is told.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Look for what keeps sessions from being recorded, with hints.
+
+    OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Ends with 1 if there is a problem.
+    """
+    from sidecar.checks import counted, diagnose
+    from sidecar.cli.install import executable
+    from sidecar.cli.shared.output import Output
+
+    out = Output(json)
+    home, command = named_home(context), executable()
+    problems = repairs = 0
+    async for check in diagnose(home, command):
+        mended, failed = await _mend(home, command, check) if fix and check.fix else (None, None)
+        problems += check.level == "problem" and mended is None
+        repairs += mended is not None
+        if json:
+            out.object(check.as_json() | ({"mended": mended, "failed": failed} if fix else {}))
+            continue
+        style = {"ok": "", "note": "yellow", "problem": "bold red"}[check.level]
+        out.prose(f"{check.level:9}", f"{check.name}: {check.text}", style)
+        if mended is not None:
+            out.prose(" " * 9, f"mended: {mended}", "green")
+        elif check.hint:
+            out.prose(" " * 9, f"not mended: {failed}" if failed else check.hint, "dim")
+    if not json:
+        before = f"{counted(repairs, 'finding')} mended, " if repairs else ""
+        number = counted(problems, "problem") if problems else "no problem"
+        out.text(f"{before}{number} {'left' if repairs else 'found'}", "bold")
+    return 1 if problems else 0
+
+
+async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
+    """What was done about a finding, or why nothing was."""
+    from sidecar.checks.mending import mend
+    from sidecar.home import HomeError
+    from sidecar.install.plugin import InstallError
+    from sidecar.link.client import ClientError
+
+    assert check.fix is not None
+    try:
+        return await mend(home, command, check.fix), None
+    except (HomeError, InstallError, ClientError) as error:
+        return None, str(error)
+    except OSError as error:
+        return None, f"{check.fix.path}: {error.strerror}"

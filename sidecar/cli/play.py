@@ -1,0 +1,65 @@
+"""``play``: send a recording of hooks to the sidecar, as the plugin would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+
+
+async def play(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Hooks as JSON lines: {t, hook, input, output}.")],
+    speed: Annotated[
+        str, typer.Option(metavar="max|real|FACTOR", help="As fast as it goes, as it was, or FACTOR times that.")
+    ] = "max",
+    json: JsonFlag = False,
+) -> int:
+    """Send a recording of hooks to the sidecar.
+
+    As the plugin would; starts a sidecar if none runs, and returns when all of it is durable.
+    """
+    from sidecar.cli.shared.output import Output
+
+    factor = _speed(speed)
+    if not file.is_file():
+        raise Failure("not-found", f"{file}: there is no such file; name a recording made of JSON lines")
+    from dataclasses import asdict
+
+    from sidecar.capture.play import play as run
+    from sidecar.cli.shared.bar import bar
+
+    out = Output(json)
+    with bar(out, "playing", "hooks") as shown:
+        result = await run(
+            home_of(context),
+            file,
+            speed=factor,
+            on_progress=lambda progress: shown.set(progress.acked, progress.total, "playing"),
+        )
+    if json:
+        out.object(asdict(result))
+        return 0
+    skipped = f", {result.skipped} lines of the recorder left out" if result.skipped else ""
+    relinked = f", {result.relinked} times linked again" if result.relinked else ""
+    added = f"{result.added} record{'' if result.added == 1 else 's'} added"
+    out.text(f"played {result.items} hooks of {file}: all are durable, {added}{skipped}{relinked}", "green")
+    return 0
+
+
+def _speed(text: str) -> float | None:
+    """How many times faster than recorded; ``None`` is as fast as it goes."""
+    if text == "max":
+        return None
+    if text == "real":
+        return 1.0
+    try:
+        factor = float(text.removesuffix("x"))
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < float("inf"):
+        raise typer.BadParameter(f"{text!r} is not max, real or a factor above 0")
+    return factor

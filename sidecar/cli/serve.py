@@ -1,0 +1,49 @@
+"""``serve``: run the sidecar in the foreground."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sidecar.cli.shared.command import complain, home_of
+
+
+async def serve(
+    context: typer.Context,
+    idle_exit: Annotated[
+        bool, typer.Option("--idle-exit", help="Leave after an idle time; as the plugin starts it.")
+    ] = False,
+) -> int:
+    """Run the sidecar until it is stopped.
+
+    The OpenCode plugin starts one by itself when none runs.
+    """
+    home = home_of(context)
+    home.check_owner()
+    if idle_exit and home.running() is not None:
+        return 0  # several shims start one at once: those that come late should cost nothing
+
+    from sidecar.app import serve as run
+    from sidecar.config import load_config
+    from sidecar.home import HomeLocked
+    from sidecar.logs import note_failure
+
+    def announce(port: int) -> None:
+        if not idle_exit:
+            from sidecar.cli.shared.output import Output
+
+            out = Output()
+            out.text(f"serving {home.path} on port {port}; end with Ctrl-C")
+            out.flush()
+
+    try:
+        config = load_config(home.config_path)
+        return await run(home, config, idle_exit=idle_exit, announce=announce, complain=complain)
+    except HomeLocked:
+        raise
+    except Exception as error:
+        # Started by a shim there is nobody to tell: the reason must be found afterwards.
+        if home.was_used():
+            note_failure(home, error)
+        raise

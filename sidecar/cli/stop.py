@@ -1,0 +1,107 @@
+"""``stop``: end the running sidecar."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+
+if TYPE_CHECKING:
+    from sidecar.cli.shared.output import Output
+    from sidecar.home import Home, SidecarInfo
+
+STOP_SECONDS = 20.0
+"""How long a sidecar may take to make durable what it has and to let its home go."""
+
+TERM_SECONDS = 3.0
+"""How long a sidecar that did not answer may take to end by SIGTERM before it is killed."""
+
+ANSWER_SECONDS = 5.0
+"""How long a sidecar may take to answer a request before it counts as hung."""
+
+_LOOK_SECONDS = 0.05
+
+
+async def stop(context: typer.Context, json: JsonFlag = False) -> int:
+    """Stop the running sidecar.
+
+    It makes durable what it has, then leaves. One that hangs is ended by a signal.
+    """
+    from sidecar.cli.shared.output import Output
+
+    out = Output(json)
+    home = home_of(context)
+    home.check_owner()
+    info = home.running()
+    if info is None:
+        return _told(out, f"no sidecar runs for {home.path}", stopped=False, pid=None)
+    failure = await _ask_to_stop(home)
+    if failure is None and await _gone(home, info, STOP_SECONDS):
+        return _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
+    reason = failure or f"it was still there after {STOP_SECONDS:g} s"
+    if not json:
+        out.text(f"the sidecar (pid {info.pid}) does not take the request ({reason}): ending it by a signal")
+        out.flush()
+    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        # It may be killed: what was acknowledged is durable, and the shims keep the rest.
+        try:
+            os.kill(info.pid, number)
+        except ProcessLookupError:
+            return _told(out, f"the sidecar (pid {info.pid}) has ended by itself", stopped=True, pid=info.pid)
+        if await _gone(home, info, seconds):
+            text = f"ended the sidecar (pid {info.pid}) by {number.name}"
+            return _told(out, text, stopped=True, pid=info.pid)
+    raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) cannot be ended; look into {home.log_path}")
+
+
+def _told(out: Output, text: str, **facts: Any) -> int:
+    if out.json:
+        out.object(facts)
+    else:
+        out.text(text)
+    return 0
+
+
+async def _ask_to_stop(home: Home) -> str | None:
+    """Why the request was not taken; ``None`` when it was."""
+    import asyncio
+
+    from bridge.opencode.link.link import RequestError
+    from sidecar.home import HomeError
+    from sidecar.link.client import ClientError, ControlClient, LinkClosed
+    from sidecar.version import VERSION
+    from streams.identity import system_identity
+
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            client = await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+            async with client:
+                await client.request("stop")
+    except TimeoutError:
+        return f"no answer within {ANSWER_SECONDS:g} s"
+    except RequestError as error:
+        return str(error)
+    except (ClientError, HomeError) as error:
+        # It may close the link before its answer is out: then it is on its way.
+        return None if isinstance(error, LinkClosed) else str(error)
+    return None
+
+
+async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
+    """Whether the sidecar lets its home go within ``seconds``."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        running = home.running()
+        # One that is leaving took its address away already, and still closes its files.
+        if running.boot != info.boot if running is not None else not home.is_locked():
+            return True
+        if loop.time() >= end:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)

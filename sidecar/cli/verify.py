@@ -1,0 +1,44 @@
+"""``verify``: every record of the log is checked."""
+
+from __future__ import annotations
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+
+
+async def verify(context: typer.Context, json: JsonFlag = False) -> int:
+    """Check every record of the log.
+
+    Checksums, order, whole batches, and each stream's hash chain. Changes nothing.
+    """
+    from sidecar.cli.shared.bar import BAR_BYTES, adding, bar
+    from sidecar.cli.shared.output import Output, held_text
+    from streams.log.presence import kept_hint
+    from streams.log.verify import Verification
+
+    out, home = Output(json), home_of(context)
+    if not home.path.is_dir():
+        raise Failure("not-found", f"there is no home {home.path}: nothing was verified; name another one with --home")
+    check = Verification(home.store_path)
+    size = check.size()
+    with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
+        check.progress = adding(shown, size, "verifying")
+        async for finding in check.run():
+            if json:
+                out.object({"finding": finding.as_json()})
+            else:
+                out.prose("", str(finding), "yellow" if finding.kind == "torn" else "red")
+    summary = check.summary
+    kept = kept_hint(home.store_path) if summary.findings else None
+    if json:
+        out.object({"summary": summary.as_json(), **({} if kept is None else {"hint": kept})})
+    elif not summary.findings:
+        count = "all" if summary.records != 1 else "the"
+        out.text(f"{count} {held_text(summary)} verified", "green")
+    else:
+        faults = f"{summary.findings} finding{'' if summary.findings == 1 else 's'}"
+        out.text(f"{faults} in {held_text(summary)}; nothing was changed", "bold")
+        if kept is not None:
+            out.prose("", kept)
+    return 1 if summary.findings else 0

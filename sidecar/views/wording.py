@@ -1,0 +1,73 @@
+"""Values as a person reads them: one line of text, moments, counts, sizes, money. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+
+def printable(text: str) -> str:
+    """``text`` with its line breaks, but without escape sequences, control and format characters."""
+    if text.isprintable():
+        return text
+    text = _ANSI.sub("", text)
+    return "".join(c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text)
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line, without escape sequences and other characters that could drive a terminal."""
+    return " ".join(printable(text).split())
+
+
+def local_time(ts: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A moment in the reader's own time zone."""
+    try:
+        return datetime.fromtimestamp(ts / 1000, UTC).astimezone().strftime(form)
+    except (OverflowError, ValueError, OSError):
+        return f"{ts}ms"  # a clock gone wild: beyond the year 9999
+
+
+def iso_time(ts: int) -> str:
+    """A moment for other programs: ISO 8601, UTC, milliseconds."""
+    try:
+        return datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return f"{ts}ms"
+
+
+def ago(ms: int) -> str:
+    """How long ago, in one unit: ``just now``, ``5m ago``, ``3h ago``, ``12d ago``."""
+    seconds = ms // 1000
+    if seconds < 60:
+        return "just now"
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit} ago"
+    return "just now"
+
+
+def amount(number: float) -> str:
+    """A count, short: ``987``, ``12.3k``, ``4.5M``."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def bytes_text(size: int) -> str:
+    """A size in bytes, short: ``0 B``, ``12.3 KiB``, ``4.5 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def money(cost: float) -> str:
+    """US dollars: ``-`` for nothing, cents and more with two places, less with four."""
+    if not cost:
+        return "-"
+    return f"${cost:.2f}" if cost >= 0.995 else f"${cost:.4f}"
