@@ -177,13 +177,14 @@ class Sidecar:
             case "prune":
                 return await self._prune(args)
             case "forget":
-                streams = args.get("streams")
-                if not isinstance(streams, list) or not all(isinstance(name, str) for name in streams):
-                    raise RequestError("bad-arguments", "say which streams shall be forgotten")
+                streams, sessions = _names(args.get("streams")), _names(args.get("sessions", []))
+                if streams is None or sessions is None:
+                    raise RequestError("bad-arguments", "name the streams and sessions to forget")
                 await self._take_spools()  # what a dead OpenCode left may belong to the session, too
-                forgotten = await self.upkeep.forget(streams)
+                touched = [*streams, *await self.upkeep.streams_beside(streams, sessions)]
+                forgotten = await self.upkeep.forget(streams, sessions)
                 if self.nats is not None:
-                    self.nats.forgotten(streams)
+                    self.nats.forgotten(touched)
                 return forgotten._asdict()
             case "nats" | "mirror" | "mirror_rebuild" | "mirror_rebuilding":
                 return await self._ask_nats(method)
@@ -318,3 +319,8 @@ class Sidecar:
 def _shown(version: str) -> str:
     """A version as the log may have it: what a peer calls so could be anything, a user's words included."""
     return version if _VERSION.fullmatch(version) else "unknown"
+
+
+def _names(given: Any) -> list[str] | None:
+    """A list of strings, if it is one."""
+    return given if isinstance(given, list) and all(isinstance(name, str) for name in given) else None

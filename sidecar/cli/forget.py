@@ -36,25 +36,25 @@ async def forget(
 ) -> int:
     """Erase what was said and done in a session.
 
-    The payloads of its records, and of the sessions below it, are replaced by
-    their digests, everywhere in the home. The records stay, with their times and
-    types, and the log still verifies. This cannot be undone. Without --yes
-    nothing is changed.
+    SESSION is a root session or a child session. The payloads of its records, and
+    of the sessions below it, are replaced by their digests, everywhere in the
+    home. The records stay, with their times and types, and the log still
+    verifies. This cannot be undone. Without --yes nothing is changed.
     """
     from sidecar.cli.shared.output import Output
-    from sidecar.views.select import AllPruned, find_stream, open_reader
+    from sidecar.views.select import AllPruned, find_session, open_reader
 
     home, out = home_of(context), Output(json)
     home.check_owner()
     reader = open_reader(home.store_path)
     try:
-        stream = await find_stream(reader, session)
+        stream, child = await find_session(reader, session)
     except AllPruned as pruned:
         return _tell_pruned(out, home, pruned, yes=yes)
-    would = await _would_forget(reader, stream)
+    would = await _would_forget(reader, stream, child)
     is_done = not would["records"] and not await reader.is_removing()
-    streams = would["streams"]
-    refused = [] if yes or is_done else await _refusals(reader, streams)
+    streams, named = would["streams"], would["streams"] if child is None else [child]
+    refused = [] if yes or is_done else await _refusals(reader, {*streams, stream})
     await reader.close()
     if not yes:
         if json:
@@ -67,40 +67,47 @@ async def forget(
             note("Nothing to forget." if is_done else changed)
         return 0
     if is_done:
-        return _tell_forgotten(out, streams)
+        return _tell_forgotten(out, named)
     from sidecar.cli.shared.control import REMOVING, ask
 
-    done = await ask(home, "forget", {"streams": streams}, REMOVING)
+    sessions = [each["id"] for each in would["sessions"]]
+    done = await ask(home, "forget", {"streams": streams, "sessions": sessions}, REMOVING)
     if json:
         out.object({"streams": streams, "done": done})
     else:
-        out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(streams)}")
+        out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(named)}")
         note_move(done)
     return 0
 
 
-async def _would_forget(reader: LogReader, stream: str) -> dict[str, Any]:
-    """``{streams, records, sessions}``; of records those that hold payloads, of sessions the first one's own first."""
+async def _would_forget(reader: LogReader, stream: str, child: str | None) -> dict[str, Any]:
+    """``{streams, records, sessions}``: ``streams`` go as a whole, ``records`` is how many payloads go, in all streams.
+
+    ``sessions`` are those that go, the named one first. Of a child session no stream goes as a whole.
+    """
+    from sidecar.keeping.retaining import records_to_forget, streams_beside
     from sidecar.views.select import Family, catalog_of
 
     catalog, _ = await catalog_of(reader)
-    streams, gone = sorted(Family(stream, catalog.lineage).streams), await reader.removed()
+    known = catalog.lineage.sessions
+    if child is None:
+        streams = sorted(Family(stream, catalog.lineage).streams, key=lambda name: (name != stream, name))
+        ids = [id_ for name in streams if (found := catalog.streams.get(name)) is not None for id_ in found.sessions]
+    else:
+        streams, ids = [], [child]
+        for id_ in ids:  # grows: those below come after it
+            ids += [session.id for session in known.values() if session.parent == id_ and session.id not in ids]
+    sessions = [
+        {"id": id_, "title": catalog.sessions[id_].title, "parent": known[id_].parent if id_ in known else None}
+        for id_ in ids
+    ]
     records = 0
-    sessions: list[dict[str, Any]] = []
-    for name in sorted(streams, key=lambda name: name != stream):
-        found = catalog.streams.get(name)
-        if found is None:
-            continue
-        lost = gone.get(name)
-        records += found.records - (max(lost.forgotten_to - lost.first_offset, 0) if lost is not None else 0)
-        for session in found.sessions:
-            known = catalog.lineage.sessions.get(session)
-            parent = known.parent if known is not None else None
-            sessions.append({"id": session, "title": catalog.sessions[session].title, "parent": parent})
-    return {"streams": streams, "records": max(records, 0), "sessions": sessions}
+    async for _record in records_to_forget(reader, streams, ids, streams_beside(known, streams, ids)):
+        records += 1
+    return {"streams": sorted(streams), "records": records, "sessions": sessions}
 
 
-async def _refusals(reader: LogReader, streams: list[str]) -> list[str]:
+async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
     """Why it cannot be done now, each to be read after "it will be refused"; nothing is taken or written."""
     from sidecar.keeping.retaining import busy_streams
     from sidecar.keeping.upkeep import restore
@@ -128,9 +135,9 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
         out.table([Column("session"), Column("", False), Column("title", wide=True)], rows)
     if len(sessions) > len(shown):
         out.text(f"… and {len(sessions) - len(shown)} more", "dim")
-    children = sum(session["parent"] is not None for session in sessions)
+    children = sum(session["parent"] is not None for session in sessions[0 if streams else 1 :])
     below = {0: "", 1: ", its child session's too"}.get(children, f", its {children} child sessions' too")
-    named = streams[0] if len(streams) == 1 else streams_text(len(streams))
+    named = sessions[0]["id"] if not streams else streams[0] if len(streams) == 1 else streams_text(len(streams))
     out.prose("", f"would forget the payloads of {records_text(would['records'])} in {named}{below}")
 
 

@@ -7,16 +7,21 @@ that the caller opened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import ClassVar, Final
 
 from bridge.opencode.capture.state import CaptureState
 from streams.errors import StreamError
+from streams.event import StreamEvent
+from streams.hashing import canonical, is_digest
+from streams.lineage import Session
 from streams.log.directory import store_bytes
 from streams.log.log import Log
 from streams.log.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan
 from streams.log.reader import LogReader
+from streams.query import Filter
 from streams.retention import Forgotten, Pruned
+from streams.store import Record
 
 SYSTEM: Final = "system"
 """The stream of what belongs to no session."""
@@ -59,21 +64,57 @@ async def prune(log: Log, state: CaptureState, plan: PrunePlan, *, now_ms: int) 
     return done
 
 
-async def forget(log: Log, state: CaptureState, streams: Collection[str], *, now_ms: int) -> Forgotten:
-    """Replace the payloads of all records in these streams by their digests.
+async def forget(
+    log: Log,
+    state: CaptureState,
+    streams: Collection[str],
+    sessions: Collection[str],
+    elsewhere: Collection[str],
+    *,
+    now_ms: int,
+) -> Forgotten:
+    """Replace payloads by their digests: of all records in ``streams``, in ``elsewhere`` of those of ``sessions``.
 
     Raises:
-        StillNeeded: a turn is under way in one of them.
+        StillNeeded: a turn is under way in one of the streams, or in that of a session.
         StreamError: as ``prune``.
     """
-    busy = await busy_streams(log, state, streams, now_ms=now_ms)
+    busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
             f"a turn is under way in {', '.join(busy)}, nothing was forgotten; wait until it has ended, then try again"
         )
-    done = await log.forget(streams, at_ms=now_ms)
-    state.drop(streams)
+    positions = [record.position async for record in records_to_forget(log, (), sessions, elsewhere)]
+    done = await log.forget(streams, at_ms=now_ms, positions=positions)
+    state.drop(streams, sessions)
     return done
+
+
+def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessions: Collection[str]) -> set[str]:
+    """Streams besides ``streams`` that may hold records of these sessions: ``system``, and a child session's own.
+
+    In ``system`` lie the hooks whose session could not be read.
+    """
+    return ({SYSTEM} | {known[name].stream for name in sessions if name in known}) - set(streams)
+
+
+async def records_to_forget(
+    log: Log | LogReader, streams: Collection[str], sessions: Collection[str], elsewhere: Collection[str]
+) -> AsyncIterator[Record]:
+    """The records that still have a payload: all of ``streams``, and of ``elsewhere`` those of these sessions."""
+    async for record in log.query(Filter(streams=tuple(sorted({*streams, *elsewhere})))):
+        event = record.event
+        if not is_digest(event.payload) and (event.stream_id in streams or _is_of(event, sessions)):
+            yield record
+
+
+def _is_of(event: StreamEvent, sessions: Collection[str]) -> bool:
+    """Whether an event belongs to one of these sessions: it says so, or names one anywhere if it says nothing."""
+    session = event.payload.get("session")
+    if isinstance(session, str):
+        return session in sessions
+    text = canonical(event.payload).decode()
+    return any(each in text for each in sessions)
 
 
 async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:

@@ -238,18 +238,26 @@ class Upkeep:
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
         return plan, done
 
-    async def forget(self, streams: Sequence[str]) -> Forgotten:
-        """Replace the payloads in these streams by their digests.
+    async def forget(self, streams: Sequence[str], sessions: Sequence[str] = ()) -> Forgotten:
+        """Replace payloads by their digests: of all records in these streams, and of all of these sessions.
 
         Raises:
             StreamError: a turn is under way there, a migration runs, or the disk failed.
         """
         async with self._exclusively("forgotten"):
-            done = await retaining.forget(self._store, self._state, streams, now_ms=self._now_ms())
+            elsewhere = await self.streams_beside(streams, sessions)
+            done = await retaining.forget(self._store, self._state, streams, sessions, elsewhere, now_ms=self._now_ms())
             self._begin_snapshots_anew()
         _log_move(done.moved_from)
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
         return done
+
+    async def streams_beside(self, streams: Sequence[str], sessions: Sequence[str]) -> set[str]:
+        """See ``retaining.streams_beside``."""
+        catalog = await self._resumed_catalog()
+        async for record in self._store.read_all(after=catalog.position):
+            catalog.apply(record)
+        return retaining.streams_beside(catalog.lineage.sessions, streams, sessions)
 
     def _begin_snapshots_anew(self) -> None:
         """The store dropped them: they told of what is gone."""

@@ -183,28 +183,25 @@ class MemoryStore:
             if not wanted:
                 continue
             marks[name] = Mark(wanted[-1].offset + 1, at_ms)
-            first = wanted[0].offset - self._removal.first_offset(name)
-            shorter = [_forgotten(placed) for placed in wanted]
-            self._streams[name] = self._streams[name][:first] + shorter
-            for before, after in zip(wanted, shorter, strict=True):
-                self._records[after.position] = after
-                self._keys[after.encoded.event.idempotency_key] = after
-                saved += len(before.encoded.canonical) - len(after.encoded.canonical)
+            saved += sum(self._forget_one(placed) for placed in wanted)
             records += len(wanted)
         singles = self._singles(positions, set(marks))
-        for placed in singles:
-            shorter_one = _forgotten(placed)
-            name = placed.encoded.event.stream_id
-            self._streams[name][placed.offset - self._removal.first_offset(name)] = shorter_one
-            self._records[placed.position] = shorter_one
-            self._keys[placed.encoded.event.idempotency_key] = shorter_one
-            saved += len(placed.encoded.canonical) - len(shorter_one.encoded.canonical)
+        saved += sum(self._forget_one(placed) for placed in singles)
         last = {placed.encoded.event.stream_id: Mark(placed.offset + 1, at_ms) for placed in singles}
         if marks or singles:
             removal = self._removal.forgot(marks).forgot_singly((placed.position for placed in singles), last)
             self._removal = removal.finished()
             self._snapshots.clear()
         return Forgotten(records + len(singles), saved, len({*marks, *last}))
+
+    def _forget_one(self, placed: Placed) -> int:
+        """Replace a record's payload; by how many bytes it became smaller."""
+        shorter = _forgotten(placed)
+        name = placed.encoded.event.stream_id
+        self._streams[name][placed.offset - self._removal.first_offset(name)] = shorter
+        self._records[placed.position] = shorter
+        self._keys[placed.encoded.event.idempotency_key] = shorter
+        return len(placed.encoded.canonical) - len(shorter.encoded.canonical)
 
     def _singles(self, positions: Collection[int], streams: Collection[str]) -> list[Placed]:
         """The records at these positions that still have a payload, but those of ``streams``."""

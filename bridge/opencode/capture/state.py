@@ -153,12 +153,12 @@ class CaptureState:
         session = self.sessions.get(session_id)
         return session.turn.user_message if session is not None and session.turn is not None else None
 
-    def drop(self, streams: Collection[str]) -> None:
-        """Know nothing more of the sessions in these streams, as a fold over a log without their payloads would.
+    def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> None:
+        """Drop these sessions and those in these streams, as a fold over a log without their payloads would.
 
         One that is heard of again appears as resumed.
         """
-        gone = {session.id for session in self.sessions.values() if session.stream in streams}
+        gone = {each.id for each in self.sessions.values() if each.stream in streams or each.id in sessions}
         for session_id in gone:
             del self.sessions[session_id]
             self.spawns.pop(session_id, None)

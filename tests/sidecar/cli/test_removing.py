@@ -50,6 +50,11 @@ def streams(home: Path) -> dict[str, int]:
     return {s["stream_id"]: s["records"] for s in run(home, "streams", "--json").objects()}
 
 
+def sessions_of(home: Path, stream: str) -> set[str]:
+    found = (each["event"]["payload"].get("session") for each in run(home, "log", stream, "--json").objects())
+    return {session for session in found if session is not None}
+
+
 def files_with(home: Path, text: str) -> list[str]:
     return [str(p.relative_to(home)) for p in home.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
 
@@ -252,6 +257,35 @@ class TestForget:
         done = run(home, "forget", first, "--yes")
         assert done.code == 0 and not kept.exists(), done
         assert "kept " not in run(home, "status").out and run(home, "verify").code == 0
+
+    def test_a_child_session_alone_and_what_system_holds_of_a_session(self, home: Path) -> None:
+        root = next(name for name in streams(home) if len(sessions_of(home, name)) == 2)
+        (child,) = sessions_of(home, root) - {root}
+        stray = [
+            event(
+                "of-root", type_="opencode.odd", stream="system", payload={"deep": [{"ID": root}], "text": "STRAY-ROOT"}
+            ),
+            event(
+                "of-child", type_="opencode.odd", stream="system", payload={"id": f"x:{child}", "text": "STRAY-CHILD"}
+            ),
+            event("of-none", type_="opencode.odd", stream="system", payload={"id": "ses_other", "text": "STRAY-OTHER"}),
+        ]
+        asyncio.run(append(home / "store", [stray]))
+        records = run(home, "log", child, "--json").objects()
+        own = [each for each in records if each["event"]["payload"]["session"] == child]
+        told = run(home, "forget", child)
+        assert told.code == 0 and f"{len(own) + 1} records" in told.out and child in told.out, told
+        assert run(home, "forget", child, "--yes").code == 0
+        after = run(home, "log", root, "--json").objects()
+        for each in after:
+            is_gone = set(each["event"]["payload"]) == {"$sha256"}
+            assert is_gone is (each["position"] in {one["position"] for one in own}), each
+        assert files_with(home, "STRAY-CHILD") == [] != files_with(home, "STRAY-ROOT")
+        assert run(home, "verify").code == 0
+        assert run(home, "forget", root, "--yes").code == 0
+        assert files_with(home, "STRAY-ROOT") == [] != files_with(home, "STRAY-OTHER")
+        assert all(set(each["event"]["payload"]) == {"$sha256"} for each in run(home, "log", root, "--json").objects())
+        assert run(home, "verify").code == 0
 
     def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
         first = next(iter(streams(home)))
