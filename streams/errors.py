@@ -187,5 +187,5 @@ class ForeignStore(BadStore):
 
     @property
     def is_not_ours(self) -> bool:
-        """Whether another program wrote it: then it is not damaged, and nothing is to be mended."""
+        """Whether another program wrote it: then it is not damaged, and there is nothing to repair."""
         return self.reason == NOT_OURS

@@ -1,7 +1,7 @@
 """Files of a store and of the home: opened without following links, written so that a power loss leaves them whole.
 
-No file of a store is ever reached through a symbolic link: whoever can put
-one there must not choose what is read or written.
+No file of a store is ever reached through a symbolic link. A program that can put
+a link there must not choose what is read or written.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def open_or_create(path: Path) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory of the store, mode 0700 whatever the umask, durably; one that is there stays as it is.
+    """Make a directory of the store, mode 0700 regardless of the umask, durably; an existing one stays as it is.
 
     Raises:
         ForeignStore: it is a symbolic link.

@@ -1,6 +1,6 @@
-"""What verifying a log can find, whatever its backend. Pure.
+"""What verifying a log can find, in either backend. Pure.
 
-Four kinds of fault are told apart:
+There are four kinds of fault:
 
 * ``corrupt``  - a record is damaged: wrong checksum, no record at all, a batch that is not whole.
 * ``missing``  - records that were durable are not there.
@@ -66,7 +66,7 @@ class Summary:
     """Records whose payload was forgotten, which are."""
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set every count back."""
         for name, value in asdict(Summary()).items():
             setattr(self, name, value)
 

@@ -27,7 +27,7 @@ GENESIS = bytes(32)
 """The hash before a stream's first record."""
 
 MAX_DEPTH = 200
-"""Most objects and lists one in another in an event, itself included; what lies deeper becomes a marker, counted.
+"""Most objects and lists one in another in an event, itself included; what is deeper becomes a marker, counted.
 
 orjson writes 254 and reads 1024, so an event still fits in what wraps it: a line, an answer, a message.
 """

@@ -1,4 +1,4 @@
-"""Who descends from whom: session → root stream, trace id, span id. Pure.
+"""The lineage of sessions: session → root stream, trace id, span id. Pure.
 
 A root session is a stream and a trace; a child session is a span in its
 root's stream. The ids are derived, so they are the same on every machine and
@@ -54,7 +54,7 @@ class Session:
     """One session as the log knows it.
 
     ``parent`` is ``None`` for a root; ``known`` is false while the parent was
-    not to be found out. ``stream`` is where its records lie.
+    not to be found out. ``stream`` is where its records are.
     """
 
     id: str

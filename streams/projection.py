@@ -32,7 +32,7 @@ class Projection(Protocol):
 
 
 class KeepsSnapshots(Protocol):
-    """Where snapshots are kept: a ``StreamStore``, or whatever reads beside one."""
+    """Where snapshots are kept: a ``StreamStore``, or a reader."""
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
         """See ``StreamStore.snapshot``."""

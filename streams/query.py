@@ -55,7 +55,7 @@ class Filter:
 
 
 def type_matches(actual: str, wanted: str) -> bool:
-    """Whether a type is ``wanted``, or lies below it where that ends in ``.*``."""
+    """Whether a type is ``wanted``, or below it if that ends in ``.*``."""
     return actual.startswith(wanted[:-1]) if wanted.endswith(".*") else actual == wanted
 
 
@@ -79,7 +79,7 @@ def parse_moment(text: str, now_ms: int) -> int:
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ValueError(
-            f"{text!r} is no moment: use an age (90s, 30m, 2h, 7d), an ISO time (2026-11-22T09:30), "
+            f"{text!r} is not a time: use an age (90s, 30m, 2h, 7d), an ISO time (2026-11-22T09:30), "
             "or milliseconds since 1970"
         ) from None
 

@@ -5,7 +5,7 @@
 
 What stays of removed records: the ranges of their positions; for each stream
 its ``Base`` (first kept offset, hash of the last removed record), from which its
-chain goes on; and for each record an ``Entry``, by which a late resend is still
+chain continues; and for each record an ``Entry``, by which a late resend is still
 known as a duplicate. Of forgotten ones: up to which offset of which stream.
 Positions and offsets are never given again.
 """
@@ -102,7 +102,7 @@ class Gone(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Where a pruned stream goes on: its first kept offset, the hash before it, and when it was pruned last."""
+    """Where a pruned stream continues: its first kept offset, the hash before it, and when it was pruned last."""
 
     offset: int
     hash: bytes
@@ -203,7 +203,7 @@ class Ranges:
     def told(self, first: int, end: int) -> str:
         """Those from ``first`` to before ``end`` that are none of them, in words; there must be one.
 
-        ``record 4``, ``records 4 to 9``, or ``5 of the records 4 to 40`` where removed ones lie among them.
+        ``record 4``, ``records 4 to 9``, or ``5 of the records 4 to 40`` where removed ones are among them.
         """
         first, count = self.following(first), self.kept(first, end)
         at = bisect_right(self._firsts, end - 1) - 1
@@ -284,7 +284,7 @@ class Removal:
         return (mark is not None and offset < mark.offset) or self.singles.holds(position)
 
     def gone(self) -> dict[str, Gone]:
-        """What callers are told, by stream."""
+        """What was removed, by stream."""
         names = sorted({*self.bases, *self.marks, *self.singles_in})
         return {name: self._gone(name) for name in names}
 
@@ -299,7 +299,7 @@ class Removal:
         )
 
     def equals(self, other: Removal) -> bool:
-        """Whether both lost the same, whatever is left to do in their files."""
+        """Whether both lost the same, regardless of what is left to do in their files."""
         return self.finished() == other.finished()
 
 

@@ -92,7 +92,7 @@ class StreamReader(Protocol):
         ...
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """The records that match ``wanted`` across streams, in position order; none is no error."""
+        """The records that match ``wanted`` across streams, in position order; finding none is not an error."""
         ...
 
     async def find(self, idempotency_key: str) -> Record | None:
@@ -104,7 +104,7 @@ class StreamReader(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release everything. Idempotent; appends that are under way finish first."""
+        """Release everything. Idempotent; running appends finish first."""
         ...
 
 
@@ -125,7 +125,7 @@ class StreamStore(StreamReader, Protocol):
         same keys to find out. ``expected`` maps a stream id to the offset its
         first new record must take.
 
-        Keys are looked at before ``expected``. A batch whose keys are all
+        Keys are checked before ``expected``. A batch whose keys are all
         known, with the same bodies (type, stream, actor, payload), returns the
         first records with ``duplicate=True``. ``on_known="keep_first"`` writes
         what is new and keeps the first record of what is known, also when the
@@ -191,7 +191,7 @@ class RetentionStore(StreamStore, Protocol):
         answered as a duplicate, with the event that was given. Positions and
         offsets are not given again. Snapshots are dropped, cursors stay.
 
-        Appends, reads and subscriptions go on meanwhile; who has not read a
+        Appends, reads and subscriptions continue meanwhile; a reader that has not read a
         removed record yet skips it. Cancelling stops the waiting only. Once the
         removal is durable, what is left to do after a crash is done by the next opening.
 

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 class InTurn:
     """Runs blocking work on threads, one after the other.
 
-    Cancelling who waits for it stops the waiting, not the work.
+    Cancelling the caller ends the wait, not the work.
     """
 
     def __init__(self) -> None:
@@ -57,22 +57,22 @@ class InTurn:
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has it; if nobody does any more, it is not told as lost
+            task.exception()  # the waiting caller has it; without one, asyncio must not report it as never retrieved
 
 
 async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable[[], None] | None = None) -> Result:
-    """As ``asyncio.to_thread``, but who is cancelled waits for the work to end: what it uses may be closed then.
+    """As ``asyncio.to_thread``, but a cancelled caller waits for the work to end, and may then close what it used.
 
     A file or a database connection that is closed under a thread that uses it ends the process, or worse: writes into
     another file. ``interrupt`` makes long work end soon.
     """
-    # A future and no task: who ends the loop cancels every task, and a thread would go on behind it.
+    # A future, not a task: ending the loop cancels every task, and the thread would keep running.
     call = partial(copy_context().run, work, *args)
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, call), interrupt)
 
 
 async def to_its_end(work: Awaitable[Result], interrupt: Callable[[], None] | None = None) -> Result:
-    """Short work that gives back what it opened: who is cancelled waits for it to end. ``interrupt`` as above."""
+    """Short work that returns what it opened: a cancelled caller waits for it to end. ``interrupt`` as above."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -83,5 +83,5 @@ async def to_its_end(work: Awaitable[Result], interrupt: Callable[[], None] | No
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # nobody is left to be told
+            task.exception()  # no caller is left to get it
         raise

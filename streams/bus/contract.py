@@ -5,10 +5,10 @@ What every bus does (``tests/streams/bus_contract.py``):
 * A message is kept before ``publish`` returns; a message id makes it once.
 * The first token of a subject is its mode. ``cmd`` is a work queue: patterns of
   two durables may not overlap, ``start`` does not count, and a handled message is
-  gone. ``str`` is kept for nobody; a bus on a server refuses it. All else is kept.
+  gone. ``str`` is never kept; a bus on a server refuses it. Everything else is kept.
 * Subscribers with different durables each get every message (multicast), those
   that share one get each message once among them (competition). A durable keeps
-  its place while nobody is subscribed under it.
+  its place while it has no subscriber.
 * A handler is awaited: a subscription handles one message at a time, and a
   message is done when its handler returns. First attempts begin in the order of
   publishing, for each durable.
@@ -82,7 +82,7 @@ class Retry(Exception):
 
 
 class Poison(Exception):
-    """Raised by a handler: never again. The message becomes a dead letter at once; ``reason`` tells why."""
+    """Raised by a handler: never again. The message becomes a dead letter at once; ``reason`` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -91,7 +91,7 @@ class Poison(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """How often a failing message is tried, and how many seconds lie before each next attempt.
+    """How often a failing message is tried, and how many seconds pass before each next attempt.
 
     The last back-off is repeated; none at all is 0.
     """
@@ -197,7 +197,7 @@ class EventBus(Protocol):
         letter. ``start`` is heeded when the durable is new.
 
         Raises:
-            SubjectError: ``pattern`` is none, or ``durable`` is no single token.
+            SubjectError: ``pattern`` is not a pattern, or ``durable`` is not a single token.
             DurableConflict: the durable exists with another pattern or redelivery, or ``pattern`` covers commands
                 that another subscription works on.
             BusClosed: the bus is closed.
@@ -213,7 +213,7 @@ def check_subscription(pattern: str, durable: str | None) -> str:
     """``pattern``, if a subscription may have it and ``durable``.
 
     Raises:
-        SubjectError: ``pattern`` is none, or ``durable`` is no single token.
+        SubjectError: ``pattern`` is not a pattern, or ``durable`` is not a single token.
     """
     check_pattern(pattern)
     if durable is not None and "." in check_subject(durable):
@@ -221,14 +221,14 @@ def check_subscription(pattern: str, durable: str | None) -> str:
     return pattern
 
 
-def check_shared(durable: str, *, heard: object, pattern: str, is_same_redelivery: bool) -> None:
-    """A subscription joins a durable that is there and hears ``heard``.
+def check_shared(durable: str, *, current: object, pattern: str, is_same_redelivery: bool) -> None:
+    """Check that a subscription may join an existing durable, whose pattern is ``current``.
 
     Raises:
         DurableConflict: it has another pattern or another redelivery.
     """
-    if heard != pattern:
-        raise DurableConflict(durable, f"it hears {heard}, not {pattern}")
+    if current != pattern:
+        raise DurableConflict(durable, f"its pattern is {current}, not {pattern}")
     if not is_same_redelivery:
         raise DurableConflict(durable, "it has another redelivery")
 
@@ -246,14 +246,14 @@ def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dic
 
     Its headers stay but for the message id, which belongs to where it was. The reason is percent-encoded.
     """
-    told = {
+    added = {
         DEAD_SUBJECT: _told(delivery.subject),
         DEAD_DURABLE: _told(durable),
         DEAD_ATTEMPTS: str(delivery.attempt),
         DEAD_REASON: _told(reason),
     }
     kept = [(name, value) for name, value in delivery.headers.items() if not name.lower().startswith(_OWN)]
-    return dead_letter_subject(durable, delivery.subject), {**dict(kept[: MAX_HEADERS - len(told)]), **told}
+    return dead_letter_subject(durable, delivery.subject), {**dict(kept[: MAX_HEADERS - len(added)]), **added}
 
 
 def _told(text: str) -> str:

@@ -22,7 +22,7 @@ _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 class HeaderError(ValueError):
-    """A header cannot be sent: ``name`` is which, ``reason`` what is wrong. The value is not told: it may be secret."""
+    """A header cannot be sent: ``name`` says which, ``reason`` why. It never quotes the value."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)

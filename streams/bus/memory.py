@@ -31,7 +31,7 @@ _COMMANDS = "cmd.>"
 """A work queue: one group for each subject, and a handled message is gone."""
 
 _LOSSY = "str."
-"""Beginning of the subjects whose messages are kept for nobody."""
+"""Prefix of the subjects whose messages are not kept."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Group:
-    """Those who share the messages of one durable, or a subscription of its own."""
+    """The subscriptions that share the messages of one durable, or a single one without."""
 
     durable: str | None
     pattern: str
@@ -165,7 +165,7 @@ class MemoryEventBus:
                 self._durables[durable] = group
         else:
             same = group.redelivery == redelivery
-            check_shared(group.durable or "", heard=group.pattern, pattern=pattern, is_same_redelivery=same)
+            check_shared(group.durable or "", current=group.pattern, pattern=pattern, is_same_redelivery=same)
         subscription = MemorySubscription(self, group, handler)
         group.instances.append(subscription)
         return subscription
@@ -253,7 +253,7 @@ class MemoryEventBus:
         self.counts["dead"] += 1
 
     def left(self, subscription: MemorySubscription) -> None:
-        """A subscription ended; with the last one of a group nobody has to wait for it any more."""
+        """Remove a subscription that ended; with the last one its group ends, too."""
         group = subscription.group
         group.instances.remove(subscription)
         if group.instances:
@@ -323,7 +323,7 @@ class MemorySubscription:
                 return
             self.group.again.appendleft(_Pending(delivery.sequence, delivery.attempt))
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt, counted
+        except Exception as error:  # noqa: BLE001 - any exception of a handler is a failed attempt, counted
             self._bus.failed(self.group, delivery, error)
         else:
             self._bus.handled(delivery)

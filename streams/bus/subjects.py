@@ -1,4 +1,4 @@
-"""Subjects and patterns: what a message is called on a bus, and who hears it. Pure.
+"""Subjects and patterns: how a message is addressed on a bus, and which subscribers receive it. Pure.
 
 A subject is tokens joined by dots. In a pattern the token ``*`` stands for any
 one token, and ``>``, at the end only, for one or more. Nothing else is special,
@@ -70,7 +70,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a message under ``subject`` is heard by a subscriber of ``pattern``. Both must be well formed."""
+    """Whether a subscriber of ``pattern`` receives a message under ``subject``. Both must be well formed."""
     wanted, given = pattern.split("."), subject.split(".")
     if wanted[-1] == REST:
         wanted.pop()

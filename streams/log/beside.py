@@ -1,4 +1,4 @@
-"""Verifying what lies beside the records: ``store.json``, and hints that know more than the log does."""
+"""Verifying the files next to the records: ``store.json``, and hints made when the log held more."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
             raise
         return Finding("corrupt", str(path), None, None, None, error.reason)
     if manifest is None and has_log:
-        reason = "a log without it is not opened; `durable-stream repair` writes it anew if every record verifies"
+        reason = "a log without it cannot be opened; `durable-stream repair` rewrites it if every record verifies"
         return Finding("missing", str(path), None, None, None, reason)
     if manifest is not None and not has_log:
-        reason = f"it says that the log lies in {manifest.backend}, which is not there: restore the store from a backup"
+        reason = f"it says that the log is in {manifest.backend}, which is not there: restore the store from a backup"
         return Finding("missing", str(path), None, None, None, reason)
     if manifest is None and (left := left_alone(store)) is not None:
         return Finding("missing", str(path), None, None, None, f"{left.reason}: {left.hint}")
@@ -49,7 +49,7 @@ def is_newer(path: Path) -> bool:
 
 
 def lost_findings(store: Path, last: int) -> list[Finding]:
-    """What cursors and snapshots tell of records that the log itself cannot tell of, such as those of a deleted WAL.
+    """Findings from cursors and snapshots about records that the log no longer shows, such as those of a deleted WAL.
 
     One that stands after ``last``, the last record that is there, was made when the log held more; so was one that an
     opening put out of use.

@@ -18,13 +18,13 @@ ROWS_TO_LINES: Final = 2
 ordinary size."""
 
 WAL_BYTES: Final = 16 * MIB
-"""About the most that SQLite's write-ahead file takes beside the database while records are copied."""
+"""About the most that SQLite's write-ahead file takes while records are copied."""
 
 
 def missing_for_copy(store: Path, to: Backend) -> int:
     """About how many bytes must be freed for a move to ``to``, rather too many than too few; never below one MiB.
 
-    What lies there of an earlier copy is continued, so it is not counted once more.
+    An earlier copy is continued, so its bytes are not counted again.
     """
     database = _size(store / LOG_FILE) + _size(store / (LOG_FILE + "-wal"))
     lines = sizes_of(store / "log")
@@ -41,7 +41,7 @@ def _size(path: Path) -> int:
 
 
 def holds_payloads(store: Path, backend: Backend) -> bool:
-    """Whether there is anything of a backend in which payloads may be; what cannot be looked at counts as that."""
+    """Whether any file of a backend may hold payloads; a file that cannot be read counts."""
     places = [store / "log"] if backend == "jsonl" else _database_files(store)
     try:
         return any(any(place.iterdir()) if _is_directory(place) else os.path.lexists(place) for place in places)

@@ -1,8 +1,8 @@
-"""The log as the rest of the program sees it: a ``StreamStore`` whose backend may change under way.
+"""The log as the rest of the program sees it: a ``StreamStore`` whose backend may change while it is open.
 
 ``Log`` owns the store's directory: it takes the lock, opens the backend that
 ``store.json`` names, and can move to another one while appends go on.
-``streams/log/reader.py`` reads beside it, also from another process.
+``streams/log/reader.py`` reads the log at the same time, also from another process.
 
 Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 """
@@ -74,7 +74,7 @@ class Log(KeepsHints):
         self._still.set()
         self._closed = False
         self.lost: list[Lost] = []
-        """What cursors and snapshots tell of records that the log held before and does not hold any more."""
+        """Records that the log held before and no longer holds, as cursors and snapshots show."""
         self._differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after))
 
@@ -149,7 +149,7 @@ class Log(KeepsHints):
 
     @property
     def head_warning(self) -> str | None:
-        """What to tell the user where ``head_lost``; ``verify`` says the same of a log that nobody opened since."""
+        """The warning for the user if ``head_lost``; ``verify`` says the same before the next opening."""
         if not self.head_lost:
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
@@ -286,7 +286,7 @@ class Log(KeepsHints):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has it; if nobody does any more, it is not told as lost
+            task.exception()  # the waiting caller has it; without one, asyncio must not report it as never retrieved
 
     @asynccontextmanager
     async def _removing(self) -> AsyncIterator[SqliteStore]:
@@ -306,7 +306,7 @@ class Log(KeepsHints):
                 self._still.set()
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamStore.subscribe``; goes on across a change of the backend."""
+        """See ``StreamStore.subscribe``; continues across a change of the backend."""
         return self._live.follow(after)
 
     async def close(self) -> None:
@@ -333,7 +333,7 @@ class Log(KeepsHints):
 
     @asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """While the log is moved: nothing is pruned or forgotten. Begins when what is under way of that has ended."""
+        """Holds off prunes and forgets while the log is moved; waits for the running ones first."""
         self._moving += 1
         try:
             await self._still.wait()
@@ -342,7 +342,7 @@ class Log(KeepsHints):
             self._moving -= 1
 
     async def hold(self) -> None:
-        """Admit no append until ``release``; returns when those under way have ended, cancelled ones too."""
+        """Admit no append until ``release``; returns when the running ones have ended, cancelled ones too."""
         self._admitted.clear()
         await self._quiet.wait()
         # Cancelling an append ends its caller's waiting, not its writing.

@@ -1,7 +1,7 @@
 """Moving a log to another backend while it is being written: copy, verify, catch up, compare, switch.
 
 Every record is copied byte for byte. When little is left, the copy is verified:
-every record that lies in it is read back and checked, as ``verify`` does. Then
+every record in it is read back and checked, as ``verify`` does. Then
 appends are held, the rest is copied and read back, the heads and every stream's
 last hash are compared with the original's, and ``store.json`` is replaced by a rename.
 Until that rename the old backend is the truth, after it the new one. A hash
@@ -127,7 +127,7 @@ class Migration:
     report: Callable[[Progress], None] = lambda progress: None
     progress: Progress = field(init=False)
     _tails: Tails = field(default_factory=dict)
-    """Of every stream, as computed from the bytes that lie in the copy."""
+    """Of every stream, as computed from the bytes in the copy."""
     _original: Tails = field(default_factory=dict)
     _continued: bool = False
     _touched: set[str] = field(default_factory=set)

@@ -1,9 +1,9 @@
-"""Which stores lie in a directory, and whether the one that ``store.json`` names is among them.
+"""Which stores are in a directory, and whether the one that ``store.json`` names is among them.
 
 A backend's files are made before ``store.json`` first names it, so a store that
 is named and not there was deleted. So was one of which only the head file is left.
-Neither side goes on then: a writer would begin a second log in its place, a reader
-would show an empty one.
+Writers and readers both stop then: a writer would begin a second log in its place, a
+reader would show an empty one.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
 
     Raises:
         ForeignStore: as ``read_manifest``.
-        MissingLog: records lie there without a ``store.json``, or it names a store that is not there.
+        MissingLog: there are records without a ``store.json``, or it names a store that is not there.
         CorruptLog: a sqlite log holds less than its head file says. A jsonl log is judged where it is read.
         StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)
     if manifest is None:
         if with_records(store, alone=alone):
-            hint = f"`durable-stream repair` writes it anew if every record verifies; else restore {MANIFEST}"
-            raise MissingLog(str(store), f"it holds a log but no {MANIFEST}, which says where the log lies", hint)
+            hint = f"`durable-stream repair` rewrites it if every record verifies; else restore {MANIFEST}"
+            raise MissingLog(str(store), f"it holds a log but no {MANIFEST}, which says where the log is", hint)
         lost = left_alone(store)
         if lost is not None:
             raise MissingLog(str(store), lost.reason, lost.hint)
@@ -78,7 +78,7 @@ def left_alone(store: Path) -> LeftAlone | None:
 
 
 def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
-    """The backends of which records, or a file that cannot be read, lie in the directory; whatever ``store.json`` says.
+    """The backends that have records, or an unreadable file, in the directory, regardless of ``store.json``.
 
     Raises:
         ForeignStore: a file is a symbolic link.
@@ -104,13 +104,13 @@ def holds_files(store: Path, backend: Backend) -> bool:
 
 def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog:
     others = [backend for backend in with_records(store, alone=alone) if backend != manifest.backend]
-    kept = "".join(f"; records in {backend} lie beside it, perhaps older ones" for backend in others)
+    kept = "".join(f"; there are also records in {backend}, perhaps older ones" for backend in others)
     if manifest.kept is not None and manifest.kept.backend in others:
         kept = f"; {_kept_words(manifest.kept)}"
     return MissingLog(
         str(store),
-        f"{MANIFEST} says that the log lies in {manifest.backend}, but {what}{kept}",
-        "restore the store from a backup; `durable-stream repair --dry-run` tells what else can be done",
+        f"{MANIFEST} says that the log is in {manifest.backend}, but {what}{kept}",
+        "restore the store from a backup; `durable-stream repair --dry-run` shows what else can be done",
     )
 
 
@@ -121,7 +121,7 @@ def kept_hint(store: Path) -> str | None:
         if manifest is None or manifest.kept is None or manifest.kept.backend not in with_records(store):
             return None
     except (StreamError, OSError):
-        return None  # what is wrong there is told by whoever needs it
+        return None  # the code that needs it reports what is wrong
     return (
         f"{_kept_words(manifest.kept)}: `durable-stream repair --dry-run` says whether it is whole, and how to take it"
     )

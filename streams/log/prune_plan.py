@@ -1,7 +1,7 @@
 """What to prune: a request (age, size, streams) against what a log holds and what is still needed. Pure.
 
 A stream is pruned whole: its histories are sessions, and half a session answers
-no question. What is needed stays, whatever is requested, and the plan says so.
+no question. What is still needed stays, even if it was requested, and the plan says so.
 
 Source: DESIGN, "Store contract" (prune); FEATURES U10 (retention, size cap).
 """

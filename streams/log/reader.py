@@ -1,7 +1,7 @@
-"""Reading a log beside its writer, also from another process, wherever it lies now.
+"""Reading a log while it is written, also from another process, in whichever backend it is now.
 
 A log may move to the other backend while it is read, and its old store may be
-deleted. So each reading looks where the log lies, and goes on there.
+deleted. So each read finds out where the log is, and continues there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class LogReader:
-    """``StreamReader`` over a store's directory, whatever its backend; one that is not there reads as empty.
+    """``StreamReader`` over a store's directory, in either backend; a missing one reads as empty.
 
     Raises:
         ForeignStore: the directory belongs to something else, or to a newer version.
@@ -93,7 +93,7 @@ class LogReader:
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
         """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know.
 
-        So it is, too, where one of them is damaged: reading tells of it in its place.
+        ``None`` also where one of them is damaged: a full read reports it in its place.
         """
         backend = self._backend()
         if not isinstance(backend, SqliteReader):
@@ -112,7 +112,7 @@ class LogReader:
         return await ask_wherever(self._backend, lambda backend: backend.find_event(event_id))
 
     async def glance(self) -> None:
-        """Look whether every file of the log is there and reaches as far as it must; quick, whatever its size.
+        """Check that every file of the log is there and long enough; quick for a log of any size.
 
         Raises:
             CorruptLog: one is missing or was cut short.
@@ -126,7 +126,7 @@ class LogReader:
         return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
 
     async def event_ids(self) -> AsyncIterator[list[str]]:
-        """The ids of all events, many at a time, in no certain order; their payloads are not looked at.
+        """The ids of all events, many at a time, in no particular order, without reading their payloads.
 
         Some may come twice, where the log moved meanwhile.
         """
@@ -156,7 +156,7 @@ class LogReader:
         return await ask_wherever(self._backend, lambda backend: backend.sizes())
 
     async def is_removing(self) -> bool:
-        """Whether a prune or forget is under way, or was cut off: of what is to go some may still be there."""
+        """Whether a prune or forget is running or was cut off: some of what is to go may still be there."""
         return (await self._backend().removal()).pending
 
     async def cut_off(self) -> str | None:
@@ -183,8 +183,8 @@ async def read_wherever(
 ) -> AsyncIterator[Record]:
     """What ``read`` gives; gone on with in the other backend, when the log moved there and the old one was deleted.
 
-    ``now`` tells where the log lies. Who reads a file that is deleted finds it damaged, or finds nothing: both count
-    only while the log lies there. ``read`` is also given the position after which to go on; what comes before it is
+    ``now`` says where the log is. Reading a deleted file finds damage, or nothing: both count
+    only while the log is there. ``read`` is also given the position after which to go on; what comes before it is
     passed over.
     """
     backend, last = now(), NOTHING

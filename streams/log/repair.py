@@ -6,18 +6,18 @@ what is taken away is kept in ``repaired/`` (a torn tail, as at every opening, i
 =============================================  ======================================================================
 found                                          done, because
 =============================================  ======================================================================
-``store.json`` lost or damaged                 written anew, if one store holds records and every record verifies
+``store.json`` lost or damaged                 rewritten, if one store holds records and every record verifies
 an incomplete tail above head                  cut off: it was never acknowledged
-a head file lost or damaged                    written anew, if every record verifies
+a head file lost or damaged                    rewritten, if every record verifies
 sqlite's file damaged, every row whole         the rows copied into a new file, which is verified before it takes over
 a copy that a migration did not finish         set aside, if the log verifies and is at least as long
 drafts of files that were replaced by rename   set aside: what they were to replace is there, or is judged by itself
 damaged cursors and snapshots                  set aside: they are hints, and may be lost
-cursors and snapshots beyond the last record   set aside, and told: what they had read is lost
-a search index damaged or ahead of the log     deleted: the sidecar makes it anew from the log
+cursors and snapshots beyond the last record   set aside and reported: what they had read is lost
+a search index damaged or ahead of the log     deleted: the sidecar rebuilds it from the log
 =============================================  ======================================================================
 
-Anything else is told with the reason why nothing is done: a record at or
+Anything else is reported with the reason why nothing is done: a record at or
 below head that is corrupt, tampered or missing was acknowledged, and only a backup
 has it.
 
@@ -61,7 +61,7 @@ FILES: Final[dict[Backend, tuple[str, ...]]] = {
 """What a backend has in the store's directory, in the order in which it is set aside."""
 
 MOST_TOLD: Final = 20
-"""Faults that are told one by one; ``verify`` tells them all."""
+"""Most faults that are listed one by one; ``verify`` lists them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What lies in a store's directory. File names are relative to it."""
+    """What is in a store's directory. File names are relative to it."""
 
     manifest: Manifest | None = None
     manifest_is_damaged: bool = False
@@ -105,7 +105,7 @@ class Facts:
     left_alone: LeftAlone | None = None
     """The head file of a log that is gone, ``store.json`` with it."""
     has_wal: bool = False
-    """Whether sqlite's write-ahead file lies there."""
+    """Whether sqlite's write-ahead file is there."""
     search_fault: Literal["damaged", "ahead"] | None = None
     """``ahead``: it has indexed records that the log does not hold."""
 
@@ -148,7 +148,7 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
     found = f"{MANIFEST} is {'damaged' if damaged else 'missing'}"
     if not with_records:
         if damaged:
-            yield Item(found, "set aside", "no records lie there: the next start begins a new log", damaged)
+            yield Item(found, "set aside", "there are no records: the next start begins a new log", damaged)
         elif facts.left_alone is not None:
             yield Item(facts.left_alone.reason, None, facts.left_alone.hint)
         return
@@ -162,12 +162,12 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
     if len(with_records) > 1:
         both = ", ".join(f"{name} up to position {store.head}" for name, store in sorted(with_records.items()))
         text = (
-            f"two stores lie there ({both}): restore {MANIFEST} from a backup, or move the one that is not the log away"
+            f"there are two stores ({both}): restore {MANIFEST} from a backup, or move the one that is not the log away"
         )
         yield Item(found, None, f"{text} and run this again")
         return
     [(name, store)] = with_records.items()
-    text = f"write it anew: the log lies in {name}, where all {store.records} records verify; the log gets a new id"
+    text = f"rewrite it: the log is in {name}, where all {store.records} records verify; the log gets a new id"
     yield Item(found, "write manifest", text, damaged, Manifest(name, log_id))
 
 
@@ -191,7 +191,7 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
             if Path(fault.file).name == "log.db":  # a removal that was cut off
                 why = "finish it" if safe else "it stays"
         elif _is_head(fault):
-            why = "every record verifies: write it anew; records lost at the very end could not be noticed"
+            why = "every record verifies: rewrite it; records lost at the very end would not be noticed"
             why = why if safe else "it stays"
         else:
             continue
@@ -209,14 +209,14 @@ def _lost(store: StoreFacts, facts: Facts, *, backend: Backend = "jsonl") -> Ite
         text = why.get(fault.kind, "restore the store from a backup")
         if backend == "sqlite" and fault.kind == "missing" and fault.position == store.head + 1:
             copied = "copy log.db-wal, then " if facts.has_wal else ""
-            text += f"; without one: {copied}move sqlite-head away, and the log goes on after {store.head}"
+            text += f"; without one: {copied}move sqlite-head away, and the log continues after {store.head}"
         yield Item(str(fault), None, text)
     if len(store.lost) > MOST_TOLD:
-        yield Item(f"{len(store.lost) - MOST_TOLD} more faults", None, "`durable-stream verify` tells them all")
+        yield Item(f"{len(store.lost) - MOST_TOLD} more faults", None, "`durable-stream verify` lists them all")
 
 
 def _gone(manifest: Manifest) -> Item:
-    found = f"{MANIFEST} says that the log lies in {manifest.backend}, which is not there"
+    found = f"{MANIFEST} says that the log is in {manifest.backend}, which is not there"
     return Item(found, None, "restore the store from a backup")
 
 
@@ -256,7 +256,7 @@ def _beside(facts: Facts) -> Iterator[Item]:
         yield Item(found, "set aside", text, (hint,))
     if facts.search_fault is not None:
         files = tuple(file for file in FILES["sqlite"] if file.startswith("search"))
-        text = "delete it: the sidecar makes it anew, and until then a search reads the log"
+        text = "delete it: the sidecar rebuilds it, and until then a search reads the log"
         ahead = "the search index knows records that the log does not hold: the log was cut, or is an older copy"
         found = "the search index is damaged" if facts.search_fault == "damaged" else ahead
         yield Item(f"search.db: {found}", "delete", text, files)
@@ -289,7 +289,7 @@ def leftovers(store: Path) -> list[str]:
 
 
 def is_begun(store: Path) -> bool:
-    """Whether anything of a log lies in the directory. Quick: nothing is opened.
+    """Whether the directory holds anything of a log. Quick: it opens no file.
 
     Raises:
         ForeignStore: the store is foreign or newer, or ``store.json`` is a symbolic link.
@@ -303,7 +303,7 @@ def is_begun(store: Path) -> bool:
 
 
 async def examine(store: Path, progress: Progress | None = None) -> Facts:
-    """What lies in the directory. The truth is verified; without a ``store.json`` both backends' stores are.
+    """Examine the directory. The truth is verified; without a ``store.json`` both backends' stores are.
 
     ``progress`` is called with the number of bytes verified since its last call.
 
@@ -343,7 +343,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
 
 @dataclass(slots=True)
 class Repairing:
-    """One run over ``store``; what it takes away lies in ``aside``, which is made when it is needed."""
+    """One run over ``store``; what it removes is kept in ``aside``, which is made when it is needed."""
 
     store: Path
     aside: Path | None = None
@@ -468,7 +468,7 @@ async def _head(store: Path, backend: Backend) -> int:
 
 async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
     fault = await asyncio.to_thread(search_fault, store, log.head)
-    # How far a damaged log goes is not known: brought back from a backup, it may reach what is indexed.
+    # It is not known how far a damaged log reaches: restored from a backup, it may reach what is indexed.
     return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
 
 

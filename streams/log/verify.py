@@ -25,8 +25,8 @@ def is_of_records(finding: Finding) -> bool:
 class Verification:
     """One pass over the log in ``store``. ``run`` gives the findings, ``summary`` the counts when it is done.
 
-    Nothing is changed, and no lock is taken: beside a running writer the log is
-    verified up to the head of that moment. ``backend`` is the one to verify, whatever
+    It changes nothing and takes no lock. While a writer runs, it verifies the log
+    up to the head of that moment. ``backend`` is the one to verify, whatever
     ``store.json`` says; ``alone`` that the caller holds the writer's lock itself. ``quick`` looks at the
     end of the log only: the last segments of jsonl; of sqlite the last records, and as much of the file as
     a moment allows.
@@ -108,7 +108,7 @@ class Verification:
             raise StoreUnavailable(
                 f"the log in {self._store} moved to {manifest.backend} while it was verified, "
                 f"and its old {self._backend} store was deleted",
-                "run it again: it reads where the log lies now",
+                "run it again: it reads the log where it is now",
             )
 
 

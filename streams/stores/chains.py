@@ -47,7 +47,7 @@ class Chains:
     def take(self, stream_id: str, offset: int, hash_: bytes, event: dict[str, Any], lost: int) -> str | None:
         """In what the stream's next record contradicts those before it, as a sentence; ``None`` if in nothing.
 
-        ``lost`` is how many records of the whole log were lost so far. Whatever is wrong, the stream goes on
+        ``lost`` is how many records of the whole log were lost so far. Whatever is wrong, the stream continues
         behind this record, so that one fault is one finding.
         """
         tail = self._tails.get(stream_id, _BEGIN)

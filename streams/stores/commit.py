@@ -1,6 +1,6 @@
 """Group commit: many appends, one sync.
 
-There is no timer: while a commit runs, what arrives waits, and all of it forms
+There is no timer: what arrives while a commit runs waits, and all of it forms
 the next one, up to ``MAX_COMMIT_BYTES``. A lone append is committed at once.
 
 A slow disk must not hold the event loop, so commits run on a writer thread. But
@@ -51,7 +51,7 @@ class Pending:
     outcome: list[Record] | BaseException | None = None
 
     def settle(self) -> None:
-        """Hand the outcome to the waiting caller, who may have been cancelled meanwhile."""
+        """Hand the outcome to the waiting caller, which may have been cancelled meanwhile."""
         if self.future.done():
             return
         if isinstance(self.outcome, BaseException):
@@ -109,14 +109,14 @@ class GroupCommit:
         self._queue: deque[Pending] = deque()
         self._waiting_bytes = 0
         self._unwritten = 0
-        """Appends that were submitted and not yet decided, whoever still waits for them."""
+        """Appends that were submitted and not yet decided, with or without a waiting caller."""
         self._drained: list[asyncio.Future[None]] = []
         self._lock = Lock()
         self._wake = Condition(self._lock)
         self._committing = Lock()
         """Held from taking a group until it is written: what was submitted first is written first."""
         self._turnstile = Lock()
-        """Held by who waits for ``_committing`` to work between two commits, so that commits do not always win it."""
+        """Held while waiting for ``_committing`` to work between two commits, so that commits do not always win it."""
         self._stop: StoreUnavailable | None = None
         self._trust = Trust()
         self.on_loop = False
@@ -174,7 +174,7 @@ class GroupCommit:
                 self._wake.notify()
 
     def _commit_on_loop(self) -> None:
-        """Commit what waits; if the thread is at it, the thread goes on with this too."""
+        """Commit what waits; if the thread is committing already, it takes this too."""
         if not self._queue:
             return
         if self._turnstile.locked() or not self._committing.acquire(blocking=False):
@@ -206,7 +206,7 @@ class GroupCommit:
             self._wake.notify()
 
     async def drained(self) -> None:
-        """Return when nothing that was submitted is unwritten, also what nobody waits for any more."""
+        """Return when nothing that was submitted is unwritten, also what has no waiting caller any more."""
         with self._lock:
             if not self._unwritten:
                 return
@@ -277,7 +277,7 @@ class GroupCommit:
     def _fail(self, group: list[Pending], error: Exception) -> None:
         hint = "free disk space or repair the disk, then start again"
         if isinstance(error, StoreUnavailable) and error.hint:
-            reason, hint = error.reason, error.hint  # who knows the cause knows what to do, and no disk is full
+            reason, hint = error.reason, error.hint  # the cause says what to do; the disk is not full
         elif isinstance(error, StreamError):
             reason = str(error)
         else:

@@ -33,7 +33,7 @@ LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A store that was migrated away from and still lies in the directory, as it was at ``head``."""
+    """A store that the log moved away from, still in the directory as it was at ``head``."""
 
     backend: Backend
     head: int
@@ -72,7 +72,7 @@ def read_manifest(store: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except orjson.JSONDecodeError:
-        hint = "`durable-stream repair` writes it anew if every record verifies; else restore it from a backup"
+        hint = "`durable-stream repair` rewrites it if every record verifies; else restore it from a backup"
         raise ForeignStore(str(path), f"it is damaged: {hint}") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
         raise ForeignStore(str(path), NOT_OURS)
@@ -89,13 +89,13 @@ def read_manifest(store: Path) -> Manifest | None:
 def refuse_links(store: Path) -> None:
     """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link: no writer follows one.
 
-    So it does if a file lies in the place of the directory, or of the home that the directory is in.
+    The same if a file is in the place of the directory or of its home.
     """
-    with suppress(OSError):  # closed to us: who reads it is told so
+    with suppress(OSError):  # closed to us: reading it says so
         file = next((path for path in (store, store.parent) if path.exists() and not path.is_dir()), None)
         if file is not None:
             hint = "choose another home with --home, or move it away"
-            raise ForeignStore(str(file), f"it is no directory, so it holds no log of Durable Stream: {hint}")
+            raise ForeignStore(str(file), f"it is not a directory, so it cannot hold a log: {hint}")
     for path in (store, store / LOCK):
         refuse_link(path)
 

@@ -1,4 +1,4 @@
-"""The head file: a log's last durable record, beside the log. Both backends keep one.
+"""The head file: a log's last durable record, in a file of its own. Both backends keep one.
 
 Everything at or below it must be there and whole. It is rewritten in place after each
 commit, before the ack, without a sync of its own.
@@ -23,7 +23,7 @@ _HEAD_BYTES: Final = 160
 
 
 class BadLine(Exception):
-    """A line is no whole, undamaged record; the text says what is wrong, never what it holds."""
+    """A line is not a whole, undamaged record. The text says what is wrong, never what the line holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Cursors and snapshots: hints beside a log, in small files, whatever its backend.
+"""Cursors and snapshots: hints in small files next to a log of either backend.
 
 They may lag and may be lost, and never decide correctness: a reader whose
 cursor is gone begins at the beginning, a projection without a snapshot is
@@ -185,7 +185,9 @@ def _crc(version: int, position: int, state: bytes) -> int:
 def checked_name(name: str) -> str:
     """``name`` if it may name a hint. Raises ``ValueError``."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name for a cursor or snapshot: small letters, digits and '-', up to 63")
+        raise ValueError(
+            f"{name!r} is not a name for a cursor or snapshot: use small letters, digits and '-', up to 63"
+        )
     return name
 
 

@@ -115,7 +115,7 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
 
     Raises:
         ValueError: the batch is empty or over ``MAX_BATCH``.
-        InvalidEvent: a payload is what stays of a forgotten one, so that nobody could tell them apart.
+        InvalidEvent: a payload looks like that of a forgotten record, so the two could not be told apart.
     """
     if not 0 < len(events) <= MAX_BATCH:
         raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(events)}: split it")

@@ -1,4 +1,4 @@
-"""A record as it lies in a store, byte for byte: what moves from one backend to another."""
+"""A record as a store holds it, byte for byte: what moves from one backend to another."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Copyable(Protocol):
     async def copy_in(self, records: Sequence[Stored]) -> None:
         """Write whole batches that follow the head, as they are; durable when it returns.
 
-        Only for a store that nobody appends to.
+        Only for a store without appends.
 
         Raises:
             ValueError: they do not follow the head.

@@ -202,7 +202,7 @@ class JetStreamEventBus:
             if found is None:
                 continue
             same = (found.get("metadata") or {}).get(_REDELIVERY) == kept
-            check_shared(durable, heard=found.get("filter_subject"), pattern=pattern, is_same_redelivery=same)
+            check_shared(durable, current=found.get("filter_subject"), pattern=pattern, is_same_redelivery=same)
             return replace(consumer, new_only=found.get("deliver_policy") == "new")
         return consumer
 

@@ -78,7 +78,7 @@ def parse_stored(line: bytes) -> Stored:
     try:
         return Stored(keys.position, keys.offset, bytes.fromhex(keys.hash), *keys.tx, event)
     except ValueError:
-        raise BadLine("its hash is no hash") from None
+        raise BadLine("its hash is malformed") from None
 
 
 def parse_keys(line: bytes) -> LineKeys:

@@ -20,7 +20,7 @@ _READ_BATCH = 256
 
 
 class Lookup:
-    """Reads records by their positions, beside the writer, whose ``index`` it is."""
+    """Reads records by their positions, through the writer's ``index``."""
 
     def __init__(self, index: Index) -> None:
         self._index = index

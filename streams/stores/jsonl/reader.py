@@ -1,6 +1,6 @@
-"""Reading a jsonl log, also from another process beside its writer.
+"""Reading a jsonl log while it is written, also from another process.
 
-A reader takes no lock, repairs nothing, and stops at head: what lies above is
+A reader takes no lock, repairs nothing, and stops at head: what is above is
 not durable yet, or torn. It needs no index, so opening costs nothing.
 """
 
@@ -114,7 +114,7 @@ class JsonlReader:
                 _check_line(place)
 
     def _doubt(self) -> int | None:
-        head = self.head_record().position  # before the files: a writer beside us extends them first
+        head = self.head_record().position  # before the files: a running writer extends them first
         return first_doubt(self._log, head)
 
     def file_sizes(self) -> Sizes:
@@ -214,7 +214,7 @@ async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
         FileNotFoundError: it was deleted.
     """
     while True:
-        # To its end: a file that a thread opens for nobody any more would stay open.
+        # To its end: a file that a thread opens after its caller was cancelled would stay open.
         chunk = await to_its_end(_chunk(segment, start))
         if not chunk:
             return

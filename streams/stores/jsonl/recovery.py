@@ -1,7 +1,7 @@
 """Opening a jsonl log for writing: scan it, index it, judge its tail.
 
-What was acknowledged lies at or below head and must be whole: anything bad or
-missing there is ``CorruptLog``, and nothing is changed. What lies above head was
+What was acknowledged is at or below head and must be whole: anything bad or
+missing there is ``CorruptLog``, and nothing is changed. What is above head was
 never acknowledged: whole batches are kept, and from the first incomplete one
 on the rest is a torn tail, to be cut and kept aside.
 """
@@ -180,7 +180,7 @@ def _hash_of(keys: LineKeys) -> bytes:
     except ValueError:
         hash_ = b""
     if len(hash_) != len(GENESIS):
-        raise BadLine("its hash is no hash")
+        raise BadLine("its hash is malformed")
     return hash_
 
 
@@ -195,8 +195,8 @@ def _refuse_segment(segment: Segment, expected: int) -> None:
 
 
 def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
-    """Raise unless the fault lies in what was never acknowledged; ``rest`` is what follows it in the segment."""
-    # What must follow the line before tells the position even when it cannot be read.
+    """Raise unless the fault is in what was never acknowledged; ``rest`` is what follows it in the segment."""
+    # The line before says which position must follow, even when this one cannot be read.
     position = cursor.expected
     below = head is not None and position <= head.position
     unexplained = head is None and any(_is_whole(line) for _, line in split_lines(rest))

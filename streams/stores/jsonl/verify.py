@@ -1,10 +1,10 @@
-"""Verifying a whole jsonl log, line by line, on to its end whatever is found on the way.
+"""Verifying a whole jsonl log, line by line, to its end, past any fault.
 
 Where a record cannot be read, what depends on it (the next place, the next
 link of its stream's chain) is taken from what follows, so that one fault is
 one finding; the first record of a stream after a lost one has nothing to be
-checked against. Nothing is changed, and no lock is taken: beside a running writer
-the log is verified up to the head of that moment.
+checked against. It changes nothing and takes no lock: while a writer runs, it
+verifies the log up to the head of that moment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading a database at rest, without leaving a file beside it.
+"""Reading a database at rest, without leaving a file next to it.
 
 To read a database in WAL mode SQLite makes ``-wal`` and ``-shm`` where they are not
 there, also for a connection that cannot write. ``immutable`` keeps it from
@@ -29,7 +29,7 @@ class ReadConnection(sqlite3.Connection):
 
     seen: Seen | None = None
     alone: bool = False
-    """The caller holds the store's lock itself, or has looked that nobody does."""
+    """The caller holds the store's lock itself, or has made sure that no process does."""
 
     def is_right(self, path: Path) -> bool:
         """Whether what was read so far is what the file held."""
@@ -41,11 +41,11 @@ class ReadConnection(sqlite3.Connection):
 
 
 def at_rest(path: Path, alone: bool = False) -> Seen | None:
-    """What the file is while nobody writes to it and all that was written is in it; else ``None``.
+    """The state of the file if no process writes to it and everything written is in it; else ``None``.
 
-    ``alone``: whoever asks holds the store's lock and does not write, so nobody does.
+    ``alone``: the caller holds the store's lock and does not write, so nobody writes.
     """
-    found = seen(path)  # first: what a writer changes while the rest is looked at shows afterwards
+    found = seen(path)  # first: what a writer changes during the checks below shows afterwards
     try:
         if not alone and is_being_written(path.parent):
             return None

@@ -1,4 +1,4 @@
-"""Verifying the file of a sqlite log as a whole, whatever its records say.
+"""Verifying the file of a sqlite log as a whole, apart from its records.
 
 Whether it opens, the pages and indexes, the table of keys: each check gives one
 sentence for each fault, none for a sound file, and raises nothing for damage: a file
@@ -33,14 +33,14 @@ _QUICK_STEPS, _QUICK_CALLS = 10_000, 500
 """A quick look at the file ends after five million steps of SQLite's machine, about a second."""
 
 _MOST_LINES: Final = 2
-"""Of what SQLite reports of one fault so many lines are told."""
+"""Most lines that are kept of SQLite's report of one fault."""
 
 DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
 """What reading a damaged file raises, within ``translated``; ``damage_text`` says it."""
 
 
 def opening_damage(path: Path, *, alone: bool) -> list[str]:
-    """What keeps a file from being opened or written, though one who passes over damage can read all of it.
+    """What keeps a file from being opened or written, although a reader that ignores damage can read all of it.
 
     ``alone``: see ``connect_to_read``.
     """
@@ -49,7 +49,7 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
     except BadStore as error:
         return [f"it cannot be opened: {damage_text(error)}"]
     except (StoreUnavailable, OSError):
-        return []  # held by another for a moment, or out of reach: that is no damage
+        return []  # held by another process for a moment, or out of reach: not damage
     if connection is not None:
         connection.close()
     return []
@@ -81,7 +81,7 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
 
 
 def _first_of(report: str) -> str:
-    """The first faults of a report: SQLite tells of all that one bad page brings with it, each on a line."""
+    """The first faults of a report: SQLite lists everything that follows from one bad page, each on a line."""
     lines = [" ".join(line.split()) for line in report.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("***"):  # names the database, which the finding does
         del lines[0]

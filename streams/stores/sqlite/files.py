@@ -105,7 +105,7 @@ def sqlite_version() -> tuple[int, ...]:
 
 
 class StoreInterrupted(StoreUnavailable):
-    """A look at the file was ended by whoever began it."""
+    """A query was interrupted by its caller."""
 
     code: ClassVar[str] = "interrupted"
 
@@ -115,7 +115,7 @@ def translated(path: Path, doing: str) -> Iterator[None]:
     """SQLite's errors as the store's: nothing of ``sqlite3`` leaves the backend.
 
     Raises:
-        ForeignStore: the file is no database, or is damaged.
+        ForeignStore: the file is not a database, or is damaged.
         StoreLocked: another program holds it.
         StoreUnavailable: it cannot be opened.
         OSError: the disk is full, read-only or failing.
@@ -125,7 +125,7 @@ def translated(path: Path, doing: str) -> Iterator[None]:
     except sqlite3.Error as error:
         raise translate(error, path, doing) from error
     except UnicodeDecodeError as error:
-        # SQLite tells of damage with a piece of what is damaged, and Python cannot read that.
+        # SQLite quotes a piece of what is damaged, and Python cannot decode that.
         raise _damaged(path, "a text in it is no UTF-8") from error
 
 
@@ -223,7 +223,7 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
 def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bool = False) -> ReadConnection | None:
     """A connection that cannot write, for any thread or process; ``None`` where no file is. Raises as above.
 
-    Who keeps it longer than for one look asks it whether what it read is right: see ``sqlite_still.py``.
+    A caller that keeps it must ask it whether what it read was right: see ``at_rest.py``.
     ``alone``: the caller holds the store's lock and has it not open for writing. Where SQLite cannot make its
     shared memory file, as on a read-only file system or a full disk, nobody else can write either: then a log
     whose WAL is empty is read as it is.
@@ -244,7 +244,7 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
             raise
         if _wal_bytes(path):
             raise StoreUnavailable(
-                f"{path} cannot be read where it lies, because a part of it is still in {path.name}-wal",
+                f"{path} cannot be read in place, because a part of it is still in {path.name}-wal",
                 "make the directory writable and free some space, or copy the home elsewhere and look at the copy",
             ) from error
         connection = _connect_to_read(path, "ro&immutable=1", damaged)
@@ -354,7 +354,7 @@ _FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_
 
 
 def _is_named(path: Path) -> bool:
-    """Whether ``store.json`` beside the file says that our log lies in it: then another home is no advice."""
+    """Whether ``store.json`` names the file as our log: then advising another home would be wrong."""
     if path.name != LOG_FILE:
         return False
     try:

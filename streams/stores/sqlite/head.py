@@ -1,4 +1,4 @@
-"""The head file of a sqlite log: its last record, known beside the database, so that lost records are noticed.
+"""The head file of a sqlite log: its last record, kept next to the database, so that lost records are noticed.
 
 A WAL that is deleted, cut or damaged is to SQLite one that ends earlier: the log
 reads as an earlier one, and verifies. So the last record's position and hash stand
@@ -9,10 +9,10 @@ commit is durable and before it is acknowledged, in place and without a sync:
   the next opening. *Beyond it* it cannot be left by either: the system keeps what a
   killed process wrote, in its order, and before a power loss what the file says was synced.
   Then records are lost, and the log is refused.
-- *missing* beside a log that holds records, it was lost, and ``verify`` says so: it is
+- *missing* next to a log that holds records, it was lost, and ``verify`` says so: it is
   made, durably, before the log is.
 
-Its name does not begin as SQLite's files do: whoever deletes ``log.db-*`` leaves it.
+Its name does not begin like those of SQLite's files, so deleting ``log.db-*`` leaves it.
 """
 
 from __future__ import annotations
@@ -101,18 +101,18 @@ def make_head_file(store: Path) -> bool:
 
 
 def holds_known_log(store: Path, *, alone: bool = False) -> bool:
-    """Whether ``log.db`` holds a log; one that cannot be read counts, and is told where it is read.
+    """Whether ``log.db`` holds a log; one that cannot be read counts, and the next read reports it.
 
     ``alone``: see ``connect_to_read``.
 
     Raises:
         CorruptLog: it holds less than its head file says.
         ForeignStore: a file is a symbolic link.
-        StoreLocked: another program holds it; who asks next would wait as long again.
+        StoreLocked: another program holds it; the next attempt would wait as long again.
     """
     path = store / LOG_FILE
     while True:
-        # This file first: a writer beside us moves the log on before it.
+        # This file first: a running writer moves the log forward before it.
         known = read_head(store / HEAD_FILE)
         try:
             connection = connect_to_read(path, len(STEPS), alone=alone)
@@ -131,7 +131,7 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
         if fault is None or read_head(store / HEAD_FILE) == known:
             _refuse(path, fault)
             return True
-        # It is of another log now: this one moved away, was discarded, and begun anew.
+        # It belongs to another log now: this one moved away, was discarded, and a new one begun.
 
 
 def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:

@@ -1,9 +1,9 @@
 """Idempotency keys of a sqlite log: in a table that is filled many records at a time.
 
-A digest lies anywhere in an index, so writing each with its record would change
+A digest may fall anywhere in an index, so writing each with its record would change
 one page of the index for every record of a commit. The writer remembers the
 digests of its last records instead, up to ``FOLDED`` of them, and then writes all
-of them in the order in which they lie in the table: a page takes several.
+of them in the order of the table: a page takes several.
 Opening reads those that are not there yet from their records.
 
 ``keys`` holds what ``records`` says up to ``keys_through.position``, and no more;
@@ -70,7 +70,7 @@ class Keys:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._remembered: dict[bytes, int] = dict(connection.execute(_NOT_FOLDED).fetchall())
-        """Some of them may have been pruned since: who asks looks at the record anyway."""
+        """Some of them may have been pruned since: callers read the record anyway."""
 
     def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
         """Where the records of these digests are; those that are not stored are left out.
@@ -115,7 +115,7 @@ def forget_keys(connection: sqlite3.Connection, digests: Iterable[bytes]) -> Non
 
 
 def rebuild(connection: sqlite3.Connection) -> None:
-    """Write the table anew from the records, within a transaction."""
+    """Rewrite the table from the records, within a transaction."""
     connection.execute("DELETE FROM keys")
     connection.execute("INSERT INTO keys SELECT key, position FROM records ORDER BY key")
     connection.execute(_FOLDED_NOW)

@@ -1,8 +1,8 @@
-"""Reading a sqlite log, in the sidecar and from other processes beside it.
+"""Reading a sqlite log, in the sidecar and from other processes at the same time.
 
 A reader cannot write and never repairs. It sees what is committed, and with
 ``synchronous=FULL`` that is what is durable. Rows are fetched a few at a time, each
-fetch a query of its own that goes on after the last position: no read
+fetch a query of its own that continues after the last position: no read
 transaction stays open while the caller thinks, so the writer's checkpoints are
 never held up.
 """
@@ -287,7 +287,7 @@ class SqliteReader:
         return replace(wanted, types=found or ["none"])
 
     async def _before(self, wanted: Filter) -> int:
-        """A position that all records of ``wanted``'s times lie above; found once, instead of for each fetch."""
+        """A position below all records of ``wanted``'s times; found once, instead of for each fetch."""
         if wanted.since_ms is None:
             return NOTHING
         found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
@@ -297,7 +297,7 @@ class SqliteReader:
         """Records that fulfil a condition, from the position after ``after`` to the head at the first fetch.
 
         With a condition it looks at a range of positions at a time, which grows while little is found in it:
-        SQLite may have to sort all that is in it, whatever the limit.
+        SQLite may have to sort everything in it, regardless of the limit.
         """
         head = await self._head_now()
         condition = f" AND {where}" if where else ""
@@ -320,7 +320,7 @@ class SqliteReader:
         """``position``, after looking that it follows: rows of a damaged page come in any order, again and again."""
         if position <= previous:
             at = previous + 1
-            raise CorruptLog(str(self._path), at + 1, at, f"record {position} lies where a later one must follow")
+            raise CorruptLog(str(self._path), at + 1, at, f"record {position} stands where a later one must follow")
         return position
 
     async def _found(self, wanted: Filter, grams: str, indexed: int) -> AsyncIterator[Record]:
@@ -328,7 +328,7 @@ class SqliteReader:
         last = NOTHING
         while True:
             positions = await asyncio.to_thread(self._search_rows, grams, last, indexed)
-            if positions is None:  # something was removed, and the index is made anew: read on without it
+            if positions is None:  # something was removed, and the index is being rebuilt: read on without it
                 async for record in self._matching("", [], last):
                     if record.position > indexed:
                         return
@@ -397,7 +397,7 @@ class SqliteReader:
         return self._connection
 
     def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
-        """The next positions that the index has for ``grams``; ``None`` when it was deleted under way."""
+        """The next positions that the index has for ``grams``; ``None`` if it was deleted meanwhile."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
             if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):

@@ -115,7 +115,7 @@ class SqliteRemover:
         return {name: ends[name] for name in ends if name not in marks or marks[name].offset < ends[name][1]}
 
     def _check(self, wanted: Mapping[str, tuple[int, int]], exclusively: Exclusive) -> None:
-        """Before anything is noted: read what is to be removed, so that damage in it is told and nothing is begun."""
+        """Read what is to be removed before anything is noted: damage in it is reported, and nothing is begun."""
         for name, (first, end) in wanted.items():
             while first < end:
                 self._turns.check()
@@ -142,7 +142,7 @@ class SqliteRemover:
                     forgotten, saved = forgotten + records, saved + size
         if forgets:
             remove_kept_aside(self._store, Disk())
-        # The index is made anew: what was removed must not be told by it either.
+        # The index is rebuilt: it must not find what was removed.
         remove_search(self._store)
         Hints(self._store).forget_snapshots()
         self._shrink(exclusively)
@@ -189,7 +189,7 @@ class SqliteRemover:
             return result
 
     def _shrink(self, exclusively: Exclusive) -> None:
-        """Give free pages back, and empty the write-ahead file, in which pages lie as they were."""
+        """Give free pages back, and empty the write-ahead file, which still holds the old pages."""
         while exclusively(self._free_pages):
             self._turns.check()
             exclusively(self._give_back)
@@ -215,7 +215,7 @@ class SqliteRemover:
     def _empty_wal(self) -> bool:
         """Whether a reader keeps it from being emptied."""
         with translated(self._path, "writing"):
-            # Commits wait meanwhile, so it does not: who needs it empty asks again.
+            # Commits wait meanwhile, so it does not wait: a caller that needs it empty asks again.
             self._connection.execute("PRAGMA busy_timeout = 0")
             try:
                 return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])

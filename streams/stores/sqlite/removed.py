@@ -40,7 +40,7 @@ _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
 
 class DamagedRow(sqlite3.DatabaseError):
-    """A row is not what was written into it. SQLite itself does not notice, so this is told as its errors are."""
+    """A row is not what was written into it. SQLite does not notice that itself, so this joins its errors."""
 
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 

@@ -1,4 +1,4 @@
-"""What ``repair`` looks at and does in a sqlite store's own files."""
+"""What ``repair`` checks and does in a sqlite store's own files."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class SearchIndex:
 
 
 def remove_search(store: Path) -> None:
-    """Delete the index; what was forgotten must not be found in it. It is made anew."""
+    """Delete the index, so that a search cannot find what was forgotten. It is rebuilt."""
     for suffix in _SIZES:
         with suppress(FileNotFoundError):
             (store / (SEARCH_FILE + suffix)).unlink()

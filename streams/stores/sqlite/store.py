@@ -1,10 +1,10 @@
-"""The sqlite backend: one file, one writing connection, readers beside it.
+"""The sqlite backend: one file, one writing connection, and separate readers.
 
 A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
 returns. Then the head file is written, see ``sqlite_head.py``. The writing
 connection alone checkpoints, between two commits, once the WAL holds
 ``CHECKPOINT_PAGES``. Opening reads a few rows, and the keys of the last records
-(``sqlite_keys.py``), whatever the log holds.
+(``keys.py``), for a log of any size.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class SqliteStore(KeepsHints):
         """Of the last record that was planned since this was opened."""
         self._turns = InTurn()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
-        # What cannot be finished now, on a full disk or beside a reader, is done by the next removal or opening. Nor
-        # does damage in what was to go keep the log from being written: `verify` tells both.
+        # What cannot be finished now, on a full disk or because of a reader, is done by the next removal or opening.
+        # Damage in what was to go does not keep the log from being written either: `verify` reports both.
         with suppress(OSError, StoreUnavailable, BadStore):
             self._remover.resume(lambda work: work())
         self._stream_ids: dict[str, int] = {}
@@ -85,9 +85,9 @@ class SqliteStore(KeepsHints):
         self._fresh: dict[bytes, Placed] = {}
         self._digests: dict[str, bytes] = {}
         self._stored: dict[bytes, int] = {}
-        """Of the commit under way: the digests of its keys, and the positions of those that were stored before."""
+        """Of the current commit: the digests of its keys, and the positions of those that were stored before."""
         self._wal_pages = 0
-        """About how many the WAL has that are not in the database file. Its size does not tell: SQLite writes over
+        """About how many the WAL has that are not in the database file. Its size does not show it: SQLite writes over
         what was moved, and keeps the file as long as it ever was."""
         self._closed = False
         self.differences = 0
@@ -101,7 +101,7 @@ class SqliteStore(KeepsHints):
         """Open the log for writing; made where there is none.
 
         Raises:
-            CorruptLog: records are missing at the end, as the head file tells, or among pruned ones.
+            CorruptLog: records are missing at the end, as the head file shows, or among pruned ones.
             ForeignStore: damaged, not ours, or newer.
             StoreUnavailable: held by another program, or it cannot be opened.
         """

@@ -1,10 +1,10 @@
-"""Verifying a whole sqlite log, row by row, on to its end whatever is found on the way.
+"""Verifying a whole sqlite log, row by row, to its end, past any fault.
 
 A row says everything twice: in its columns, which queries use, and in the
 event's bytes, which the chain covers. So a changed column is found by the
 bytes, changed bytes by the checksum, and both changed by the chain. Where SQLite
 cannot read a page, each record in it is one finding, named by the index that
-leads to it, and the scan goes on behind it. The file as a whole is checked
+leads to it, and the scan continues after it. The file as a whole is checked
 after the records, with ``sqlite_file_verify.py``: whether it opens, and what SQLite's own checks find.
 """
 
@@ -128,7 +128,7 @@ class SqliteVerification:
     async def run(self) -> AsyncIterator[Finding]:
         """See ``streams.log.verify.Verification.run``."""
         self.summary.segments = int(self._path.exists())
-        # Before anything else: a writer beside us moves the log on before this file.
+        # Before anything else: a running writer moves the log forward before this file.
         self._head = read_head(self.store / HEAD_FILE)
         try:
             connection = await asyncio.to_thread(
@@ -154,7 +154,7 @@ class SqliteVerification:
                 if await in_thread(self._begin, connection, interrupt=connection.interrupt) == version:
                     is_done = True
                     async for finding in self._pass(connection):
-                        # What is missing or different may just have been removed, or a writer begun: judge it anew.
+                        # It may just have been removed, or a writer may have begun: start over.
                         now = await in_thread(self._version, connection, interrupt=connection.interrupt)
                         if now != version or not self._is_right(connection):
                             is_done = False
@@ -201,7 +201,7 @@ class SqliteVerification:
             return None
 
     def _begin(self, connection: sqlite3.Connection) -> int | None:
-        """Begin anew with what the log has lost on purpose; the version of that."""
+        """Start over with what was removed from the log on purpose; returns the version of that."""
         segments = self.summary.segments
         self.summary.reset()
         self.summary.segments = segments
@@ -264,7 +264,7 @@ class SqliteVerification:
         if self._named is None:
             self._named = self._names(connection)
         begin = max(self._last, self._scanned) + 1
-        # Without the index it is not known how far the log goes: then the first row that cannot be read is the end.
+        # Without the index the end of the log is not known: then the first row that cannot be read is the end.
         end = max(self._named) if self._named else begin + _ROWS
         read = 0
         for position in range(begin, min(begin + _ROWS, end + 1)):
@@ -296,7 +296,7 @@ class SqliteVerification:
             with translated(self._path, "reading"):
                 return dict(connection.execute(_NAMED, [self._last]).fetchall())
         except DAMAGE:
-            return {}  # then the scan ends at the damage, which is told
+            return {}  # then the scan ends at the damage and reports it
 
     def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
         """Begin at the last records. What came before counts as lost: that explains any first offset in a stream."""
@@ -304,7 +304,7 @@ class SqliteVerification:
             with translated(self._path, "reading"):
                 head = connection.execute("SELECT max(position) FROM records").fetchone()[0]
         except DAMAGE:
-            return  # the scan comes to it, and tells it
+            return  # the scan comes to it and reports it
         if isinstance(head, int) and head > _QUICK_RECORDS:
             self._last = head - _QUICK_RECORDS
             self._lost = self._last + 1
@@ -407,7 +407,7 @@ def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:
     connection.execute("BEGIN")
     try:
         removal = load(connection)
-        version_of(connection)  # which is told if it is damaged
+        version_of(connection)  # raises if it is damaged
         count = connection.execute("SELECT count(*) FROM removed").fetchone()[0] if removal else 0
     finally:
         connection.execute("COMMIT")

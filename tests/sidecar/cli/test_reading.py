@@ -317,7 +317,7 @@ class TestQuery:
 
     def test_bad_moment_is_a_usage_error(self, home: Path) -> None:
         done = run(home, "query", "--since", "yesterday-ish")
-        assert done.code == 2 and "is no moment" in done.err
+        assert done.code == 2 and "is not a time" in done.err
 
 
 class TestExport:
