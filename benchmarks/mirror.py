@@ -83,7 +83,7 @@ class Bare:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """The rows of the mirror; they are empty if the server has no atomic batches."""
+    """The rows of the mirror; an empty list, with a line on stderr, if the server has no atomic batches."""
     async with _server(directory / "nats") as server:
         found = server.status()["version"]
         if server_version(found) < ATOMIC_SINCE:

@@ -263,7 +263,7 @@ def _records() -> list[str]:
         "| `whole` | the canonical event |",
         "| `forgotten` | the canonical event; the log has replaced its payload by its digest |",
         "| `pointer` | the record exceeds the server's limit: the payload is replaced by its digest; the log has it |",
-        "| `stub` | even the pointer is too large: id, ts, stream_id, type, and `$sha256` of the whole canonical event |",
+        "| `stub` | the pointer is too large: id, ts, stream_id, type, and `$sha256` of the whole canonical event |",
         "",
         f"The server's limit (by default {DEFAULT_MAX_PAYLOAD:,} bytes) counts headers and body.",
         "",
