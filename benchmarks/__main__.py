@@ -31,7 +31,7 @@ GROUPS = {
 
 
 def machine() -> str:
-    """The machine in one line: figures mean nothing without it."""
+    """The machine in one line, to interpret the figures."""
     cores = os.cpu_count()
     return f"{platform.system()} {platform.machine()}, {cores} cores, Python {platform.python_version()}"
 

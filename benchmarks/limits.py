@@ -1,4 +1,4 @@
-"""The limits that ratios are held against, and how to measure beside them.
+"""The limits that ratios are compared with, and how to measure them side by side.
 
 Machines are noisy and their noise comes in spells, so the work and its limit
 take turns in short slices and the medians are compared.
@@ -25,7 +25,7 @@ def raw_rate(directory: Path, seconds: float) -> float:
 
 
 def raw_group_rate(directory: Path, seconds: float) -> float:
-    """Lines of 1 KiB a second, 64 in one write with one sync: what a group commit could reach at best."""
+    """Lines of 1 KiB a second, 64 in one write with one sync: the upper bound of a group commit."""
     return _raw(directory / "raw-groups", GROUP, seconds)
 
 
@@ -68,7 +68,7 @@ def bare_sqlite_rate(directory: Path, seconds: float) -> float:
 async def beside(
     limit: Callable[[float], float | Awaitable[float]], work: Callable[[float], Awaitable[float]], seconds: float
 ) -> tuple[float, float]:
-    """(rate, limit): medians of ``ROUNDS`` slices each, taken in turns."""
+    """(rate, limit): medians of ``ROUNDS`` alternating slices each."""
 
     async def measured(slice_: float) -> float:
         found = limit(slice_)

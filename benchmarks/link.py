@@ -1,4 +1,4 @@
-"""The link: from a shim's socket to the durable ack, through a real sidecar in a process of its own."""
+"""The link: from a shim's socket to the durable ack, through a real sidecar process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDENTITY = system_identity()
 ASKED, ANSWER = "msg_1", "msg_2"
 """As OpenCode's ids ascend: an answer before its question would be taken for history that a fork copied."""
 START_SECONDS = 180.0
-"""A limit for what hangs: a first start may read a million events."""
+"""Timeout of a start that hangs: a first start may read a million events."""
 
 
 def _bus(number: int, type_: str, properties: dict[str, object]) -> HookItem:
@@ -41,7 +41,7 @@ def first_hooks() -> list[HookItem]:
 
 
 def a_hook(number: int) -> HookItem:
-    """A text part that ended: one hook, one event of about 1 KiB."""
+    """A finished text part: one hook, one event of about 1 KiB."""
     part = {
         "id": f"prt_{number}",
         "messageID": ANSWER,
@@ -77,7 +77,7 @@ async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen
 
 
 async def record_for(home: Home, seconds: float) -> int:
-    """Hand hooks to a running sidecar for so long, 64 at a time; returns how many made an event."""
+    """Send hooks to a running sidecar for a time, 64 at once; return how many made an event."""
     identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
     async with await ShimClient.connect(Address.of(home), identity=identity, nonce=IDENTITY.nonce) as client:
         await client.send(first_hooks())

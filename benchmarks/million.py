@@ -1,4 +1,4 @@
-"""A log of a million events, made as a sidecar would have written it, and what can be done with it.
+"""A log of a million events, as a sidecar would write it, and the commands that use it.
 
 Encoding and chaining are the store's own; only the waiting for each commit is left out, through ``copy_in``.
 """
@@ -133,7 +133,7 @@ async def build(store: Path, count: int) -> None:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """How soon ``serve`` is ready beside a long log, what it holds in memory, and what opening a store takes."""
+    """Start time and memory of ``serve`` with a long log, and the time to open a store."""
     count = int(os.environ.get("BENCH_EVENTS", EVENTS))
     name = f"{count:,} events" if count != EVENTS else "1 M events"
     home = Home(directory / "million")
@@ -166,7 +166,7 @@ class Served(NamedTuple):
 
 
 async def _moved(store: Path, name: str) -> list[Row]:
-    """The log goes to sqlite; for how long recording pauses is promised to be under a second."""
+    """Move the log to sqlite; the pause of recording must stay under a second."""
     log = await Log.open(store, seeded_identity(4))
     start = time.perf_counter()
     done = await Migration(log, "sqlite").run()
@@ -188,7 +188,7 @@ async def _opened(store: Path) -> float:
 
 
 async def _served(home: Home, seconds: float) -> Served:
-    """Start a sidecar; with ``seconds``, record for so long. Its memory is looked at each quarter of that."""
+    """Start a sidecar; with ``seconds``, record for that time and sample its memory at each quarter."""
     start = time.perf_counter()
     async with sidecar(home) as process:
         ready = time.perf_counter() - start
@@ -206,7 +206,7 @@ async def _served(home: Home, seconds: float) -> Served:
 
 
 def _resident(pid: int) -> float:
-    """MiB of a process that are in memory."""
+    """Resident MiB of a process."""
     if sys.platform == "linux":
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -215,7 +215,7 @@ def _resident(pid: int) -> float:
 
 
 async def _commands(home: Home, name: str) -> list[Row]:
-    """Reading commands beside a stopped sidecar that kept its snapshots."""
+    """Commands that read, with a stopped sidecar's snapshots."""
     # The catalog is kept from time to time, and at the end of a sidecar if it is not far behind.
     async with sidecar(home), asyncio.timeout(CATALOG_SECONDS):
         reader = LogReader(home.store_path)
@@ -240,7 +240,7 @@ async def _command(home: Home, arguments: tuple[str, ...]) -> float:
 
 
 def _index(store: Path) -> None:
-    """Finish the search index, which a sidecar advances whenever nothing else is to do."""
+    """Finish the search index, which a sidecar advances while it is idle."""
     index = SearchIndex(store)
     try:
         while index.advance(CHUNK):

@@ -31,7 +31,7 @@ CHUNK = 16_000
 """Records to catch up with at a time: its beginning and its end, when nothing overlaps, are small beside it."""
 
 LOOK_SECONDS = 0.005
-"""How often it is asked how far the mirror is; each time costs the mirror, which runs in the same loop."""
+"""How often to read the mirror's position; each read slows the mirror, which shares the event loop."""
 
 BATCH = 1000
 """Of the bare publisher: as many as a server takes."""
@@ -41,7 +41,7 @@ ATOMIC_SINCE = (2, 12)
 
 
 def a_step(number: int) -> StreamEvent:
-    """A step of about 1 KiB, which is told in the L0 protocol as well: two messages a record."""
+    """A step of about 1 KiB, which also has an L0 message: two messages per record."""
     payload = {
         "session": f"ses_{number % 8}",
         "turn": f"msg_{number // 50}",
@@ -83,7 +83,7 @@ class Bare:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """The rows of the mirror; none, said by name, where the server takes no atomic batches."""
+    """The rows of the mirror; an empty list, with a line on stderr, if the server has no atomic batches."""
     async with _server(directory / "nats") as server:
         found = server.status()["version"]
         if server_version(found) < ATOMIC_SINCE:
@@ -111,7 +111,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 
 class _Mirroring:
-    """A log that grows while its mirror is paused; then the mirror catches up, and that is measured."""
+    """Grow a log while its mirror is paused, then measure how fast the mirror catches up."""
 
     def __init__(self, path: Path, server: EmbeddedServer, make: Any) -> None:
         self._path, self._server, self._make = path, server, make

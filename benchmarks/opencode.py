@@ -1,4 +1,4 @@
-"""What the plugin costs the user: prompts and starts of the real OpenCode, beside the same without the plugin.
+"""The plugin's cost to the user: prompts and starts of the real OpenCode, with and without the plugin.
 
 Two projects of one OpenCode are prompted in turn, so that both meet the same machine: one with the
 plugin, one without. A prompt is one tool call and one answer of a scripted model that takes no time.
@@ -82,7 +82,7 @@ def _measure_starts(root: Path) -> Row:
 
 @contextmanager
 def healthy(scene: Scene) -> Iterator[None]:
-    """A linked sidecar that works."""
+    """A working, linked sidecar."""
     scene.linked()
     yield
 

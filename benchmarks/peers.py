@@ -49,7 +49,7 @@ NOT_HERE = {
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Both of our stores against each peer: over 1 is ahead."""
+    """Both of our stores against each peer; a ratio above 1 means ours is faster."""
     try:
         import dbos  # noqa: F401
         import eventsourcing.sqlite  # noqa: F401
@@ -95,7 +95,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 
 def _in_threads(work: Callable[[threading.Event], int], seconds: float) -> float:
-    """Events a second of 64 threads that work until they are told to stop."""
+    """Events a second of 64 threads that work until stopped."""
     stop = threading.Event()
     done: list[int] = []
     threads = [threading.Thread(target=lambda: done.append(work(stop))) for _ in range(GROUP)]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure and what it is held against.
+    """A figure and what it is compared with.
 
     ``unit`` "R" and the like: ``value`` and ``limit`` are rates, and their ratio
     must not be under ``floor``. ``unit`` "µs", "s" and "MiB": ``value`` is a time or a size that must
@@ -22,7 +22,7 @@ class Row:
     floor: float | None = None
     aim: float | None = None
     is_peer: bool = False
-    """Held against a peer: nothing is promised, but the verdict says who is ahead."""
+    """Compared with a peer: nothing is promised, but the verdict names the faster one."""
 
     @property
     def figure(self) -> float:
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def verdict(self) -> Literal["", "aim met", "floor met", "BELOW FLOOR", "ahead", "behind"]:
-        """How the figure stands to what is promised; empty where nothing is."""
+        """Whether the figure meets its promise; empty if there is none."""
         if self.is_peer:
             return "ahead" if self.figure > 1 else "behind"
         if self.floor is None or self.aim is None:

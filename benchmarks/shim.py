@@ -1,4 +1,4 @@
-"""The shim: how long one hook holds OpenCode, with the sidecar up, absent and hung."""
+"""The shim: how long one hook blocks OpenCode, with the sidecar up, absent and hung."""
 
 from __future__ import annotations
 

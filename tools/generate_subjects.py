@@ -120,18 +120,18 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Section → target, suffix and payload of its example."""
 
 HEADERS = (
-    (h.TRACEPARENT, "W3C trace context, version 00. The event's own; made from the stream's id when none came"),
-    (h.TRACE_MADE, "`true` when the `traceparent` was made because none came, or none that is valid; counted"),
-    (h.TRACESTATE, "passed on as it came; dropped, and counted, when the trace is not continued or it is malformed"),
+    (h.TRACEPARENT, "W3C trace context, version 00: the event's, or one derived from the stream's id"),
+    (h.TRACE_MADE, "`true` if the `traceparent` was derived because the event had no valid one; counted"),
+    (h.TRACESTATE, "passed on unchanged; dropped and counted if it is malformed or the trace is not continued"),
     (h.TIMESTAMP, "milliseconds since 1970, UTC; filled in if missing"),
     (h.VERSION, f"`{PROTOCOL_VERSION}`; filled in if missing"),
     (h.MESSAGE_TYPE, "`agent.step`, or the record's type; filled in if missing"),
-    (h.SENDER, "the agent that it is from; filled in if missing"),
-    (h.RECURSION_DEPTH, "a whole number of 0 or more, nothing else; never made up. See below"),
+    (h.SENDER, "the sending agent; filled in if missing"),
+    (h.RECURSION_DEPTH, "an integer of 0 or more; never guessed. See below"),
     (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional, passed on"),
     (
         h.MESSAGE_ID,
-        "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for what it means in the L0 protocol; "
+        "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for its L0 messages; "
         "a rebuild adds its number: `{event}:2`",
     ),
     (f"{h.LOG}`, `{h.POSITION}", "the home's log, and the record's position in it; also on L0 messages"),
@@ -140,32 +140,32 @@ HEADERS = (
     (h.FORM, "of a record: the form of the body; see above"),
     (
         f"{DEAD_SUBJECT}`, `{DEAD_DURABLE}`, `{DEAD_ATTEMPTS}`, `{DEAD_REASON}",
-        "of a dead letter: its subject, the durable that gave it up, its attempts, and why",
+        "of a dead letter: its subject, the durable that gave up, its attempts, and the reason",
     ),
 )
 
 DECISIONS = (
-    "Milliseconds in headers, not ISO times: one form of time everywhere, for every `ts` that an event may have.",
-    "A generated `traceparent` is derived, not drawn: the same record has the same trace in every rebuild and home.",
-    "An invalid `traceparent` counts as missing, as W3C demands; it is noted apart from a missing one.",
-    '`CG-Recursion-Depth` is checked always, by both sides, not only "when strictness is required".',
-    "`enqueue` takes the depth of its chain when the message has none, and refuses where both are missing.",
-    "A captured session whose parent is unknown has no depth: its messages lack the header rather than guess.",
+    "Headers hold milliseconds instead of ISO times: one time format everywhere, for every possible `ts`.",
+    "A generated `traceparent` is derived, so a record has the same trace in every rebuild and home.",
+    "An invalid `traceparent` counts as missing, as W3C demands; it is counted separately.",
+    'Both sides always check `CG-Recursion-Depth`, not only "when strictness is required".',
+    "`enqueue` uses the depth of its chain if the message has none, and refuses if both are missing.",
+    "A captured session whose parent is unknown has no depth: its messages omit the header.",
     "A suffix may have dots (`internal.delegate`), so an L0 subject has eight tokens or a few more.",
     "`tool_result` and `stop` have no subject: they are written to the inbox, and a wakeup announces them.",
     "`partial` keeps the waiting slot open; `__cg_control.after_execution` counts for tools on an allow-list only.",
-    "`cg_cmd` is a work queue, as the protocol's table of modes says; its list of streams names only the age.",
+    "`cg_cmd` is a work queue, as in the protocol's table of modes; the protocol's list of streams gives only the age.",
     "`turn.ended` is published twice, as `task` and as `state`, so the second has its own id, `{event}:l0:state`.",
     "`turn_epoch` of a captured session is the number of its turn, from 1; a turn's outcome is in `stats.outcome`.",
     "A record's stream, log and project are one token each; only the dots of its type stay dots.",
     "Undecodable messages become dead letters and are never acknowledged as handled.",
-    'A payload that was of the form `{"$sha256": …}` from the beginning looks forgotten; a verifier tries both.',
-    "A record that exceeds the server's limit even as a pointer becomes a stub, so none stops a mirror.",
+    'An original payload of the form `{"$sha256": …}` looks forgotten; a verifier tries both.',
+    "A record that exceeds the server's limit even as a pointer becomes a stub, so it cannot stop the mirror.",
 )
 
 
 def _prose(text: str) -> list[str]:
-    """A paragraph, wrapped, and the empty line after it."""
+    """A wrapped paragraph, followed by an empty line."""
     lines = textwrap.wrap(" ".join(text.split()), width=118, break_long_words=False, break_on_hyphens=False)
     return [*lines, ""]
 
@@ -183,7 +183,7 @@ def page() -> str:
             *_streams(),
             "## Decisions",
             "",
-            "Where the protocol's text leaves something open, or was corrected:",
+            "Decisions where the protocol's text is open, and corrections to it:",
             "",
             *(f"- {each}" for each in DECISIONS),
             "",
@@ -195,7 +195,7 @@ def _introduction() -> list[str]:
     return [
         "# Subjects on NATS",
         "",
-        "Generated by `make docs` from the tables in `bridge/nats/`, which publishers and consumers run on.",
+        "Generated by `make docs` from the tables in `bridge/nats/`, which publishers and consumers use.",
         "",
         *_prose(
             """Which messages are published where, and how. The mirror publishes `evt.`, the L0 events of agents and the
@@ -261,9 +261,9 @@ def _records() -> list[str]:
         "| `DS-Form` | body |",
         "|---|---|",
         "| `whole` | the canonical event |",
-        "| `forgotten` | the same; the payload was replaced by its digest in the log |",
-        "| `pointer` | the record is over the server's limit: its payload is its digest here, the log has it |",
-        "| `stub` | even that is over the limit: id, ts, stream_id, type, and `$sha256` of the whole canonical event |",
+        "| `forgotten` | the canonical event; the log has replaced its payload by its digest |",
+        "| `pointer` | the record exceeds the server's limit: the payload is replaced by its digest; the log has it |",
+        "| `stub` | the pointer is too large: id, ts, stream_id, type, and `$sha256` of the whole canonical event |",
         "",
         f"The server's limit (by default {DEFAULT_MAX_PAYLOAD:,} bytes) counts headers and body.",
         "",
@@ -407,7 +407,7 @@ def _streams() -> list[str]:
         "|---|---|---|",
         "| `cmd` | work queue | one worker; consumers with the same durable compete |",
         "| `evt` | stream | every durable, each at its own position; consumers with the same durable compete |",
-        "| `str` | not at all | current subscribers only |",
+        "| `str` | not stored | current subscribers only |",
         "",
     ]
 

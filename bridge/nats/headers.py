@@ -165,7 +165,7 @@ def fill_headers(
     """
     notes: list[str] = []
     came = dict(given)
-    # Nobody is refused for a bad trace: it starts anew (W3C, 4.3).
+    # A bad trace is not an error: a new one starts (W3C, 4.3).
     trace = parse_traceparent(came.pop(TRACEPARENT, ""))
     state = came.pop(TRACESTATE, None)
     headers = check_headers(came)
@@ -222,8 +222,8 @@ def depth_header(depth: int) -> dict[str, str]:
 
 
 def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
-    """The payload's own keys that begin like a header of the protocol, in any case; nested ones are not looked at."""
-    # Every record's payload is looked at: nearly all keys are told apart by their third character.
+    """The payload's top-level keys that begin like a header of the protocol, in upper or lower case."""
+    # This runs for every record; the third character rules out nearly all keys.
     return tuple(
         [
             key

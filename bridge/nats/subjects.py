@@ -9,7 +9,7 @@
 
 Every name is one token, written by ``escape``; only a type's and a suffix's
 dots stay dots, so that ``execution.>`` can be asked for. A token is built from
-``A-Za-z0-9_-~`` and ``%`` alone, so that nobody's name can add a token, a
+``A-Za-z0-9_-~`` and ``%`` alone, so that no name can add a token, a
 wildcard, white space or a line to a subject.
 
 Source: seed 002, 1; seed 000, "Streams"; DESIGN 9.
@@ -199,7 +199,7 @@ def consumer_name(agent: str) -> str:
 class L0Subject:
     """``cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}``.
 
-    ``suffix`` is what is done or told; its dots stay dots, for families such as
+    ``suffix`` names the operation or the event; its dots stay dots, for families such as
     ``cmd.sys.pmo.internal.*``, so a subject has eight tokens or a few more.
     """
 
@@ -265,7 +265,7 @@ def l0_pattern(
 
 
 def stream_pattern(category: Category, ver: str = PROTOCOL_VERSION) -> str:
-    """What a stream of the L0 protocol takes in: ``cg.{ver}.*.*.{category}.>``."""
+    """The subjects of an L0 stream: ``cg.{ver}.*.*.{category}.>``."""
     return check_pattern(f"cg.{escape(ver)}.*.*.{category}.>")
 
 

@@ -47,7 +47,7 @@ class TraceContext:
 
 
 def parse_traceparent(text: str) -> TraceContext | None:
-    """What ``text`` says, or ``None`` when it is no valid ``traceparent``: then the trace starts anew.
+    """Parse a ``traceparent``; ``None`` if ``text`` is invalid and a new trace must start.
 
     A later version than 00 is read by its first four fields, and sent on as 00.
     What is longer than ``MAX_TRACESTATE`` is none: it is remembered, and foreign.

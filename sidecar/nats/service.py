@@ -169,7 +169,7 @@ class NatsService:
         return f"127.0.0.1:{server['port']}" if server is not None and server["port"] is not None else None
 
     def mirror_status(self) -> dict[str, Any]:
-        """For ``mirror status``: as ``status``, with the mirror's account beside the rest; ``problem`` is either's."""
+        """For ``mirror status``: as ``status``, plus the mirror's own status; ``problem`` is from either."""
         whole = self.status()
         at_rest = {"state": "off" if self._config.mode == "off" else "waiting"}
         found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}

@@ -20,13 +20,13 @@ from streams.identity import system_identity
 
 
 def noise() -> Iterator[str]:
-    """What is no frame at all."""
+    """Bytes that are not a frame."""
     while True:
         yield "\x00not a frame" * 1000
 
 
 def calls() -> Iterator[str]:
-    """Calls whose answers nobody reads."""
+    """Calls whose answers are never read."""
     for number in itertools.count():
         yield json.dumps({"type": "call", "id": number, "method": f"none.{'x' * 500}", "args": {}})
 

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
 UNAVAILABLE = 503
-"""npm asks again after ten seconds, and then after a minute, unless it is told not to."""
+"""npm asks again after ten seconds, and then after a minute, unless configured not to."""
 MISSING = 404
 """npm gives up at once."""
 

@@ -1,4 +1,4 @@
-"""One event for each thing that happened, whatever OpenCode does: the log against OpenCode's own API."""
+"""One event per action in OpenCode: compares the log with OpenCode's API."""
 
 from __future__ import annotations
 

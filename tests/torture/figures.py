@@ -1,4 +1,4 @@
-"""What a torture test counted, for the table of ``make torture``; in ``make test`` nobody asks for it.
+"""Figures that torture tests counted, for the table of ``make torture``; ``make test`` ignores them.
 
 ``TORTURE_FIGURES`` names the file, ``TORTURE_SEED`` the seed of everything random here.
 """

@@ -1,4 +1,4 @@
-"""Load for a sidecar that is killed: recorded runs told again and again by several shims, and what must come of them.
+"""Load for a sidecar that is killed: several shims send recorded runs repeatedly, and the log must hold them all.
 
 What must come of them is what an undisturbed translator makes of the same hooks.
 """
@@ -59,7 +59,7 @@ def _undisturbed(items: Iterable[HookItem], origin: Origin, first_seq: int) -> t
 
 @cache
 def stories() -> tuple[str, ...]:
-    """The recordings that need nobody to answer and nothing to time out."""
+    """The recordings that need no answer and no timeout."""
     origin = Origin("0" * 32, "0" * 16)
     return tuple(name for name in names() if _undisturbed([i for _, i in recording(name)], origin, 1)[1])
 

@@ -1,6 +1,6 @@
 """Peers that behave badly without sending anything wrong (RELIABILITY 15): many, slow, deaf, restless, too loud.
 
-Each meets a real sidecar that also has a neighbour, a link that behaves. The neighbour goes on; how much longer its
+Each meets a real sidecar that also has a neighbour, a link that behaves. The neighbour continues; how much longer its
 acks take is printed by ``make torture``. ``TORTURE_IDLE``, ``TORTURE_LORIS``, ``TORTURE_DEAF`` and
 ``TORTURE_RECONNECTS`` set the sizes.
 """

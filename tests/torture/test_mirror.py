@@ -1,4 +1,4 @@
-"""RELIABILITY 8: whatever happens to the server, the mirror and the log, in any order: the mirror ends as the log.
+"""RELIABILITY 8: after any faults of server, mirror and log, in any order, the mirror equals the log.
 
 Each cycle appends records and does one thing, drawn from a seeded list; now and then all is drained and compared by
 a reader of its own. Records come in while the server is away, and they never wait for it.

@@ -3,7 +3,7 @@
 ``wanted`` says which streams there must be. ``plan`` compares them with what a
 server answered (its JSON, times in nanoseconds) and says for each: create,
 update, keep, or refuse, with reasons. Only what this table names is compared;
-what an administrator set besides stays, and an update carries it along.
+an update keeps all other settings of an administrator.
 
 Source: seed 000, "Streams"; seed 002, 2.1; DESIGN 9; corrections in FEATURES.
 """
@@ -35,7 +35,7 @@ _NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class StreamDefinition:
-    """One stream as it must be. ``max_age_s`` 0 and ``max_bytes`` -1 are "no limit"."""
+    """The required settings of one stream. ``max_age_s`` 0 and ``max_bytes`` -1 mean no limit."""
 
     name: str
     subjects: tuple[str, ...]
@@ -45,7 +45,7 @@ class StreamDefinition:
     max_bytes: int = UNLIMITED
     duplicate_window_s: int = DUPLICATE_WINDOW_S
     atomic: bool = False
-    """Whether atomic batches are published to it, where the server can take them."""
+    """Whether the stream accepts atomic batches, if the server supports them."""
 
     def config(self, server: tuple[int, int]) -> dict[str, Any]:
         """The configuration to create it with, in the server's JSON; ``server`` is its (major, minor) version."""
@@ -72,13 +72,13 @@ class StreamDefinition:
 
 
 _NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12), "atomic")}
-"""What only newer servers know: its first version, and the field of ours that asks for it. Read back, never assumed."""
+"""Settings of newer servers: the first version, and the field that asks for it. Read back, never assumed."""
 
 
 def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
-    """Every stream there must be. ``max_bytes`` bounds the copy of the log alone: it can be made again.
+    """Every required stream. ``max_bytes`` limits only the copy of the log, which can be rebuilt.
 
-    ``str`` is in none of them: what nobody listens to at once is gone.
+    No stream stores ``str``: a message without a listener is dropped.
     """
     token = escape(version)
     return (
@@ -122,7 +122,7 @@ class StreamPlan:
     """What to do about one stream.
 
     ``config`` is the whole configuration to send for ``create`` and ``update``,
-    empty otherwise. ``reasons`` say why it is refused; nothing is changed then.
+    empty otherwise. ``reasons`` explain a refusal; a refused stream is not changed.
     """
 
     name: str
@@ -151,21 +151,21 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "description": "",
     "subjects": (),
 }
-"""What a server means when it leaves a setting out."""
+"""The server's value of a setting that it omits."""
 
 _COUNTS: Final = frozenset({"max_bytes", "max_msgs", "max_msgs_per_subject", "max_msg_size"})
-"""Settings whose 0 and -1 are the same: unlimited."""
+"""Settings where both 0 and -1 mean unlimited."""
 
 _IN_THE_WAY: Final[dict[str, str]] = {
     "mirror": "it is a mirror of another stream, to which nothing can be published",
-    "sources": "it takes messages from other streams, which would be no records",
-    "sealed": "it is sealed: nothing can be added any more",
-    "subject_transform": "it renames subjects, by which records are found",
+    "sources": "it takes messages from other streams, which would not be records",
+    "sealed": "it is sealed: nothing can be added",
+    "subject_transform": "it renames subjects, and the mirror finds records by subject",
     "allow_msg_counter": "it is a counter and takes no messages",
     "deny_purge": "it cannot be purged, so `mirror rebuild` could not work",
-    "deny_delete": "its messages cannot be deleted, so what is forgotten would stay",
+    "deny_delete": "its messages cannot be deleted, so forgotten payloads would stay",
 }
-"""Settings that cannot be taken back and make the stream useless to us."""
+"""Settings that cannot be undone and that make the stream unusable for the mirror."""
 
 
 def plan_stream(
@@ -177,7 +177,7 @@ def plan_stream(
 ) -> StreamPlan:
     """What to do about one stream; ``found`` is its configuration on the server, ``None`` if there is none.
 
-    ``others`` are the configurations of the account's other streams: no two may take in one subject.
+    ``others`` are the configurations of the account's other streams; no two may store the same subject.
     """
     name = definition.name
     reasons = [
@@ -214,16 +214,16 @@ def plan(
 
 
 def server_version(text: str) -> tuple[int, int]:
-    """(major, minor) of what a server calls itself, as ``2.10.29`` or ``v2.15.0-beta.1``; (0, 0) when it is unreadable.
+    """(major, minor) of a server version such as ``2.10.29`` or ``v2.15.0-beta.1``; (0, 0) if it is unreadable.
 
-    (0, 0) is older than anything, so nothing is asked of such a server that only newer ones know.
+    (0, 0) is older than any version, so such a server gets no settings of newer ones.
     """
     numbers = re.match(r"v?(\d{1,6})\.(\d{1,6})", text)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def keeps(definitions: Iterable[StreamDefinition], subject: str) -> StreamDefinition | None:
-    """The stream that takes in ``subject``, or ``None``: then it is lossy, or nobody's."""
+    """The stream that stores ``subject``; ``None`` if none does."""
     return next((each for each in definitions if any(covers(mine, subject) for mine in each.subjects)), None)
 
 

@@ -25,10 +25,10 @@ _SERVERS_OWN: Final = re.compile(rb"(?:Nats-(?!Msg-Id:)[^\r\n]*\r\n)*\r\n")
 
 
 class HeaderBlock(Mapping[str, str]):
-    """The headers of a message that came; ``raw`` is the block with its version line and the empty line at its end.
+    """The headers of a received message; ``raw`` is the block with its version line and its final empty line.
 
-    What is no header is left out, and of a name that is there twice the last counts. A status that the server put
-    into the version line is ``Status``, its words ``Description``.
+    Invalid lines are ignored; if a name occurs twice, the last value counts. A status in the version line is
+    ``Status``, its text ``Description``.
     """
 
     __slots__ = ("_parsed", "raw")
@@ -39,16 +39,16 @@ class HeaderBlock(Mapping[str, str]):
 
     @property
     def has_status(self) -> bool:
-        """Whether it is a notice of the server, and no message."""
+        """Whether it is a notice from the server instead of a message."""
         return self.raw[len(VERSION) : len(VERSION) + 1] == b" "
 
     def begins_with(self, headers: Mapping[str, str]) -> bool:
-        """Whether the headers are exactly these, in their order, and nothing behind them but the server's ``Nats-``."""
+        """Whether the headers are exactly these, in this order, followed only by the server's ``Nats-`` headers."""
         lines = VERSION + _LINE_END + header_lines(headers).encode()
         return self.raw.startswith(lines) and _SERVERS_OWN.fullmatch(self.raw, len(lines)) is not None
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        """As of any mapping; one header is found without taking all apart."""
+        """As in any mapping; finds one header without parsing all."""
         if self._parsed is None:
             mark = name.encode()
             at = self.raw.find(b"\r\n%b: " % mark)
@@ -104,7 +104,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message as it came. ``status`` is set on the server's own notices, such as ``408``, and empty on messages."""
+    """A received message. ``status`` is set on the server's notices, such as ``408``, and empty on messages."""
 
     subject: str
     reply: str
@@ -119,7 +119,7 @@ class Received:
 
     @property
     def description(self) -> str:
-        """The words that come with a status."""
+        """The text of a status."""
         return self.headers.get("Description", "")
 
 

@@ -97,7 +97,7 @@ def _step(event: StreamEvent, session: str, context: RecordContext) -> list[L0Me
     )
     step = Step(
         agent_turn_id=_id(payload.get("turn") or event.correlation_id, event, "turn"),
-        # A call that never became a part has no id but its event's.
+        # A call that never became a part has only its event's id.
         step_id=_id(payload.get("part") or event.id, event, "step"),
         phase="failed" if failed else "completed",
         metadata=metadata,
@@ -158,7 +158,7 @@ MEANINGS: Final[dict[str, tuple[str, ...]]] = {
     "turn.started": ("state",),
     "turn.ended": ("task", "state"),
 }
-"""Record type → suffixes, for documents; a test holds it to what is done."""
+"""Record type → suffixes, for the documentation; a test compares it with ``l0_messages``."""
 
 
 def _id(value: Any, event: StreamEvent, what: str) -> str:

@@ -1,12 +1,11 @@
-"""The payloads of the L0 protocol, one model a family. Pure.
+"""The payloads of the L0 protocol, one model per family. Pure.
 
-Required and optional fields are seed 002's, 5.1 to 5.11. An optional field that
-is absent stays absent; fields that we do not know are kept through a round
-trip, so a newer sender is understood. Bytes are the canonical ones of
-``streams/hashing.py``. Sizes are bounded: large things travel as pointers
-(cards and boxes), never inline.
+Required and optional fields are seed 002's, 5.1 to 5.11. An absent
+optional field stays absent. Unknown fields survive a round trip, so payloads of
+newer senders are accepted. Bodies are canonical JSON (``streams/hashing.py``).
+Sizes are bounded: large values are sent as pointers (cards and boxes).
 
-Times that are ours are milliseconds since 1970, UTC.
+Times are milliseconds since 1970, UTC.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ MAX_CONTENT: Final = 64 * 1024
 """Most characters of a chunk."""
 
 MAX_OBJECT: Final = 64 * 1024
-"""Most bytes of ``metadata``, ``stats`` or a user's ``args``, written canonically."""
+"""Most bytes of ``metadata``, ``stats`` or a user's ``args`` as canonical JSON."""
 
 MAX_BODY: Final = 512 * 1024
-"""Most bytes of a whole payload; half of what a server takes by default, headers included."""
+"""Most bytes of a whole payload: half of a server's default limit, which includes the headers."""
 
 CONTROL: Final = "__cg_control"
 
@@ -65,12 +64,12 @@ Epoch = Annotated[StrictInt, Field(ge=0, lt=2**53)]
 
 
 class L0Payload(BaseModel):
-    """What all payloads share: frozen, strict about types, open for unknown fields."""
+    """Base of all payloads: frozen, strict about types; unknown fields are allowed."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     FORBIDDEN: ClassVar[dict[str, str]] = {}
-    """Fields that must not be there, with what to send instead."""
+    """Forbidden fields, and what to send instead."""
 
     @model_validator(mode="before")
     @classmethod
@@ -142,7 +141,7 @@ def _faults(error: ValidationError) -> tuple[str, ...]:
 
 
 class Wakeup(L0Payload):
-    """5.1: a doorbell. It carries no meaning of its own: what is wanted lies in the agent's inbox."""
+    """5.1: a doorbell without content. The request is in the agent's inbox."""
 
     agent_id: Id
     inbox_id: Id | None = None
@@ -184,7 +183,7 @@ class Stop(L0Payload):
 
 
 class ToolCommand(L0Payload):
-    """5.4 and 5.5: run a tool, a service's or a built-in one. What it is called with lies in a card."""
+    """5.4 and 5.5: run a tool, a service's or a built-in one. A card holds the arguments."""
 
     FORBIDDEN: ClassVar[dict[str, str]] = {"args": "put them into a card and send `tool_call_card_id`"}
 
@@ -287,7 +286,7 @@ def effective_after_execution(
     """What happens after a tool: the report's word, or the result's own (``result.__cg_control.after_execution``).
 
     ``content`` is the result card's. A result is only heeded from a tool on the
-    allow-list: else whatever a tool prints could end a turn.
+    allow-list: otherwise any tool output could end a turn.
     """
     if tool_name is None or tool_name not in trusted_tools or not isinstance(content, dict):
         return report.after_execution

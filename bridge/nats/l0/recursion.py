@@ -15,7 +15,7 @@ report           given               given, the same       that depth
 join_response    given               given, the same       that depth
 ===============  ==================  ====================  =======================
 
-and whatever the operation, a depth of the limit or more ends the chain.
+and for any operation, a depth at or above the limit ends the chain.
 
 Source: seed 002, 3 ("Recursion depth"); FEATURES C15, C18-C25 and corrections.
 """

@@ -28,7 +28,7 @@ from bridge.nats.subjects import Component, L0Subject
 from streams.bus.subjects import ONE, SubjectError, matches
 
 Carried = Literal["cmd", "evt", "str", "inbox"]
-"""A category, or ``inbox``: a message that lies in an agent's inbox and has no subject; a wakeup tells of it."""
+"""A category, or ``inbox``: a message in an agent's inbox. It has no subject; a wakeup announces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "wakeup",
         Wakeup,
         "the runtime → an agent",
-        "A doorbell: what is wanted lies in the inbox, so a lost or doubled one changes nothing.",
+        "A doorbell: the request is in the inbox, so a lost or repeated wakeup changes nothing.",
         "target",
     ),
     Family(

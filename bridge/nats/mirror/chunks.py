@@ -1,10 +1,10 @@
 """Joins token deltas into chunks: a few messages a second instead of hundreds. Pure: the caller supplies the clock.
 
-What one step says in one kind is one text. Deltas are joined until
-``max_wait_s`` has passed since the first of them or ``max_bytes`` are there; a
-session's chunks leave in the order of its deltas, so a delta of another step or
-kind sends what was there before. Nothing is lost in here but what ``Coalescer``
-counts; the way there and the way on may lose anything (``str``).
+The deltas of one step and kind form one text. They are joined until
+``max_wait_s`` has passed since the first or ``max_bytes`` are reached. A session's
+chunks keep the order of its deltas, so a delta of another step or kind sends the
+waiting text first. This module drops only what ``Coalescer`` counts; transport
+before and after it is lossy (``str``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bridge.nats.l0.payloads import MAX_CONTENT, MAX_ID, Chunk
 MAX_WAIT_S: Final = 0.05
 MAX_BYTES: Final = 8 * 1024
 MAX_OPEN: Final = 1024
-"""Most sessions with unsent text; beyond that, the text that waited longest is sent."""
+"""Most sessions with unsent text; beyond that, the oldest text is sent."""
 
 MAX_STEPS: Final = 4096
-"""Most steps whose chunks are numbered on; a forgotten one that speaks again begins at 0."""
+"""Most steps whose chunk numbers are remembered; a dropped step starts at 0 again."""
 
 
 class Delta(NamedTuple):
@@ -54,8 +54,8 @@ class _Open:
 class Coalescer:
     """Joins deltas. ``now`` is any clock that does not go back, in seconds.
 
-    ``counts`` says what was left out: ``no_turn`` (a delta whose turn is
-    unknown), ``bad_id`` (an id that no payload may hold).
+    ``counts`` counts the dropped deltas: ``no_turn`` (the turn is unknown) and
+    ``bad_id`` (an id is empty or too long for a payload).
     """
 
     def __init__(self, max_wait_s: float = MAX_WAIT_S, max_bytes: int = MAX_BYTES) -> None:
@@ -68,7 +68,7 @@ class Coalescer:
 
     @property
     def deadline(self) -> float | None:
-        """When ``due`` will have something at the latest; ``None`` when nothing waits."""
+        """When ``due`` next returns something; ``None`` if no text waits."""
         return next(iter(self._open.values())).deadline if self._open else None
 
     def add(self, delta: Delta, now: float) -> list[Ready]:
@@ -91,7 +91,7 @@ class Coalescer:
                 ready += self._send(next(iter(self._open)))
             current = _Open(delta.turn, delta.step, delta.kind, now + self.max_wait_s)
             self._open[delta.session] = current
-        # A careless encoder splits characters: halves are joined again when the text is sent.
+        # An encoder may split surrogate pairs; ``_pieces`` joins the halves.
         current.texts.append(delta.text)
         current.size += len(delta.text.encode("utf-8", "surrogatepass"))
         if current.size >= self.max_bytes:
@@ -99,7 +99,7 @@ class Coalescer:
         return ready
 
     def due(self, now: float) -> list[Ready]:
-        """Chunks whose deadline has passed, the oldest first."""
+        """Return the chunks whose deadline has passed, oldest first."""
         ready: list[Ready] = []
         while self._open:
             session, first = next(iter(self._open.items()))
@@ -109,7 +109,7 @@ class Coalescer:
         return ready
 
     def end_step(self, session: str, step: str) -> list[Ready]:
-        """The step's whole text is recorded: what is left of its deltas leaves, and its numbers are forgotten."""
+        """Return the rest of a step whose whole text is recorded, and drop its chunk numbers."""
         current = self._open.get(session)
         ready = self._send(session) if current is not None and current.step == step else []
         for key in [key for key in self._numbers if key[:2] == (session, step)]:
@@ -117,7 +117,7 @@ class Coalescer:
         return ready
 
     def flush(self) -> list[Ready]:
-        """Everything that waits, the longest first."""
+        """Return everything that waits, oldest first."""
         return [ready for session in list(self._open) for ready in self._send(session)]
 
     def _send(self, session: str) -> list[Ready]:

@@ -4,34 +4,32 @@
 reports the differences:
 
 ===============  ===============================================================================
-``missing``      the stream lacks a required message
+``missing``      the stream lacks a message that it must have
 ``extra``        it has one that it must not have: a second one of the same record, or one of a
                  record that the log never had
 ``changed``      subject, headers or body are not what ``messages.mirrored`` gives for the record
 ``order``        it comes after a message of a later record
-``unforgotten``  it still says what was forgotten in the log
+``unforgotten``  it still holds a payload that the log has forgotten
 ===============  ===============================================================================
 
 These are not differences:
 
 * *Waiting*: records after the last one that was ever mirrored.
-* *Expired*: what the stream's own limits removed. They take the oldest messages
-  of the stream and nothing else. So a message has expired only if all of this
-  holds, and is missing otherwise: the stream has a limit; the record stands before
-  the first one that the stream still keeps of this log; no message was removed
-  from between the stream's first and that one (``front_is_whole``); and the limit
-  reaches so far: the record is older than the greatest age, or the stream is full.
-  What means something in the L0 protocol is not even published at that age, so
-  there the age alone decides.
+* *Expired*: messages that the stream's limits removed. Limits remove only the
+  oldest messages of a stream. So a message has expired only if all of this holds,
+  and is missing otherwise: the stream has a limit; the record comes before the
+  first one of this log that the stream still keeps; no message was removed between
+  the stream's first message and that one (``front_is_whole``); and the record is
+  older than the maximum age, or the stream is full. The mirror publishes no L0
+  message for a record of that age, so for L0 messages the age alone decides.
 * *Pruned*: messages of records that the log itself has pruned.
-* A pointer or a stub where the record itself would fit, and the other way round:
-  the server's limit was another one when it was published.
+* A pointer or a stub where the record itself would fit, or the reverse: the
+  server's size limit was different when the message was published.
 
-Where the log lost the beginning of a stream, or its payloads, it no longer says
-to which project, at which depth and in which turn the rest belongs; that is then
-not compared.
+If the log has removed the beginning of a stream, or its payloads, the project,
+depth and turn of its later records are unknown. They are then not compared.
 
-Memory: two bytes a record, and up to ``HELD_BYTES`` of records whose messages did not come yet.
+Memory: two bytes per record, and up to ``HELD_BYTES`` of records whose messages have not arrived yet.
 """
 
 from __future__ import annotations
@@ -53,19 +51,19 @@ from streams.store import NOTHING, Record
 
 Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
 Family = Literal["records", "meanings"]
-"""Which messages of a record a stream takes in: its own, or what it means in the L0 protocol."""
+"""Which messages of a record a stream stores: the record itself, or its L0 messages."""
 
 HELD_RECORDS: Final = 10_000
 HELD_BYTES: Final = 32 * 1024 * 1024
 SKEW_MS: Final = 60_000
-"""By how much the server's clock may be ahead of ours without a message being held for missing that has expired."""
+"""How far the server's clock may be ahead of ours before an expired message is reported as missing."""
 
 _OWN: Final = ""
 _ID: Final = re.compile(r"([^:]{1,128})((?::[a-z][a-z0-9_]*)*)(?::([1-9][0-9]{0,17}))?")
 _POSITION: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 _THERE, _OLD, _FORGOTTEN = 0x80, 0x40, 0x20
 _PARTS: Final = ("", "l0", "l0:state")
-"""What an id adds to the event's; the place is the bit in ``_wanted`` and ``_seen``. A test holds it to the table."""
+"""Suffixes of message ids; the index is the bit in ``_wanted`` and ``_seen``. A test compares them with the table."""
 
 
 class KeptMessage(Protocol):
@@ -84,8 +82,8 @@ class KeptMessage(Protocol):
 class Difference(NamedTuple):
     """One difference between stream and log.
 
-    ``position`` to ``last`` are the records concerned: one, but for ``missing``, where they
-    may be many. ``sequence`` is the message's in the stream, ``None`` where there is none.
+    ``position`` to ``last`` are the affected records: one, except for ``missing``, which may
+    cover many. ``sequence`` is the message's sequence in the stream; ``None`` if there is no message.
     """
 
     kind: Kind
@@ -115,9 +113,9 @@ class Limits:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], state: Mapping[str, Any], largest: int) -> Limits:
-        """From a stream's configuration and state as the server tells them; ``largest`` message in bytes.
+        """From a stream's configuration and state on the server; ``largest`` is its largest message in bytes.
 
-        A stream over its size drops whole messages, so one that dropped any lacks less than one message to its limit.
+        A full stream drops whole messages, so it is less than one message below its limit.
         """
         most_bytes, most = int(config.get("max_bytes") or 0), int(config.get("max_msgs") or 0)
         full = 0 < most_bytes <= int(state.get("bytes") or 0) + largest
@@ -127,9 +125,9 @@ class Limits:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was found in one stream, in numbers; all but ``first_position`` are of messages.
+    """Counts of one stream's messages.
 
-    ``first_position`` and ``first_sequence`` are of the first message of the log that the stream keeps, or ``None``.
+    ``first_position`` and ``first_sequence`` belong to the log's first message in the stream; ``None`` if it has none.
     """
 
     stream: str
@@ -149,7 +147,7 @@ class Comparison:
 
 
 class _Held(NamedTuple):
-    """A record with what is expected of it and did not come yet, by part."""
+    """A record and its expected messages that have not arrived yet, by part."""
 
     record: Record
     context: RecordContext
@@ -158,12 +156,12 @@ class _Held(NamedTuple):
 
 
 class Comparer:
-    """One stream against one log. Give it each record (``expect``) and, before the next one, ``take`` the messages
-    that ``is_due`` (``takes_exactly`` is both, and quick, where it says yes); after the last record ``take`` what is
-    left, then ask ``finish``.
+    """Compares one stream with one log. Pass each record to ``expect``, then ``take`` every message that ``is_due``
+    before the next record (``takes_exactly`` does both quickly when it returns true). After the last record, ``take``
+    the remaining messages and call ``finish``.
 
-    ``head`` is the last position of the log, and no record after it is given.
-    ``removed`` is what the log says it has lost. ``now_ms`` is the time, in ms UTC.
+    ``head`` is the last position of the log; no record after it is passed.
+    ``removed`` is what the log has pruned or forgotten. ``now_ms`` is the time, in ms UTC.
     """
 
     def __init__(
@@ -180,7 +178,7 @@ class Comparer:
         self.result = Comparison(stream)
         self._family, self._mirror, self._head = family, mirror, head
         self._removed, self._limits = removed, limits
-        skew = SKEW_MS if family == "records" else 0  # of the others it is the publisher's clock that decides
+        skew = SKEW_MS if family == "records" else 0  # the publisher's clock decides for the others
         self._old_before = now_ms - limits.max_age_ms - skew if limits.max_age_ms else None
         self._wanted, self._seen = bytearray(head + 1), bytearray(head + 1)
         self._current: _Held | None = None
@@ -190,12 +188,12 @@ class Comparer:
         self._required = NOTHING
         self._front_is_whole = False
         self.rebuild = mirror.rebuild
-        """Number of the rebuild that published the last message that was taken apart."""
+        """Number of the rebuild that published the last message that ``take`` compared."""
 
     # --- the two sides ---
 
     def expect(self, record: Record, context: RecordContext, messages: tuple[Message, ...]) -> None:
-        """The next record of the log; ``messages`` as ``mirrored`` gives them for it."""
+        """Add the log's next record; ``messages`` are what ``mirrored`` returns for it."""
         mine = messages[-1:] if self._family == "records" else messages[:-1]
         opened: dict[str, Message] = {}
         flags = _THERE
@@ -212,9 +210,9 @@ class Comparer:
         self._move_on(_Held(record, context, opened, sum(len(message.body) for message in mine) + 1024))
 
     def takes_exactly(self, message: KeptMessage) -> bool:
-        """Take the message if it is byte for byte the next one expected of the current record; else nothing is done.
+        """Take the message if it equals the next expected one byte for byte; otherwise return false and change nothing.
 
-        Nearly all are, and to see it costs a tenth of taking one apart.
+        Nearly all messages do, and this check costs a tenth of ``take``.
         """
         current, headers = self._current, message.headers
         if current is None or not current.open or not isinstance(headers, HeaderBlock):
@@ -239,14 +237,14 @@ class Comparer:
         return True
 
     def is_due(self, message: KeptMessage) -> bool:
-        """Whether the message is to be taken before the next record."""
+        """Whether to take the message before the next record."""
         position = self.position_of(message)
         return position is None or position <= self._last or position > self._head
 
     def take(self, message: KeptMessage) -> list[Difference]:
-        """The next message of the stream; what is wrong with it."""
+        """Take the stream's next message; return its differences."""
         if self._family == "meanings" and message.headers.get(h.LOG) != h.header_text(self._mirror.log):
-            return []  # another home's: it lies under the same subjects
+            return []  # another home's: both use the same subjects
         self.result.messages += 1
         position = self.position_of(message)
         if position is None:
@@ -279,10 +277,10 @@ class Comparer:
         return found
 
     def finish(self, mirrored_to: int, *, front_is_whole: bool) -> Iterator[Difference]:
-        """What never came. ``mirrored_to`` is the last position known to have been mirrored, or ``NOTHING``.
+        """Yield the missing messages. ``mirrored_to`` is the last position known to be mirrored, or ``NOTHING``.
 
-        ``front_is_whole``: between the stream's first message and the first one of this
-        log (its end, where it keeps none) no place is empty.
+        ``front_is_whole``: no message was removed between the stream's first message and
+        the first one of this log (or the stream's end, if it keeps none).
         """
         self._held.clear()
         self._required = max(mirrored_to, self._latest // len(_PARTS) if self._latest != NOTHING else NOTHING)
@@ -293,7 +291,7 @@ class Comparer:
             lacking = self._count_lacking(position)
             if not lacking:
                 continue
-            # Positions that the stream has nothing of, such as pruned ones, do not end a run.
+            # Positions without messages, such as pruned ones, do not end a run.
             if count and any(self._wanted[between] & 0x1F for between in range(last + 1, position)):
                 yield self._missing(first, last, count)
                 count = 0
@@ -328,12 +326,12 @@ class Comparer:
             self.result.first_position, self.result.first_sequence = position, message.sequence
 
     def _known(self, position: int) -> _Held | None:
-        """The record of a position, while it is remembered."""
+        """The record at a position; ``None`` once it was dropped."""
         current = self._current
         return current if current is not None and current.record.position == position else self._held.get(position)
 
     def _move_on(self, held: _Held) -> None:
-        """Make this the current record; the one before is remembered for as long as messages of it are expected."""
+        """Make this the current record; keep the previous one while messages of it are expected."""
         before, self._current = self._current, held
         if before is None or not before.open:
             return

@@ -1,10 +1,9 @@
-"""Redaction of text that arrives in pieces: nothing leaves before the word it is part of is complete. Pure.
+"""Redacts text that arrives in pieces. A word is released only once it is complete. Pure.
 
-A secret is one word or a quoted text, and the name before it stands close by.
-So a word waits until something follows it, and is redacted together with the
-lines before it. Once a secret has begun, what follows is compared with the
-redaction of the whole, so that a secret of several words or lines, such as a
-private key, does not leave either.
+A secret is one word or a quoted text, with its name close before it. So a word
+waits until whitespace follows it, and is redacted together with the lines before
+it. Each release redacts the text so far again and compares the results, so a
+secret of several words or lines, such as a private key, does not leak either.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MAX_WORD: Final = 8 * 1024
-"""Characters of a word that may wait; a longer one is replaced, as nobody could say where a secret in it ends."""
+"""Most characters of a waiting word. A longer one is replaced: the end of a secret in it would be unknown."""
 
 MAX_CONTEXT: Final = 16 * 1024
 KEPT_CONTEXT: Final = 1024
@@ -26,7 +25,7 @@ _ENDS_HIDDEN: Final = re.compile(r"\[redacted:[^\]\n]{1,64}\]\s*\Z")
 
 
 class HeldText:
-    """One text that arrives in pieces. ``clean`` redacts a text."""
+    """One text that arrives in pieces; ``clean`` redacts a text."""
 
     __slots__ = ("_clean", "_said", "_told", "_too_long", "_word")
 
@@ -36,7 +35,7 @@ class HeldText:
         self._too_long = False
 
     def add(self, piece: str) -> str:
-        """Take a piece; what can leave now, redacted."""
+        """Add a piece; return the redacted text that is ready."""
         self._word += piece
         space = _LAST_SPACE.search(self._word)
         if space is not None:
@@ -52,7 +51,7 @@ class HeldText:
         return ""
 
     def end(self) -> str:
-        """The text is over, or has paused: what is left, redacted."""
+        """Return the rest, redacted. Call it when the text ends or pauses."""
         word, self._word = self._word, ""
         return "" if self._too_long or not word else self._release(word)
 
@@ -61,7 +60,7 @@ class HeldText:
         whole = str(self._clean(self._said))
         same = len(self._told)
         if not whole.startswith(self._told):
-            # What was there has become part of a secret: go on where the two part.
+            # Text already released became part of a secret: continue where the two differ.
             pairs = zip(whole, self._told, strict=False)
             same = next((at for at, (new, old) in enumerate(pairs) if new != old), min(len(whole), len(self._told)))
         leaving, self._told = whole[same:], whole
@@ -69,7 +68,7 @@ class HeldText:
         return leaving
 
     def _forget(self) -> None:
-        """Keep what may give a meaning to what follows: the last lines, or all of a secret that may go on."""
+        """Keep only the context of later pieces: the last lines, or all of a secret that may continue."""
         if len(self._said) <= KEPT_CONTEXT:
             return
         if len(self._said) <= MAX_CONTEXT and _ENDS_HIDDEN.search(self._told):

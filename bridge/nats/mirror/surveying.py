@@ -31,7 +31,7 @@ AGAIN_SECONDS: Final = 0.05
 
 
 async def survey(session: JetStream, log_id: str) -> StreamSurvey:
-    """What the stream holds of a log at one moment.
+    """What the stream holds of a log at one point in time.
 
     Raises:
         NatsUnavailable: no answer, or another publisher keeps publishing under the log's name.
@@ -92,8 +92,8 @@ async def erase_l0(session: JetStream, event_ids: Collection[str], version: str,
 async def cut(session: JetStream, log_id: str, *, after: int) -> int:
     """Remove a log's messages after position ``after``, or all of them; return the position to resume after.
 
-    A stream only grows at its end, so a changed record and all after it must be published again. Deleting single
-    messages takes about as long as publishing them, so if most must go, one purge removes all.
+    Messages can only be added at a stream's end, so a changed record and all later ones must be published again.
+    Deleting a message takes about as long as publishing it, so one purge removes all if most must be removed.
     """
     pattern = log_pattern(log_id)
     if after > NOTHING:

@@ -110,7 +110,7 @@ class DeltaStream:
         return Delta(session, self._turn_of(session), part, field, text)
 
     def _hold(self, delta: Delta, now: float) -> None:
-        """Take a delta; of its session's text, what is complete goes on."""
+        """Add a delta; publish the complete part of its session's text."""
         if delta.turn is None:
             self._coalescer.add(delta, now)  # counted there
             return

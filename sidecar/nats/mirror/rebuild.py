@@ -76,7 +76,7 @@ class Rebuild:
         }
 
     async def run(self, report: Callable[[dict[str, Any]], None] = lambda progress: None) -> dict[str, Any]:
-        """Do it; the last progress. Cancelled, it goes on as the mirror's own work, as far as there is one.
+        """Rebuild; return the last progress. If cancelled, the mirror continues the rebuild, if there is a mirror.
 
         Raises:
             RebuildStopped: the server is away for too long, or the mirror cannot go on.

@@ -1,10 +1,10 @@
-"""The mirror's task: reads the log and publishes what is new; ``progress.py`` knows how far it is.
+"""The mirror's task: reads the log and publishes new records; ``progress.py`` holds the mirror's position.
 
-The log is the outbox: nothing is queued beyond two runs, so a server that is
-away costs no memory, and recording never waits. Every failure ends in the same
-way as a start does: the stream is asked how far it is.
+The log is the outbox. At most two runs are queued, so an unreachable server costs
+no memory, and recording never waits. After a failure the mirror continues as after
+a start: it reads its position from the stream.
 
-While one run is on its way to the server, the next one is read and made.
+While one run is being published, the next one is read and built.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ log = logging.getLogger("sidecar.nats")
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 60.0
-"""How often the stream is looked at though nothing failed: somebody may have emptied it."""
+"""How often the stream is checked without a failure: an administrator may have emptied it."""
 
 SNAPSHOT_RECORDS: Final = 2000
 
 
 class _Again(Exception):
-    """Something is to be done before the mirror goes on."""
+    """The mirror has other work to do before it continues."""
 
 
 class MirrorTask:
@@ -76,25 +76,25 @@ class MirrorTask:
         self._wake, self._caught_up = asyncio.Event(), asyncio.Event()
         self._ending = self._publishing = False
         self._is_level = False
-        """Whether the state's contexts are those at its position: nothing was made that is not stored."""
+        """Whether the state's contexts match its position: every record that was read is stored."""
         self._end = NOTHING
-        """Up to where there is no record after the mirrored ones: what is pruned at the log's end never comes."""
+        """No record is left between the mirrored ones and this position: the log's end was pruned."""
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
-        """``published`` and ``duplicates`` (messages), ``republished`` (how often all was), ``erased`` (streams)."""
+        """``published`` and ``duplicates`` (messages), ``republished`` (whole logs), ``erased`` (streams)."""
         self._progress = Progress(store, log_id, self.counts)
 
     def start(self) -> None:
-        """Begin, in the background. Nothing if it runs."""
+        """Start in the background. Does nothing if it runs."""
         if self._task is None:
             self._ending = False
             self._task = asyncio.create_task(self._run())
 
     async def close(self, *, drain_seconds: float = 0) -> None:
-        """Stop, and keep how far it is. Idempotent. What is under way is found out by the next one.
+        """Stop, and save the position. Idempotent. The next start reads from the stream what was still published.
 
-        While something is being published, it may go on for ``drain_seconds``.
+        A publish in progress may continue for ``drain_seconds``.
         """
         if self._task is not None and self.status()["state"] == "publishing":
             self._caught_up.clear()
@@ -105,31 +105,31 @@ class MirrorTask:
         await self._keep_last()
 
     async def pause(self) -> None:
-        """Publish nothing from the return of this call until ``resume``; what is under way is finished or given up."""
+        """Stop publishing until ``resume``. The run in progress is finished or abandoned before this returns."""
         await self._stop(patient=True)
         self._doing = "paused"
         await self._keep_last()
 
     def resume(self) -> None:
-        """Go on. How far the mirror is, is found out anew: from the snapshot ``MIRROR`` and from the stream."""
+        """Continue. The position is read again from the snapshot ``MIRROR`` and from the stream."""
         self._doing = "waiting"
         self.start()
 
     def rebuild(self) -> None:
-        """Purge this log's part of the stream and publish everything again, in the background; ``status`` tells."""
+        """Purge this log's part of the stream and publish everything again, in the background; see ``status``."""
         self._progress.rebuild_requested = True
         self._wake.set()
 
     def forgotten(self, streams: Collection[str]) -> None:
-        """Payloads of these streams were forgotten: their messages are erased and published again without them.
+        """Erase the messages of these streams and publish them again without the forgotten payloads.
 
-        In the background. Not calling it delays that to the next connection: the log knows what was forgotten.
+        Runs in the background. Without this call it happens on the next connection: the log lists what was forgotten.
         """
         self._progress.erase.update(streams)
         self._wake.set()
 
     def project_of(self, session: str) -> str:
-        """A session's project, as far as the log was read."""
+        """A session's project, from the part of the log read so far."""
         return self._progress.state.contexts.project_of(session)
 
     def status(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class MirrorTask:
             except _Again:
                 continue
             except Vanished as error:
-                # The server knows these ids and not their messages: only other ids are stored.
+                # The server still knows these ids but not their messages, and stores only new ids.
                 self._progress.state.rebuild += 1
                 self._note(str(error))
             except (NatsError, StreamError, OSError) as error:
@@ -187,7 +187,7 @@ class MirrorTask:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                # A mirror that cannot go on must not end unseen; the log is not concerned.
+                # Report an unexpected failure instead of ending silently; the log is not affected.
                 log.exception("the mirror failed")
                 self._note(f"{type(error).__name__}; see sidecar.log")
             has_moved = self._progress.state.position > before
@@ -196,12 +196,12 @@ class MirrorTask:
             await asyncio.sleep(pause)
 
     def _is_ending(self) -> bool:
-        """Whether this task shall end; a cancellation that the client library swallowed counts as well."""
+        """Whether this task must end; includes a cancellation that the client library swallowed."""
         task = asyncio.current_task()
         return self._ending or (task is not None and task.cancelling() > 0)
 
     async def _serve(self, session: JetStream) -> None:
-        """Mirror as long as the connection lasts; returns when the log is closed."""
+        """Mirror until the connection ends; return when the log is closed."""
         self._doing, self._is_level = "resuming", False
         streams = await ensure_streams(session, self._definitions)
         unsure = await self._progress.resume(session)
@@ -229,7 +229,7 @@ class MirrorTask:
         tasks: tuple[asyncio.Task[None], asyncio.Task[str]],
         unsure: int,
     ) -> None:
-        """Publish run after run. The first ``unsure`` records may have been told in the L0 protocol before."""
+        """Publish run after run. L0 messages of the first ``unsure`` records may already be published."""
         reading, ended = tasks
         known: KnownL0 | None = KnownL0()
         loop = asyncio.get_running_loop()
@@ -243,7 +243,7 @@ class MirrorTask:
             nonlocal unsure, known
             run = ahead.take()
             if run.position - self._progress.kept >= SNAPSHOT_RECORDS:
-                # Now: the next record changes them.
+                # Dump now: the next record changes the contexts.
                 folds[run.position] = state.contexts.dump()
                 self._progress.kept = run.position
             if unsure <= 0:
@@ -265,7 +265,7 @@ class MirrorTask:
                         if state.position < self._store.head:
                             self._end = await end_of(self._store, state.position)
                         if state.position != self._progress.noted:
-                            # ``mirror verify`` counts on it: what is missing up to there is lost, the rest only waits.
+                            # ``mirror verify`` needs it: messages missing up to here are lost, later ones only wait.
                             await self._progress.keep_cursor()
                     await self._wait_for_news(ahead, reading, ended, look - loop.time())
                     continue
@@ -285,7 +285,7 @@ class MirrorTask:
                 finishing.cancel()
                 await asyncio.gather(finishing, return_exceptions=True)
             if stored.sequence <= state.sequence:
-                raise Vanished("the mirror's stream is another one than before", "it is looked at anew")
+                raise Vanished("the mirror's stream was replaced", "the mirror reads its position again")
             state.position, state.sequence = run.position, stored.sequence
             if state.position >= self._store.head:
                 self._caught_up.set()
@@ -297,7 +297,7 @@ class MirrorTask:
             await self._progress.keep_cursor_if_due()
 
     async def _is_ready_before(self, ahead: Ahead, finishing: asyncio.Task[RunStored]) -> bool:
-        """Whether another run can be begun while one is being finished."""
+        """Whether the next run is ready before this one finishes."""
         ready = asyncio.create_task(ahead.ready.wait())
         try:
             await asyncio.wait((ready, finishing), return_when=asyncio.FIRST_COMPLETED)
@@ -308,7 +308,7 @@ class MirrorTask:
     async def _wait_for_news(
         self, ahead: Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
     ) -> None:
-        """Until there is a record, something else to do, or nothing for so long."""
+        """Wait for a record, other work, or the end of ``seconds``."""
         self._wake.clear()
         if self._ending or self._progress.has_work:
             return
@@ -324,7 +324,7 @@ class MirrorTask:
             raise _Again
 
     async def _keep_last(self) -> None:
-        """What makes the next start quick."""
+        """Save the position and the contexts, so the next start is quick."""
         await self._progress.keep_cursor()
         if self._is_level:
             await self._progress.keep_snapshot()

@@ -1,7 +1,7 @@
-"""Reading a mirror back beside its log, for ``mirror verify``: the I/O around ``bridge/nats/mirror/comparing.py``.
+"""Compares a mirror with its log for ``mirror verify``: the I/O around ``bridge/nats/mirror/comparing.py``.
 
-Nothing is changed, on neither side, and no lock is taken: what is recorded and
-mirrored meanwhile is not looked at.
+It changes neither side and takes no lock. Records appended meanwhile are not
+compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streams.retention import Gone
 from streams.store import NOTHING, Record
 
 TRIES: Final = 3
-"""How often reading goes on after an interruption that brought nothing new."""
+"""Most retries after interruptions without progress."""
 
 NAMED: Final = 500
 """Most event ids in one difference."""
@@ -321,7 +321,7 @@ class _Side:
 
 
 async def count_from(session: JetStream, stream: str, sequence: int) -> int:
-    """How many messages a stream keeps from a place on, whatever their subject.
+    """How many messages a stream keeps from a sequence on, of any subject.
 
     Raises:
         NatsError: no answer, or there is no such stream.

@@ -131,33 +131,33 @@ class ServerProcess:
             (self._directory / PID_FILE).unlink(missing_ok=True)
 
     async def last_words(self) -> str:
-        """Why it ended, as far as it said so; no more than one line."""
+        """Why the server ended, in one line, if it said so."""
         with suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await asyncio.shield(self._listening)
         said = b"".join(self._said).decode("utf-8", "replace")
         code = self._process.returncode
         if code == -signal.SIGKILL:
-            return "killed by signal 9"  # of which it knew nothing: what it said before was about something else
+            return "killed by signal 9"  # its earlier output cannot explain that
         found = _TROUBLE.findall(_tail(self._directory / LOG_FILE, self._log_offset)) or said.strip().splitlines()[:1]
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return f"{found[-1][:300]} ({how})" if found else how
 
     async def _listen(self) -> None:
-        # A few lines at most: what it says later goes to its log. But a pipe that nobody reads would stop it.
+        # A few lines at most: later output goes to its log file. An unread pipe would block the server.
         assert self._process.stderr is not None
         while chunk := await self._process.stderr.read(1024):
             self._said.append(chunk)
 
 
 def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
-    """End the server that a dead sidecar left behind in ``directory``; its pid, None when there was none.
+    """End the server that a dead sidecar left in ``directory``; return its pid, or ``None`` if there was none.
 
-    Only a process of ours that runs with this very configuration file is touched:
-    a pid may long belong to another. The caller holds the home's lock. Blocks.
+    Ends only a process of this user that was started with this configuration file:
+    the system may have reused the pid. The caller holds the home's lock. Blocks.
 
     Raises:
-        StartFailed: it does not end; two servers would ruin one store.
+        StartFailed: it does not end; two servers would damage the store.
     """
     path = directory / PID_FILE
     try:
@@ -197,7 +197,7 @@ def _is_ours(pid: int, directory: Path) -> bool:
         try:
             place = Path("/proc") / str(pid)
             words = (place / "cmdline").read_bytes().split(b"\0")
-            # One that has ended and is not yet waited for has no command line left.
+            # A zombie has no command line.
             return place.stat().st_uid == os.geteuid() and os.fsencode(config) in words
         except OSError:
             return False

@@ -1,8 +1,8 @@
-"""The embedded NATS server: kept running, probed, started again with growing pauses, and ended with the sidecar.
+"""The embedded NATS server: starts it, probes it, restarts it with growing pauses, and ends it with the sidecar.
 
-Its life is the table in ``life.py``; this is the I/O around it. It is a child
-process in the home's ``nats`` directory. Every start gives it a new token, so that
-what a dead one knew opens nothing.
+The table in ``life.py`` defines its states; this module does the I/O. The server is
+a child process in the home's ``nats`` directory. Every start uses a new token, so
+the token of an earlier server is useless.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ log = logging.getLogger("sidecar.nats")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """In seconds, but ``misses``: failed probes in a row after which the server is ended and started again.
+    """Durations in seconds. After ``misses`` failed probes in a row the server is restarted.
 
-    With ``settled`` a server has run long enough for the next pause to be the first one again.
+    A server that ran for ``settled`` seconds restarts after ``first_pause`` again.
     """
 
     start: float = 60.0
@@ -44,9 +44,9 @@ class Timing:
 
 
 class EmbeddedServer:
-    """One for a home; belongs to its event loop. The holder of the home's lock makes it, so there is no second one.
+    """A home's NATS server; belongs to one event loop. Only the holder of the home's lock creates it.
 
-    ``directory`` is there and the user's alone. ``new_token`` gives 64 random hex characters.
+    ``directory`` exists and is private to the user. ``new_token`` gives 64 random hex characters.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EmbeddedServer:
         self._timing: Final = timing or Timing()
         self.state = State.STOPPED
         self.problem = ""
-        """Why it does not run, or did not the last time; empty while all is well."""
+        """Why it does not run, or last failed; empty while it works."""
         self.restarts = 0
         self._process: ServerProcess | None = None
         self._options: ConnectOptions | None = None
@@ -67,12 +67,12 @@ class EmbeddedServer:
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to keep it running, in the background."""
+        """Start the server and keep it running, in the background."""
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep())
 
     async def stop(self) -> None:
-        """End it, and do not start it again. Idempotent; when it returns, no process is left."""
+        """End the server for good. Idempotent; no process is left when this returns."""
         if self._keeping is not None:
             self._went(Happening.STOP)
             self._keeping.cancel()
@@ -83,7 +83,7 @@ class EmbeddedServer:
             self._went(Happening.EXITED)
 
     async def options(self) -> ConnectOptions:
-        """How to connect to it now.
+        """The options to connect to it now.
 
         Raises:
             NatsUnavailable: it does not run.
@@ -138,7 +138,7 @@ class EmbeddedServer:
             self._went(Happening.PAUSE_OVER)
 
     async def _begin(self) -> None:
-        """From nothing to a server that answers. Raises what kept it from it."""
+        """Start a server and wait until it answers. Raises the error that prevented it."""
         loop = asyncio.get_running_loop()
         left = await loop.run_in_executor(None, clear_orphan, self._directory, self._timing.stop)
         if left is not None:
@@ -146,7 +146,7 @@ class EmbeddedServer:
         found: Executable = await find_executable(self._config.executable)
         token = self._new_token()
         config = server_config(self._directory, self._config, token=token, port=self._port)
-        # If this start fails, maybe because the port is taken, the next one takes any that is free.
+        # If this start fails, perhaps because the port is in use, the next one uses any free port.
         self._port = self._config.port or FREE_PORT
         self._process = process = await ServerProcess.start(found.path, self._directory, config)
         try:
@@ -157,7 +157,7 @@ class EmbeddedServer:
         except TimeoutError:
             self._went(Happening.GIVEN_UP)
             raise StartFailed(f"it was not ready within {self._timing.start:g} s") from None
-        # The next start asks for the same port again, for those who wrote it down.
+        # The next start asks for the same port, so that clients with a fixed port keep working.
         self._port = port
         self._facts = facts
         self._options = embedded_options(self._config, port=port, token=token, server_id=facts.id)
@@ -188,7 +188,7 @@ class EmbeddedServer:
                     raise StartFailed(await self._process.last_words()) from None
 
     async def _watch(self) -> None:
-        """Probe it until it has ended, or is given up."""
+        """Probe it until it ends or stops answering."""
         assert self._process is not None and self._options is not None
         process = self._process
         exited = asyncio.ensure_future(process.exited())
@@ -216,7 +216,7 @@ class EmbeddedServer:
             exited.cancel()
 
     async def _probe(self, options: ConnectOptions) -> ServerFacts:
-        """A new connection, the token, and JetStream: all that a user of it needs."""
+        """Check that a new connection, the token and JetStream all work."""
         session = await JetStream.connect(options)
         try:
             await session.api("INFO")

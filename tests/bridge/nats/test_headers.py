@@ -173,7 +173,7 @@ def test_reserved_keys_in_a_payload_warn_and_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "told"),
+    ("headers", "fault"),
     [
         ({"a": "b\r\nc: d"}, "value"),
         ({"a": "b\n"}, "value"),
@@ -196,8 +196,8 @@ def test_reserved_keys_in_a_payload_warn_and_pass() -> None:
         ({5: "a"}, "name"),
     ],
 )
-def test_a_header_that_could_be_mistaken_is_refused(headers: dict[Any, Any], told: str) -> None:
-    with pytest.raises(HeaderError, match=told) as raised:
+def test_a_header_that_could_be_mistaken_is_refused(headers: dict[Any, Any], fault: str) -> None:
+    with pytest.raises(HeaderError, match=fault) as raised:
         check_headers(headers)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
 

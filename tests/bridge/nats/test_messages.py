@@ -1,4 +1,4 @@
-"""One record → its messages: pinned bytes, every recording, and whatever a record may hold."""
+"""One record → its messages: pinned bytes, every recording, and generated records."""
 
 from __future__ import annotations
 

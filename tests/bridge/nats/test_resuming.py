@@ -1,4 +1,4 @@
-"""Where a mirror goes on, as a table: notes, stream and log in every state they may be in."""
+"""Where a mirror resumes, as a table of the states of its notes, its stream and the log."""
 
 from __future__ import annotations
 

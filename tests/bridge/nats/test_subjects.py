@@ -1,4 +1,4 @@
-"""Subjects of the mirror and of the L0 protocol: nobody's name can add a token, a wildcard or a line."""
+"""Subjects of the mirror and of the L0 protocol: no name can add a token, a wildcard or a line."""
 
 from __future__ import annotations
 

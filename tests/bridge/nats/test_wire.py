@@ -1,4 +1,4 @@
-"""Header blocks: read as the client library reads them, whatever is in them."""
+"""Header blocks of any content: parsed as the client library parses them."""
 
 from __future__ import annotations
 

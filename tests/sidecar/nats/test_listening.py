@@ -1,4 +1,4 @@
-"""``listen``, and the mirror's commands beside a sidecar that has a server of its own."""
+"""``listen``, and the mirror's commands while a sidecar runs its embedded server."""
 
 from __future__ import annotations
 
