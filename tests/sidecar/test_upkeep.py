@@ -233,16 +233,17 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     at_work, go_on = asyncio.Event(), asyncio.Event()
     real = log.forget
 
-    async def held(streams: Sequence[str], *, at_ms: int) -> Forgotten:
+    async def held(streams: Sequence[str], **how: Any) -> Forgotten:
         at_work.set()
         await go_on.wait()
-        return await real(streams, at_ms=at_ms)
+        return await real(streams, **how)
 
     monkeypatch.setattr(log, "forget", held)
     lock = CountingLock()
     monkeypatch.setattr(upkeep, "_removing", lock)
     forgetting = asyncio.create_task(upkeep.forget([session]))
-    await at_work.wait()
+    async with asyncio.timeout(HANG_S):
+        await at_work.wait()
     looking = asyncio.create_task(upkeep.look())
     indexing = asyncio.create_task(upkeep._advance_index())
     async with asyncio.timeout(HANG_S):
