@@ -28,7 +28,7 @@ from streams.log.log import Log
 
 IDENTITY = system_identity()
 CHUNK = 16_000
-"""Records to catch up with at a time: its beginning and its end, when nothing overlaps, are small beside it."""
+"""Records to catch up with at a time: its beginning and its end, when nothing overlaps, are small next to it."""
 
 LOOK_SECONDS = 0.005
 """How often to read the mirror's position; each read slows the mirror, which shares the event loop."""

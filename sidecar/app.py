@@ -53,7 +53,7 @@ async def serve(
     that cannot be written any more ends it with 1, so that a shim starts a fresh
     one, which verifies the tail. ``idle_exit`` is how shims start it: it leaves
     when idle, and silently when another one already serves the home; one that is
-    leaving is waited for. ``announce`` is told the port once everything is ready, ``complain`` why it ends with 1.
+    leaving is waited for. ``announce`` is reported the port once everything is ready, ``complain`` why it ends with 1.
 
     Raises:
         HomeError, StreamError, OSError: it could not start; nothing was changed.
@@ -62,7 +62,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    # Before anything is made: what lies in a directory that is not ours stays alone there.
+    # Before anything is made: what is in a directory that is not ours stays alone there.
     await asyncio.to_thread(read_manifest, home.store_path)
     home.create()
     async with AsyncExitStack() as stack:
@@ -113,7 +113,7 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
     sidecar.nats = NatsService(home, config.nats, identity.nonce, sidecar.mirrored(identity.now_ms))
     stack.push_async_callback(sidecar.nats.close)
     sidecar.nats.start()
-    # Taken down in the opposite order: moves stop, what is under way is written, then it is worth a snapshot.
+    # Taken down in the opposite order: moves stop, what is in progress is written, then it is worth a snapshot.
     stack.push_async_callback(sidecar.upkeep.keep_last)
     stack.push_async_callback(ingest.close)
     stack.push_async_callback(sidecar.upkeep.close)

@@ -1,7 +1,7 @@
 """The configuration: ``<home>/config.toml``, the environment, and flags.
 
 A flag wins over ``DURABLE_STREAM_<SECTION>__<KEY>``, which wins over the file,
-which wins over the defaults below. A key nobody knows is an error, not a
+which wins over the defaults below. An unknown key is an error, not a
 surprise later.
 """
 
@@ -71,7 +71,7 @@ class LinkConfig(_Section):
     """Largest frame taken; a larger one closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """Most proved connections, and most unproved ones beside them."""
+    """Most proved connections, and most unproved ones next to them."""
 
     handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
     """How long a peer may take to open a connection, and again to prove itself."""
@@ -100,7 +100,7 @@ class RedactConfig(_Section):
     """Ids of built-in rules that are not wanted."""
 
     allow: tuple[str, ...] = ()
-    """Regular expressions for what the rules may find and is no secret, matched as a whole."""
+    """Regular expressions for values that are not secrets although a rule finds them; they match the whole value."""
 
     @field_validator("patterns")
     @classmethod
@@ -214,7 +214,7 @@ class NatsConfig(_Section):
     0: no limit, or three quarters of ``max_store_bytes`` on an embedded server."""
 
     deltas: bool = True
-    """Whether token deltas are published on core NATS, for who listens at that moment."""
+    """Whether token deltas are published on core NATS, for clients that listen at that moment."""
 
     @field_validator("credentials", "cert_dir", "executable")
     @classmethod
@@ -330,7 +330,7 @@ def _explain(problem: Mapping[str, Any], path: Path | None, flags: Mapping[str, 
 
 
 def _near(where: list[str]) -> str:
-    """What was meant by a key that nobody knows, or what there is instead."""
+    """The key that an unknown one probably means, or the keys that exist."""
     section: Any = Config
     for name in where[:-1]:
         section = section.model_fields[name].annotation

@@ -1,8 +1,8 @@
 """The home: one user's data directory, the token that proves it, and the sidecar that serves it.
 
 Everything in it is the user's alone: directories 0700, files 0600, whatever
-the umask. Files are opened without following symbolic links, so that nobody
-who can write beside the home can swap one in. All methods are synchronous and
+the umask. Files are opened without following symbolic links, so that a user
+who can write next to the home cannot swap one in. All methods are synchronous and
 quick; none needs a running loop.
 """
 
@@ -96,7 +96,7 @@ class Home:
             private_directory(path)
 
     def was_used(self) -> bool:
-        """Whether a sidecar or its user has written here before, so that one more file surprises nobody."""
+        """Whether a sidecar or its user has written here before, so that one more file is no surprise."""
         return any(os.path.lexists(path) for path in (self.token_path, self.lock_path, self.config_path))
 
     def check_owner(self) -> None:
@@ -108,26 +108,28 @@ class Home:
         try:
             owner = self.path.stat().st_uid
         except OSError:
-            return  # missing, or in a place that is closed to us: whoever goes on is told so
+            return  # missing, or in a place that is closed to us: the next step reports it
         if owner != os.geteuid():
             raise HomeError(self.path, f"the directory belongs to user {owner}, not to you", "choose another --home")
 
     def check_kind(self) -> None:
-        """Refuse what is no home before it is judged as one, or taken over; what does not exist yet is fine.
+        """Refuse what is not a home before it is judged as one, or taken over; what does not exist yet is fine.
 
         So is what is empty, holds a spool or a configuration alone, or got a store back from a backup.
 
         Raises:
-            HomeError: a file lies there, or a directory of something else.
+            HomeError: a file is there, or a directory of something else.
         """
         try:
             is_file = self.path.exists() and not self.path.is_dir()
             is_foreign = self.path.is_dir() and not self._is_ours()
         except OSError:
-            return  # closed to us: whoever goes on is told so
+            return  # closed to us: the next step reports it
         if is_file:
             raise HomeError(
-                self.path, "it is no directory, so no home", "name another one with --home, or move it away"
+                self.path,
+                "it is not a directory, so it cannot be a home",
+                "name another one with --home, or move it away",
             )
         if is_foreign:
             raise HomeError(self.path, "it holds other files and no home of Durable Stream", "name another --home")
@@ -205,7 +207,7 @@ class Home:
         descriptor = self._open_lock()
         for attempt in range(_LOCK_TRIES):
             if attempt:
-                # ``running()`` of another process holds the lock for a moment; that is no sidecar.
+                # ``running()`` of another process holds the lock for a moment; that is not a sidecar.
                 time.sleep(_LOCK_PAUSE_SECONDS)
             if _flock(descriptor, fcntl.LOCK_EX):
                 return HomeLock(descriptor)
@@ -295,7 +297,7 @@ class Home:
     def _is_ours(self) -> bool:
         """Whether the directory was a home before, got a store back from a backup, or holds nothing of anybody else.
 
-        What lies in ``store/`` is judged where it is opened.
+        What is in ``store/`` is judged where it is opened.
         """
         if self.was_used() or (self.store_path / "store.json").exists():
             return True
@@ -354,7 +356,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Make a directory of the home, mode 0700 whatever the umask, or close one that is there to others. Idempotent.
+    """Make a directory of the home, mode 0700 regardless of the umask, or close an existing one to others. Idempotent.
 
     Missing parents get the same mode.
 
@@ -376,7 +378,7 @@ def private_directory(path: Path) -> None:
 def make_directories(path: Path, mode: int) -> None:
     """Make a directory and its missing parents; those that exist stay as they are.
 
-    Each gets ``mode``. A umask can only take away more, and never from the owner.
+    Each gets ``mode``. A umask can only remove more, and never from the owner.
     """
     if path.is_dir():
         return
@@ -406,7 +408,7 @@ def check_file(path: Path) -> None:
 
 
 def check_tree(path: Path) -> None:
-    """Refuse a directory of the home if a link lies anywhere in it.
+    """Refuse a directory of the home if a link is anywhere in it.
 
     Raises:
         HomeError: there is one, or a directory in it cannot be read.

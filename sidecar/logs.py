@@ -29,7 +29,7 @@ def log_to(home: Home, stack: ExitStack, config: LogConfig) -> None:
 
 
 def note_failure(home: Home, error: Exception) -> None:
-    """Write why a sidecar could not start or go on into its log, if there is a home to write into."""
+    """Write why a sidecar could not start or continue into its log, if there is a home to write into."""
     with suppress(OSError), ExitStack() as stack:
         _attach(_Appending(home.log_path), stack)
         logging.getLogger("sidecar").error("could not serve: %s", error if str(error) else type(error).__name__)
@@ -50,7 +50,7 @@ _LOOKED_AT: Final = 256 * 1024
 
 
 def failed_start(home: Home) -> FailedStart | None:
-    """The last start that the log tells of, if it failed; ``None`` once a later one served, or where none is told."""
+    """The last start in the log, if it failed; ``None`` once a later one served, or without one."""
     try:
         # O_NONBLOCK: a pipe put in its place must not hang us.
         descriptor = os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -64,7 +64,7 @@ def failed_start(home: Home) -> FailedStart | None:
 
 
 class _Private:
-    """Opens the file with mode 0600 whatever the umask, and never through a link; also after a rotation."""
+    """Opens the file with mode 0600 regardless of the umask, and never through a link; also after a rotation."""
 
     baseFilename: str  # noqa: N815 - the name that logging gave it
 
@@ -77,7 +77,7 @@ class _Private:
             super().handleError(record)  # type: ignore[misc] # of the handler that this is mixed into
 
     def close(self) -> None:
-        """What is left of a line that found no room is no failure of what is being ended."""
+        """What is left of a line that found no room is not a failure of what is being ended."""
         with suppress(OSError):
             super().close()  # type: ignore[misc] # of the handler that this is mixed into
 

@@ -38,7 +38,7 @@ SPOOL_SCAN_SECONDS: Final = 15.0
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
 MAX_VERSIONS: Final = 16
-"""Most versions of OpenCode that are told apart; the one not seen for longest is forgotten."""
+"""Most versions of OpenCode that are reported apart; the one not seen for longest is forgotten."""
 
 
 class Sidecar:
@@ -272,7 +272,7 @@ class Sidecar:
             self._store, self._store.manifest.log_id, now_ms, self._translator.state.turn_of, self._translator.clean
         )
 
-    # What runs beside the links
+    # What runs next to the links
 
     async def watch_spools(self) -> None:
         """Take in dead processes' spools: at the start, after each closed link, and from time to time."""
@@ -293,7 +293,7 @@ class Sidecar:
         return taken
 
     async def wait_idle(self) -> None:
-        """Return when nobody was linked and nothing was owed for the configured time.
+        """Return when there was no link and nothing to do for the configured time.
 
         Owed are items on their way to the disk, and spools whose process is gone.
         A spool of a living process is its shim's to bring: that starts a sidecar when it needs one.

@@ -14,7 +14,7 @@
     └── BadStore                  what is on disk cannot be trusted as it is
         ├── CorruptLog            a record is damaged or missing
         ├── TamperedLog           a record is intact but breaks its stream's hash chain
-        ├── MissingFile           a file beside the records, which tells of removed ones, was deleted
+        ├── MissingFile           a file next to the records, which tells of removed ones, was deleted
         ├── MissingLog            a part of the store without which it is not opened was deleted
         └── ForeignStore          not a store of ours, or one written by a newer version
 
@@ -149,7 +149,7 @@ class TamperedLog(CorruptLog):
 
 
 class MissingFile(CorruptLog):
-    """A file beside the records, which tells of removed ones, was deleted: without it the log cannot be judged."""
+    """A file next to the records, which tells of removed ones, was deleted: without it the log cannot be judged."""
 
     code: ClassVar[str] = "log-file-missing"
 

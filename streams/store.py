@@ -8,7 +8,7 @@ Two numbers locate a record, and they are never interchangeable:
 Both are assigned densely; pruning leaves holes and never renumbers, so
 compare, never subtract.
 
-``StreamReader`` is what a reader needs, also in another process beside a
+``StreamReader`` is what a reader needs, also in another process next to a
 running sidecar; ``StreamStore`` adds the one write and the live tail.
 
 Backends: memory, jsonl, sqlite. Each passes ``tests/streams/store_contract.py``.

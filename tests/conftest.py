@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(("DURABLE_STREAM", "OPENCODE"))]:
         del os.environ[name]
     os.environ["XDG_CONFIG_HOME"] = str(place)
-    # The processes that tests start would compile the product anew each time, which is half of what a short one does.
+    # The processes that tests start would compile the product again each time, which is half of what a short one does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     world = {"HOME": str(place), "XDG_CONFIG_HOME": str(place)}
     command = [sys.executable, "-m", "sidecar.cli"]

@@ -21,7 +21,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "streams": frozenset({"pydantic", "ulid", "orjson", "msgspec", "aiofiles"}),
     "bridge": frozenset({"pydantic", "orjson", "ahocorasick_rs", "nats"}),
 }
-"""Libraries that a package may import beside the standard library; ``sidecar`` may import what it declares."""
+"""Libraries that a package may import next to the standard library; ``sidecar`` may import what it declares."""
 
 _STREAMS = ("streams", "streams/bus", "streams/log")
 _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
@@ -76,7 +76,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/nats",
     ),
 }
-"""Which folders of ours each folder may import, beside itself. Nothing above ``streams/log`` knows a backend.
+"""Which folders of ours each folder may import, next to itself. Nothing above ``streams/log`` knows a backend.
 
 ``sidecar`` itself is both: its bottom (``BOTTOM``) is what every room stands on, the rest composes the rooms.
 """

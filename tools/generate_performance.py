@@ -24,14 +24,14 @@ LIMITS = {"raw file, 64 lines a sync": "raw file, 64 lines a sync"}
 
 HEAD = """# Performance
 
-`make bench` measures every row in one run beside its limit, in turns and in short slices, so that both meet the same
+`make bench` measures every row in one run next to its limit, in turns and in short slices, so that both meet the same
 machine, and compares the medians. **R** is what the disk alone gives: writes of 1 KiB, each followed by its own sync,
 one by one. Events have about 1 KiB. A figure is a ratio to the limit, or a time; *floor* is what we promise, *aim*
 where we want to be. A time is never asserted in a test.
 
 The run below was made on: {machine}.
 
-![Durable appends a second with 64 in flight, beside peers and limits](performance.svg)
+![Durable appends a second with 64 in flight, next to peers and limits](performance.svg)
 
 | path | measured | limit | figure | floor | aim | |
 |---|---:|---:|---:|---:|---:|---|

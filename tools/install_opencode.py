@@ -2,7 +2,7 @@
 
     python tools/install_opencode.py              install if absent, verify, print the executable's path
     python tools/install_opencode.py --path       print the path only (exit 1 when it is not installed)
-    python tools/install_opencode.py --version V  the same for another version, beside the pinned one
+    python tools/install_opencode.py --version V  the same for another version, next to the pinned one
 
 Only the standard library: it runs before anything is installed. Exit codes: 0 ok, 1 failed, 2 usage.
 """
@@ -58,7 +58,7 @@ def this_package() -> str:
 
 
 def cache(version: str = VERSION) -> Path:
-    """Where a version is installed: the pinned one in ``CACHE``, any other in a directory of its own beside it."""
+    """Where a version is installed: the pinned one in ``CACHE``, any other in a directory of its own next to it."""
     return CACHE if version == VERSION else CACHE.with_name(f"{CACHE.name}-{version}")
 
 

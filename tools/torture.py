@@ -1,4 +1,4 @@
-"""``make torture``: the cruel tests at full size, in chunks; an interrupted run goes on where it was.
+"""``make torture``: the cruel tests at full size, in chunks; an interrupted run continues where it was.
 
 Each chunk is one pytest run with its own seed and with sizes from the environment (``tests/streams/sizes.py``). What
 it counted goes into ``.cache/torture/state.json`` when it passed; a chunk that failed runs again next time, with the
@@ -128,7 +128,7 @@ class State:
         found = json.loads(STATE.read_text()) if STATE.exists() else {}
         keep = not fresh and (found.get("fingerprint"), found.get("seed")) == (fingerprint, seed)
         if found.get("done") and not keep:
-            print("starting anew: " + ("as asked" if fresh else "the code, the plan or the seed is another one"))
+            print("starting again: " + ("as asked" if fresh else "the code, the plan or the seed is another one"))
         self._fields: dict[str, Any] = {
             "fingerprint": fingerprint,
             "seed": seed,
@@ -247,7 +247,7 @@ def main() -> int:
         failed = sum(not one.result() for one in runs)
     except KeyboardInterrupt:
         pool.shutdown(cancel_futures=True)
-        print("interrupted; run it again to go on from here")
+        print("interrupted; run it again to continue from here")
         return 130
     total = sum(part.chunks for part in wanted)
     done = sum(f"{part.name}:{n}" in state.done for part in wanted for n in range(part.chunks))

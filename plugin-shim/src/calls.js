@@ -10,7 +10,7 @@
 
 /** A result frame may be 16 MiB with its envelope; length counts UTF-16 units, so bytes are checked. */
 const MAX_RESULT_BYTES = 15 * 1024 * 1024;
-/** Calls under way at once. */
+/** Calls in progress at once. */
 const MAX_CALLS = 64;
 
 /** @type {Record<string, (client: any, args: any) => Promise<any>>} */

@@ -97,7 +97,7 @@ export class Capture {
   }
 
   /**
-   * The link is up. Resend what the sidecar does not have, then go on live.
+   * The link is up. Resend what the sidecar does not have, then continue live.
    *
    * @param {number} ackedSeq the sidecar's word; below our own it says nothing new
    * @param {unknown} windowSize

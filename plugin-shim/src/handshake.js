@@ -45,7 +45,7 @@ export function isNonce(value) {
  *
  * usable: identify and wait for its word; one that no longer speaks our protocol
  * says so, and counts us. outdated: identify and ask it to make room. hopeless:
- * it is too old for us and asking did not help, because what we start is no newer.
+ * it is too old for us and asking did not help, because what we start is not newer.
  *
  * @param {{protocol?: unknown, sidecar_version?: unknown}} challenge
  * @param {Pick<import("./start.js").Starter, "mayAsk" | "fits">} starter

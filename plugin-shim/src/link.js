@@ -30,7 +30,7 @@ export const NEXT = {
   disposed: {},
 };
 
-/** A link that lived this long was a good one: the back-off begins anew after it. */
+/** A link that lived this long was a good one: the back-off begins again after it. */
 const GOOD_LINK_MS = 5000;
 /** How long after `bye` the last acks are waited for. */
 const LINGER_MS = 1000;
@@ -41,7 +41,7 @@ const MANY_TRIES = 30;
 /** Lossy bytes sent with no word from the sidecar; more would pile up in this process. */
 const MAX_LOSSY_BYTES = 4 * 1024 * 1024;
 /**
- * Most frames taken on one link beyond the acks of what was sent on it; then it is given up and made anew.
+ * Most frames taken on one link beyond the acks of what was sent on it; then it is given up and rebuilt.
  * A sidecar without end would starve OpenCode, and the answers to its calls would pile up here.
  */
 const MAX_FRAMES = 10_000;

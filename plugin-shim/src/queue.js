@@ -29,7 +29,7 @@ const ROOM_AGAIN = 0.75;
 export class Queue {
   /** @type {Item[]} */
   #items = [];
-  /** Index of the first live entry of #items; what lies before it is gone. */
+  /** Index of the first live entry of #items; what is before it is gone. */
   #head = 0;
   #limit;
   #full = false;

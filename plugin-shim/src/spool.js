@@ -55,12 +55,12 @@ export class Spool {
   #startAt = 0;
   /** Place of the next line to read. */
   #readAt = 0;
-  /** Grows when places change under a read that is under way. */
+  /** Grows when places change under a read that is in progress. */
   #life = 0;
   #reading = false;
   /** Files left so far. */
   #left = 0;
-  /** @type {number[]} descriptors to close when the read under way ends */
+  /** @type {number[]} descriptors to close when the read in progress ends */
   #closing = [];
 
   /** Highest seq in the file; 0 when there is no file. */

@@ -13,7 +13,7 @@ import path from "node:path";
 export const SPAWN_MAX_MS = 5000;
 /** The pause before the third start; before the second there is none. */
 const SPAWN_MIN_MS = 250;
-/** How often one process asks older sidecars to make room: when what it starts is no newer, that is of no use. */
+/** How often one process asks older sidecars to make room: when what it starts is not newer, that is of no use. */
 const MAX_ASKS = 3;
 
 // Process-wide, because one process may hold several copies and versions of this plugin.
@@ -74,7 +74,7 @@ export async function locate(home) {
 class UnsafeFile extends Error {}
 
 /**
- * A home of another user is no place for us, even when we may write there, as root may.
+ * A home of another user is not a place for us, even when we may write there, as root may.
  *
  * @param {string} home
  */
@@ -193,7 +193,7 @@ export class Starter {
     return asked < MAX_ASKS;
   }
 
-  /** A sidecar as new as we are runs: what is started is no older, so asking is of use again. */
+  /** A sidecar as new as we are runs: what is started is not older, so asking is of use again. */
   fits() {
     this.#asks.delete(this.#how.home);
   }

@@ -25,7 +25,7 @@ export class Window {
   #bytes = 0;
   #progressMs = 0;
 
-  /** Begin anew for a socket. @param {unknown} size most items in flight, as `welcome` gave it */
+  /** Begin again for a socket. @param {unknown} size most items in flight, as `welcome` gave it */
   reset(size) {
     this.#size = typeof size === "number" && size >= 1 ? Math.floor(size) : DEFAULT_SIZE;
     this.#frames = [];

@@ -163,7 +163,7 @@ test("a sidecar that cannot be started is counted, never thrown", async (t) => {
 
 test("a home of another user is neither linked, started for, nor written into, and OpenCode does not notice", async (t) => {
   if (process.getuid?.() !== 0) {
-    // Only root can make a home of another user; it is told instead by a home it cannot own: the root directory.
+    // Only root can make a home of another user; it is reported instead by a home it cannot own: the root directory.
     const { counters } = await newBench(t).plugin({ home: "/" });
     await until(() => counters.unsafe_files >= 2, "refused");
     return;

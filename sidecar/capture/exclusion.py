@@ -17,7 +17,7 @@ class Exclusion:
         self._known: dict[str, bool] = {}
 
     def covers(self, directory: str) -> bool:
-        """Whether ``directory`` is excluded, or lies below a directory that is."""
+        """Whether ``directory`` is excluded, or is below a directory that is."""
         if not self._excluded or not directory:
             return False
         known = self._known.get(directory)

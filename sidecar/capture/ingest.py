@@ -268,6 +268,6 @@ class Ingest:
 
 
 def _seen(appended: asyncio.Task[Any]) -> None:
-    """The first append that fails ends the sidecar and is told; those behind it fail alike and are not."""
+    """The first append that fails ends the sidecar and is reported; those behind it fail alike and are not."""
     if not appended.cancelled():
         appended.exception()

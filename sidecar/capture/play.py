@@ -46,7 +46,7 @@ _CHUNK: Final = 64
 
 
 class RecordingError(Exception):
-    """The file is no recording: which line, and why."""
+    """The file is not a recording: which line, and why."""
 
     code: ClassVar[str] = "bad-recording"
 
@@ -111,7 +111,7 @@ def _item(line: bytes, where: str) -> HookItem:
         except FrameError as error:
             raise RecordingError(f"{where}: is not JSON ({error}); nothing of the file was sent") from None
     if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
-        raise RecordingError(f"{where}: is no hook: it needs at least t and hook; nothing of the file was sent")
+        raise RecordingError(f"{where}: is not a hook: it needs at least t and hook; nothing of the file was sent")
     t = fields.get("t")
     if not isinstance(t, int | float) or not 0 <= t <= MAX_SEQ:
         raise RecordingError(f"{where}: t must be milliseconds since 1970; nothing of the file was sent")
@@ -198,7 +198,7 @@ async def _played(
         else:
             failures += 1
             explained += 1 if words.size > heard else 0
-        # A killed sidecar is no reason to give up, one that cannot write its log is.
+        # A sidecar that was killed is tried again; one that cannot write its log is not.
         if explained >= MAX_EXPLAINED or loop.time() >= give_up_at:
             raise failure
         await asyncio.sleep(min(0.05 * failures, _MAX_PAUSE_SECONDS))
@@ -222,7 +222,7 @@ def _head(home: Home) -> int:
 
 
 class _Player:
-    """The place in a recording; goes on where it was on the next link."""
+    """The place in a recording; continues where it was on the next link."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ _MAX_LINE: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How much lies in spool files."""
+    """How much is in spool files."""
 
     files: int
     bytes: int
@@ -55,7 +55,7 @@ def backlog(directory: Path) -> Backlog:
 
 
 async def take_left(directory: Path, ingest: Ingest) -> int:
-    """Ingest and delete the spools that nobody else will bring; returns how many items they held.
+    """Ingest and delete the spools of dead shims; returns how many items they held.
 
     A spool stays when its process lives and did not leave it, when it is not ours, or when the log fails meanwhile.
     """
@@ -163,7 +163,7 @@ def _spools(directory: Path) -> list[Path]:
 
 
 def _open_if_left(path: Path, is_left: bool) -> _Left | None:
-    """A spool that its shim left or died over; ``None`` for others and for what is no plain file of ours."""
+    """A spool that its shim left or died over; ``None`` for others and for what is not a plain file of ours."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with ExitStack() as stack:
         file = stack.enter_context(os.fdopen(descriptor, "rb"))

@@ -1,4 +1,4 @@
-"""Asking a running sidecar, and counting what lies in the home: shared by ``status`` and ``doctor``."""
+"""Asking a running sidecar, and counting what is in the home: shared by ``status`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def ask_sidecar(home: Home, method: str) -> dict[str, Any]:
     except (ClientError, RequestError) as error:
         raise SidecarSilent(str(error)) from None
     if not isinstance(answer, dict):
-        raise SidecarSilent("its answer is no object; stop it with `durable-stream stop` and upgrade")
+        raise SidecarSilent("its answer is not an object; stop it with `durable-stream stop` and upgrade")
     return answer
 
 
@@ -58,7 +58,7 @@ def torn_files(store: Path) -> list[Path]:
     try:
         return sorted(torn.glob("*.bin"), key=lambda file: file.stat().st_mtime_ns) if torn.is_dir() else []
     except PermissionError:
-        return []  # which is told where the log is read
+        return []  # which is reported where the log is read
 
 
 def refused_plugin(status: Mapping[str, Any]) -> tuple[str, str] | None:

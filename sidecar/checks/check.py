@@ -57,7 +57,7 @@ class Survey:
     hint: str = ""
     """What to do about the fault besides what it says itself."""
     torn: str | None = None
-    """What the next start of the sidecar mends by itself."""
+    """What the next start of the sidecar fixes by itself."""
     backend: str | None = None
     pruned: int = 0
     """Records up to ``head`` that were removed."""

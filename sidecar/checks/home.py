@@ -131,7 +131,7 @@ def check_clock(scene: Scene) -> list[Check]:
 
 def _times(home: Home) -> Iterator[tuple[Path, int]]:
     for path in (home.token_path, home.info_path, home.log_path, home.store_path / "head"):
-        with suppress(PermissionError):  # which is told where it is read
+        with suppress(PermissionError):  # which is reported where it is read
             if path.is_file():
                 yield path, path.stat().st_mtime_ns // 1_000_000
 

@@ -84,7 +84,7 @@ def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None
 
 def _bad_directory(directory: Path) -> tuple[str, str] | None:
     """What is wrong with the directory of an embedded server; one that is not there yet is made."""
-    move = "stop the sidecar and move it away: it holds a copy, and is made anew"
+    move = "stop the sidecar and move it away: it holds a copy, and is rebuilt"
     for path in (directory, directory / "store"):
         try:
             about = path.lstat()
@@ -93,7 +93,7 @@ def _bad_directory(directory: Path) -> tuple[str, str] | None:
         except OSError as error:
             return f"{path} cannot be looked at: {error.strerror}", move
         if not stat.S_ISDIR(about.st_mode):
-            return f"{path} is no directory", move
+            return f"{path} is not a directory", move
         if about.st_uid != os.geteuid():
             return f"{path} belongs to another user", move
         if os.statvfs(path).f_flag & os.ST_RDONLY or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -144,7 +144,7 @@ async def _asked(options: Any) -> str:
 
 
 def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
-    """How far the running sidecar's mirror is; what keeps it is told as the server's, where it is that."""
+    """How far the running sidecar's mirror is; what keeps it is reported as the server's, where it is that."""
     mirror = (now or {}).get("mirror")
     if now is None or mirror is None:
         return []

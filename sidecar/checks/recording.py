@@ -21,7 +21,7 @@ from streams.store import NOTHING, Record
 
 TAIL_RECORDS = 2000
 
-EVERY_FAULT = "`durable-stream verify` shows every fault, `durable-stream repair --dry-run` what can be mended"
+EVERY_FAULT = "`durable-stream verify` shows every fault, `durable-stream repair --dry-run` what can be fixed"
 
 _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode (?!recording$)", re.MULTILINE)
 """A line of ``sidecar.log``; what `play` sends is no OpenCode."""
@@ -62,7 +62,7 @@ def _with_kept(home: Home, hint: str) -> str:
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
-    """What a quick look at the end of the log finds: what is wrong, and what the next start mends by itself."""
+    """What a quick look at the end of the log finds: what is wrong, and what the next start fixes by itself."""
     found = [finding async for finding in Verification(home.store_path, quick=True).run()]
     mended = [finding for finding in found if finding.kind == "torn" or Path(finding.file).name in HEAD_FILES]
     wrong = [finding for finding in found if finding not in mended]
@@ -82,7 +82,7 @@ def check_sidecar(scene: Scene) -> list[Check]:
         return [Check("sidecar", "ok", "not running; OpenCode starts it when it needs it")]
     if scene.answer is None and not scene.silence:
         text = f"pid {info.pid} runs; it was not asked, because this command cannot use the home as it is"
-        return [Check("sidecar", "note", text, "mend what is said above, then look again")]
+        return [Check("sidecar", "note", text, "fix what is said above, then look again")]
     if scene.answer is None:
         hint = "run `durable-stream stop`; OpenCode starts a new one"
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
@@ -97,7 +97,7 @@ def check_start(scene: Scene) -> list[Check]:
         return []
     reason, _, hint = failed.reason.partition("; ")
     text = f"the last start of the sidecar failed ({failed.when}), so nothing is recorded: {reason}"
-    mended = "once that is mended, `durable-stream serve` shows whether one starts"
+    mended = "once that is fixed, `durable-stream serve` shows whether one starts"
     return [Check("start", "problem", text, f"{hint}; {mended}" if hint else mended)]
 
 
@@ -160,7 +160,7 @@ def check_leftovers(scene: Scene) -> list[Check]:
     if not left:
         return []
     text = f"{counted(len(left), 'thing')} that a killed process left in {scene.home.store_path}: {', '.join(left)}"
-    return [Check("leftovers", "note", text, "`durable-stream repair` takes away what is not needed, and keeps it")]
+    return [Check("leftovers", "note", text, "`durable-stream repair` moves what is not needed aside")]
 
 
 def check_sqlite(scene: Scene) -> list[Check]:
@@ -170,7 +170,7 @@ def check_sqlite(scene: Scene) -> list[Check]:
         return []
     number = ".".join(map(str, version))
     text = f"SQLite {number} can damage a database that two programs write at once; the sidecar alone writes this one"
-    return [Check("sqlite", "note", text, "open log.db in no other program; a Python with SQLite 3.51.3 has it mended")]
+    return [Check("sqlite", "note", text, "do not write log.db with another program; SQLite 3.51.3 fixes this")]
 
 
 def check_torn(scene: Scene) -> list[Check]:

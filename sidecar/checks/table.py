@@ -1,4 +1,4 @@
-"""The checks in their order, and who runs them."""
+"""The checks in their order, and which command runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``doctor``: what keeps sessions from being recorded, and ``--fix`` for what can be mended."""
+"""``doctor``: what keeps sessions from being recorded, and ``--fix`` for what can be fixed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def doctor(
     context: typer.Context,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended; each change is told.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Fix what can be fixed, and print each change.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Look for what keeps sessions from being recorded, with hints.
@@ -34,16 +34,16 @@ async def doctor(
         problems += check.level == "problem" and mended is None
         repairs += mended is not None
         if json:
-            out.object(check.as_json() | ({"mended": mended, "failed": failed} if fix else {}))
+            out.object(check.as_json() | ({"fixed": mended, "failed": failed} if fix else {}))
             continue
         style = {"ok": "", "note": "yellow", "problem": "bold red"}[check.level]
         out.prose(f"{check.level:9}", f"{check.name}: {check.text}", style)
         if mended is not None:
-            out.prose(" " * 9, f"mended: {mended}", "green")
+            out.prose(" " * 9, f"fixed: {mended}", "green")
         elif check.hint:
-            out.prose(" " * 9, f"not mended: {failed}" if failed else check.hint, "dim")
+            out.prose(" " * 9, f"not fixed: {failed}" if failed else check.hint, "dim")
     if not json:
-        before = f"{counted(repairs, 'finding')} mended, " if repairs else ""
+        before = f"{counted(repairs, 'finding')} fixed, " if repairs else ""
         number = counted(problems, "problem") if problems else "no problem"
         out.text(f"{before}{number} {'left' if repairs else 'found'}", "bold")
     return 1 if problems else 0

@@ -118,7 +118,7 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
     try:
         state, _ = await restore(reader)
         if busy := await busy_streams(reader, state, streams, now_ms=system_identity().now_ms()):
-            found.append(f"while a turn is under way in {', '.join(busy)}: wait until it has ended")
+            found.append(f"while a turn is in progress in {', '.join(busy)}: wait until it has ended")
     except CorruptLog as error:
         found.append(f"because the log is damaged: {error}")
     return found

@@ -79,7 +79,7 @@ def uninstall(
     stays = f"What was recorded stays in {named_home(context).path}."
     kept = f"Restart OpenCode: it records no more. {stays}"
     if other is not None:
-        still = f"The plugin is still at {other.plugin}, so OpenCode goes on recording; remove it with"
+        still = f"The plugin is still at {other.plugin}, so OpenCode continues recording; remove it with"
         kept = f"{still} {_removal(other)}. {stays}"
     _tell(outcome, target, json, "" if service else kept, "uninstall", facts)
     if facts and not json:

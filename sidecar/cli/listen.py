@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
 
 MOST_WAITING = 10_000
-"""Messages that wait for a terminal or a pipe that does not keep up; more are left out, and that is told."""
+"""Messages that wait for a slow terminal or pipe; more are dropped and counted."""
 
 
 async def listen(
@@ -56,7 +56,7 @@ async def listen(
 
 
 async def _until_interrupted(listening: _Listening) -> None:
-    """Listen until SIGINT or SIGTERM: the ordinary end, so it is no failure."""
+    """Listen until SIGINT or SIGTERM: the ordinary end, so it is not a failure."""
     import asyncio
     import signal
 
@@ -113,7 +113,7 @@ class _Listening:
             self._tell(f"Connected again, to NATS {session.server.version}.")
 
     async def _again(self, told: NatsError, *, first: bool = False) -> JetStream:
-        """The next connection. What keeps it from being made is told when it is something else than before.
+        """The next connection. What keeps it from being made is reported when it is something else than before.
 
         Raises:
             NatsRefused: ``first``, and the settings cannot work; where they worked before, they may again.
@@ -136,7 +136,7 @@ class _Listening:
             pause = min(pause * 2, 2.0)
 
     def _tell(self, text: str) -> None:
-        """A notice beside what is heard: on stderr, broken at words where that is a terminal."""
+        """A notice next to what is heard: on stderr, broken at words where that is a terminal."""
         self._out.flush()
         note(text)
 

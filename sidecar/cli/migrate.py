@@ -29,8 +29,8 @@ async def migrate(
 ) -> int:
     """Move the log to another backend, while it records.
 
-    Every record is copied byte for byte and its hash chain computed anew; then
-    the new store takes over in an instant. A move that was cut off goes on when
+    Every record is copied byte for byte and its hash chain computed again; then
+    the new store takes over in an instant. A move that was cut off continues when
     it is started again. The old store stays until --discard-old. A log that is
     there already, or an old store that is gone already, is a success; a
     --rollback without an old store is a failure.
@@ -56,7 +56,7 @@ async def migrate(
             raise Failure(
                 "no-old-store",
                 f"no earlier store is kept, so there is nothing to go back to; the log stays in {manifest.backend}, "
-                f"and `durable-stream migrate --to {other}` moves it anew",
+                f"and `durable-stream migrate --to {other}` moves it again",
             )
         to = manifest.kept.backend
     assert to is not None
@@ -76,7 +76,7 @@ async def migrate(
 
 
 async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, Any]:
-    """Have the sidecar move the log and wait for the end; without ``begin``, only see that no other move is under way.
+    """Have the sidecar move the log and wait for the end; without ``begin``, only check that no other move runs.
 
     Raises:
         Failure: the log was not moved.
@@ -91,7 +91,7 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
         if answer["running"] and answer["progress"]["to"] != to:
             raise Failure(
                 "other-move",
-                f"a move to {answer['progress']['to']} is under way; `durable-stream status` shows how far it is, "
+                f"a move to {answer['progress']['to']} is in progress; `durable-stream status` shows how far it is, "
                 "and --rollback takes it back when it is done",
             )
         if not begin:

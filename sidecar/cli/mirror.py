@@ -58,7 +58,7 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     """Compare the copy of the log on NATS with the log.
 
     Every message: ids, order, subjects, headers and bytes. What the server's limits
-    removed, and what the log has pruned, is no fault. Changes nothing.
+    removed, and what the log has pruned, is not a fault. Changes nothing.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
@@ -86,7 +86,7 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
     """Remove this log's messages from NATS and publish them again.
 
     Other homes' messages on the same server stay. What only the copy still has,
-    because the log has pruned it, is lost; without --yes you are told how much
+    because the log has pruned it, is lost; without --yes you are reported how much
     that is, and nothing is changed. One that is cut off can be run again.
     """
     from sidecar.cli.shared.nats import connection
@@ -122,7 +122,7 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
 
 
 def _at_rest(home: Home, config: Config) -> dict[str, Any]:
-    """No sidecar runs: what the mirror noted last, beside the log."""
+    """No sidecar runs: what the mirror noted last, next to the log."""
     from sidecar.cli.shared.nats import at_rest
 
     found = at_rest(home, config.nats)
@@ -293,7 +293,7 @@ async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
                 answer = await client.request("mirror_rebuilding")
     if answer["failed"]:
         raise Failure(
-            "copy-incomplete", f"the copy is not whole yet: {answer['failed']}; the sidecar goes on when it can"
+            "copy-incomplete", f"the copy is not whole yet: {answer['failed']}; the sidecar continues when it can"
         )
     return dict(answer["progress"])
 

@@ -98,7 +98,7 @@ async def _titles(home: Home) -> dict[str, str]:
     except StoreLocked:
         raise  # to wait for it once more would not help
     except (StreamError, OSError):
-        return {}  # which is told where the log is opened to remove
+        return {}  # which is reported where the log is opened to remove
     return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
 
 

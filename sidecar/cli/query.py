@@ -37,7 +37,7 @@ async def query(
         str | None, typer.Option(metavar="MOMENT", help="From then on: 90s, 2h, 7d ago, or an ISO time.")
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="MOMENT", help="Before then.")] = None,
-    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Found in the payload, whatever its case.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Text in the payload; case does not matter.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N of what is found.")] = None,
     json: JsonFlag = False,
 ) -> None:

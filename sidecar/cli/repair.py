@@ -1,4 +1,4 @@
-"""``repair``: mend what can provably be mended in the log's store, and say what cannot be, and why."""
+"""``repair``: fix what can provably be fixed in the log's store, and say what cannot be, and why."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def repair(
     ] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Mend the log's store, as far as that is provably safe.
+    """Fix the log's store, as far as that is provably safe.
 
-    What is taken away is kept in the store's directory. What was acknowledged is
+    What is removed is kept in the store's directory. What was acknowledged is
     never cut: that needs a backup. Verifies at the end, and ends with 0 only if
     the store is sound then.
     """
@@ -54,7 +54,7 @@ async def repair(
         for item in items:
             failed += await _do(out, repairing, item, dry_run)
         if repairing.aside is not None:
-            _tell(out, f"what was taken away is kept in {repairing.aside}", {"aside": str(repairing.aside)})
+            _tell(out, f"what was removed is kept in {repairing.aside}", {"aside": str(repairing.aside)})
         if dry_run:
             return _end_of_dry_run(out, items)
         return await _verify(out, home, failed)
@@ -93,7 +93,7 @@ async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> b
     """Do and tell one item; whether it could not be done."""
     from streams.errors import StreamError
 
-    outcome, text = "mended", item.text
+    outcome, text = "fixed", item.text
     if item.action is None:
         outcome = "cannot"
     elif dry_run:
@@ -106,7 +106,7 @@ async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> b
     if out.json:
         out.object({"outcome": outcome, **item.as_json(), "text": text})
     else:
-        out.prose(f"{outcome:8}", item.found, {"mended": "green", "would": "yellow"}.get(outcome, "bold red"))
+        out.prose(f"{outcome:8}", item.found, {"fixed": "green", "would": "yellow"}.get(outcome, "bold red"))
         out.prose(" " * 8, text, "dim")
     return outcome in ("cannot", "failed")
 
@@ -114,8 +114,8 @@ async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> b
 def _end_of_dry_run(out: Output, items: list[Item]) -> int:
     cannot = sum(item.action is None for item in items)
     would = len(items) - cannot
-    sound = "the store is sound: there is nothing to mend"
-    text = f"{would} to mend, {cannot} that cannot be; nothing was changed" if items else sound
+    sound = "the store is sound: there is nothing to fix"
+    text = f"{would} to fix, {cannot} that cannot be; nothing was changed" if items else sound
     _tell(out, text, {"would": would, "cannot": cannot}, "bold" if items else "green")
     return 1 if items else 0
 

@@ -43,7 +43,7 @@ _DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "
 
 DIRECTORY_MODE: Final = 0o755
 FILE_MODE: Final = 0o644
-"""Modes of what we make outside the home; a umask can only take away more."""
+"""Modes of what we make outside the home; a umask can only remove more."""
 
 OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -259,7 +259,7 @@ def undo(directory: Path, kind: str) -> bool:
 def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
     """Create or replace a file; a reader sees the old or the new one, never half.
 
-    Others cannot write a new file, whatever the umask. An old file's mode is
+    Others cannot write a new file, regardless of the umask. An old file's mode is
     kept; in a file that is ours, others lose the right to write.
 
     Raises:

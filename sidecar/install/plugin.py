@@ -26,7 +26,7 @@ PLUGIN_NAME: Final = "durable-stream.js"
 LEDGER_NAME: Final = ".durable-stream-installed.json"
 
 CONFIG, PLUGIN = ".", "plugin"
-"""Kinds beside those of npm: the config directory itself, and its plugin directory."""
+"""Kinds next to those of npm: the config directory itself, and its plugin directory."""
 
 _KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC_LINES})
 
@@ -92,7 +92,7 @@ def executable_command(argv0: str, python: str = sys.executable) -> list[str]:
 
 
 def shim_path() -> Path:
-    """The shim's module: in the package where that was installed, beside it in a checkout.
+    """The shim's module: in the package where that was installed, next to it in a checkout.
 
     Raises:
         InstallError: neither is there.
@@ -283,7 +283,7 @@ def _undone(directory: Path, kind: str) -> str:
 class Ledger:
     """What ``install`` wrote: the plugin files, and what it made in which directory.
 
-    It lies in the user's config directory ``user``, for all targets, and is gone when nothing is left of them.
+    It is in the user's config directory ``user``, for all targets, and is gone when nothing is left of them.
     """
 
     user: Path
@@ -304,7 +304,7 @@ class Ledger:
             plugins, made = list(found["plugins"]), dict(found["made"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ledger
-        # Only what install can have written: the file lies where others write too.
+        # Only what install can have written: the file is where others write too.
         ledger.plugins = [name for name in plugins if isinstance(name, str) and Path(name).name == PLUGIN_NAME]
         for name, kinds in made.items():
             if Path(name).is_absolute() and isinstance(kinds, list):

@@ -40,12 +40,12 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
     """Which streams of this log a request removes now; nothing is changed.
 
     Age takes any stream. Size leaves ``system`` alone: it is small, and about every session.
-    Neither takes a stream in which a turn is under way: capture still needs it.
+    Neither takes a stream in which a turn is in progress: capture still needs it.
     """
     sizes = await log.sizes()
     open_turns = state.unfinished()
     needed = {
-        size.stream_id: "a turn is under way"
+        size.stream_id: "a turn is in progress"
         for size in sizes
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
@@ -76,13 +76,13 @@ async def forget(
     """Replace payloads by their digests: of all records in ``streams``, in ``elsewhere`` of those of ``sessions``.
 
     Raises:
-        StillNeeded: a turn is under way in one of the streams, or in that of a session.
+        StillNeeded: a turn is in progress in one of the streams, or in that of a session.
         StreamError: as ``prune``.
     """
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
-            f"a turn is under way in {', '.join(busy)}, nothing was forgotten; wait until it has ended, then try again"
+            f"a turn is in progress in {', '.join(busy)}, nothing was forgotten; wait for its end, then try again"
         )
     positions = [record.position async for record in records_to_forget(log, (), sessions, elsewhere)]
     done = await log.forget(streams, at_ms=now_ms, positions=positions)
@@ -93,7 +93,7 @@ async def forget(
 def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessions: Collection[str]) -> set[str]:
     """Streams besides ``streams`` that may hold records of these sessions: ``system``, and a child session's own.
 
-    In ``system`` lie the hooks whose session could not be read.
+    In ``system`` are the hooks whose session could not be read.
     """
     return ({SYSTEM} | {known[name].stream for name in sessions if name in known}) - set(streams)
 
@@ -118,7 +118,7 @@ def _is_of(event: StreamEvent, sessions: Collection[str]) -> bool:
 
 
 async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:
-    """Those in which a turn is under way, in order: nothing of them is forgotten."""
+    """Those in which a turn is in progress, in order: nothing of them is forgotten."""
     unfinished = state.unfinished() & set(among)
     if not unfinished:
         return []

@@ -2,7 +2,7 @@
 
 Nothing here is needed for what was recorded to be right: a snapshot makes the
 next start quick, the index makes a search quick, and a move that is cut off is
-continued later. So a failure is logged and counted, and recording goes on.
+continued later. So a failure is logged and counted, and recording continues.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Upkeep:
             try:
                 await self.look()
             except (StreamError, OSError) as error:
-                log.warning("upkeep of the log failed, recording goes on: %s", error)
+                log.warning("upkeep of the log failed, recording continues: %s", error)
 
     async def look(self) -> None:
         """Do what is due now."""
@@ -115,7 +115,7 @@ class Upkeep:
         await self._advance_index()
 
     async def keep_snapshot(self, records: int = 1) -> None:
-        """Keep the capture state, if the log grew by so many records since and nothing is under way."""
+        """Keep the capture state, if the log grew by so many records since and nothing is in progress."""
         if self._store.head - self._kept < records or not self._is_quiet():
             return
         position = self._store.head
@@ -165,7 +165,7 @@ class Upkeep:
     # Moving to another backend
 
     def migrate(self, to: Backend) -> dict[str, Any]:
-        """Begin to move the log, unless a move is under way; its progress, as ``migration`` gives it."""
+        """Begin to move the log, unless a move is in progress; its progress, as ``migration`` gives it."""
         if self._migration is None or self._migration.done():
             self._failed = self._failed_code = None
             self._progress = Progress(to)
@@ -190,21 +190,21 @@ class Upkeep:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a move, a prune or a forget is under way: not the moment to leave."""
+        """Whether a move, a prune or a forget is in progress: not the moment to leave."""
         return self._removing.locked() or (self._migration is not None and not self._migration.done())
 
     async def discard(self) -> int:
         """Delete the store that the last move left behind; returns the bytes freed.
 
         Raises:
-            StoreUnavailable: a move is under way, or the log does not verify: nothing was deleted. Or the disk is full
-                or failed: the next call deletes what is left.
+            StoreUnavailable: a move runs, or the log does not verify: nothing was deleted. Or the disk is full or
+                failed: the next call deletes what is left.
         """
         async with self._exclusively("deleted"):
             try:
                 return await discard_old(self._store.store)
             finally:
-                self._store.reread_manifest()  # which is changed first: then what failed is no store any more
+                self._store.reread_manifest()  # which is changed first: then what failed is not a store any more
 
     @asynccontextmanager
     async def _exclusively(self, what: str) -> AsyncIterator[None]:
@@ -242,7 +242,7 @@ class Upkeep:
         """Replace payloads by their digests: of all records in these streams, and of all of these sessions.
 
         Raises:
-            StreamError: a turn is under way there, a migration runs, or the disk failed.
+            StreamError: a turn is in progress there, a migration runs, or the disk failed.
         """
         async with self._exclusively("forgotten"):
             elsewhere = await self.streams_beside(streams, sessions)

@@ -317,7 +317,7 @@ class ShimConnection:
             batch, size = entry
             try:
                 await handler.hooks(self, batch.first_seq, batch.items)
-            except Exception as error:  # noqa: BLE001 - whatever the handler did, other links go on
+            except Exception as error:  # noqa: BLE001 - whatever the handler did, other links continue
                 self._failed("hooks", error)
                 # The shim keeps what was not acknowledged, and comes back.
                 self._wire.bye("draining", INTERNAL_ERROR)

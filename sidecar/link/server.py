@@ -296,7 +296,7 @@ class LinkServer:
         self.counters.refused_protocol += 1
         try:
             self._handler.refused(peer)
-        except Exception as error:  # noqa: BLE001 - whatever the handler did, other links go on
+        except Exception as error:  # noqa: BLE001 - whatever the handler did, other links continue
             self._handler_failed("refused", error)
 
     def _proof_failed(self) -> bool:
@@ -318,7 +318,7 @@ class LinkServer:
                 other.close("replaced")
         try:
             await self._handler.opened(link)
-        except Exception as error:  # noqa: BLE001 - whatever the handler did, other links go on
+        except Exception as error:  # noqa: BLE001 - whatever the handler did, other links continue
             self._handler_failed("opened", error)
             link.end()
             await wire.socket.close(INTERNAL_ERROR)
@@ -374,7 +374,7 @@ class LinkServer:
             value = await self._handler.request(event.method, event.args)
         except RemoteError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - the asker is told, the server goes on
+        except Exception as error:  # noqa: BLE001 - the asker is reported, the server continues
             self._handler_failed(f"request {event.method[:40]!r}", error)
             failure = RequestError("unexpected", f"the sidecar failed with {type(error).__name__}; see its log")
         try:

@@ -36,7 +36,7 @@ class SessionView:
 
     @property
     def is_active(self) -> bool:
-        """Whether a turn is under way. Turns follow one another, so only the last can be."""
+        """Whether a turn is in progress. Turns follow one another, so only the last can be."""
         return self.is_turn_open and self.ended is None
 
 
@@ -127,7 +127,7 @@ class Catalog:
         elif event.type == ENDED:
             session.ended = as_text(payload.get("reason")) or "ended"
         elif event.type == "turn.started":
-            # A turn before whose end was never told is over, too: OpenCode died and the session goes on.
+            # A turn before whose end was never told is over, too: OpenCode died and the session continues.
             stream.turns += 1
             session.agent = session.agent or event.actor
             session.turn, session.is_turn_open = as_text(payload.get("message")), True

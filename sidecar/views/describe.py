@@ -1,6 +1,6 @@
 """One event in one line, for people. Pure.
 
-What an event says first: who wrote it and when stand beside it. Payloads come
+What an event says first: who wrote it and when is next to it. Payloads come
 from foreign programs, so every field may be missing or of another shape.
 """
 

@@ -68,7 +68,7 @@ class Overview(Catalog):
         payload = record.event.payload
         turns = self._turns.setdefault(session.id, [])
         if turns and was_active:
-            # Its end was never told: OpenCode died, and the session goes on in a new process.
+            # Its end was never told: OpenCode died, and the session continues in a new process.
             turns[-1].outcome = "unknown"
         message = as_text(payload.get("message"))
         turns.append(

@@ -78,7 +78,7 @@ _SHOWN = 5
 
 
 def open_reader(store: Path) -> LogReader:
-    """The log beside a running sidecar, or of a stopped one; one that does not exist yet reads as empty."""
+    """The log, with or without a running sidecar; a missing one reads as empty."""
     return LogReader(store)
 
 

@@ -1,7 +1,7 @@
 """The log as the rest of the program sees it: a ``StreamStore`` whose backend may change while it is open.
 
 ``Log`` owns the store's directory: it takes the lock, opens the backend that
-``store.json`` names, and can move to another one while appends go on.
+``store.json`` names, and can move to another one while appends continue.
 ``streams/log/reader.py`` reads the log at the same time, also from another process.
 
 Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).

@@ -104,7 +104,7 @@ def holds_files(store: Path, backend: Backend) -> bool:
 
 def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog:
     others = [backend for backend in with_records(store, alone=alone) if backend != manifest.backend]
-    kept = "".join(f"; there are also records in {backend}, perhaps older ones" for backend in others)
+    kept = "".join(f"; records in {backend} are there too, perhaps older ones" for backend in others)
     if manifest.kept is not None and manifest.kept.backend in others:
         kept = f"; {_kept_words(manifest.kept)}"
     return MissingLog(

@@ -184,7 +184,7 @@ async def read_wherever(
     """What ``read`` gives; gone on with in the other backend, when the log moved there and the old one was deleted.
 
     ``now`` says where the log is. Reading a deleted file finds damage, or nothing: both count
-    only while the log is there. ``read`` is also given the position after which to go on; what comes before it is
+    only while the log is there. ``read`` is also given the position after which to continue; what comes before it is
     passed over.
     """
     backend, last = now(), NOTHING

@@ -1,7 +1,7 @@
 """What ``repair`` does about each thing that can be wrong with a store, and what it leaves alone.
 
 Only what is provably safe is done: nothing that was acknowledged is cut, and
-what is taken away is kept in ``repaired/`` (a torn tail, as at every opening, in ``torn/``).
+what is removed is kept in ``repaired/`` (a torn tail, as at every opening, in ``torn/``).
 
 =============================================  ======================================================================
 found                                          done, because
@@ -271,7 +271,7 @@ def _is_head(fault: Finding) -> bool:
 
 
 def leftovers(store: Path) -> list[str]:
-    """What killed processes left and ``repair`` takes away, relative to ``store``; quick, and only of a store at rest.
+    """What killed processes left and ``repair`` removes, relative to ``store``; quick, and only of a store at rest.
 
     Raises:
         ForeignStore: as ``read_manifest``, or a file is a symbolic link.

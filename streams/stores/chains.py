@@ -36,7 +36,7 @@ class Chains:
     """The tails of all streams, moved on record by record in the order of the log."""
 
     def __init__(self, bases: Mapping[str, Base]) -> None:
-        """``bases``: where pruned streams go on. Every other one begins at offset 0."""
+        """``bases``: where pruned streams continue. Every other one begins at offset 0."""
         self._tails = {stream_id: _Tail(base.offset, base.hash) for stream_id, base in bases.items()}
 
     @property

@@ -26,7 +26,7 @@ TORN: Final = "torn"
 """Where openings keep the torn tails that they cut off."""
 
 REPAIRED: Final = "repaired"
-"""Where repairs keep what they take away: ``repaired/1/``, ``repaired/2/``, …"""
+"""Where repairs keep what they remove: ``repaired/1/``, ``repaired/2/``, …"""
 
 _LOST: Final = ".lost-after-"
 
@@ -100,7 +100,7 @@ class Hints:
     def set_aside_after(self, position: int) -> list[Lost]:
         """Put out of use what knows more than a log that ends at ``position``: those records are lost.
 
-        Once the log had grown so far again, the hint would speak of other records. It stays beside the others, for
+        Once the log had grown so far again, the hint would speak of other records. It stays next to the others, for
         ``verify`` to tell of the loss.
         """
         for name, known in self.known():

@@ -42,7 +42,7 @@ CONTENT = {
 
 
 def of(value: Any, *path: str) -> Any:
-    """What lies at ``path``, or ``None``."""
+    """What is at ``path``, or ``None``."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value

@@ -148,7 +148,7 @@ class OpenCodeApi:
         return bool(self.request("POST", f"/question/{question}/reject"))
 
     def dispose(self) -> bool:
-        """Dispose the project's instance: plugins get ``dispose``, the next request loads them anew."""
+        """Dispose the project's instance: plugins get ``dispose``, the next request loads them again."""
         return bool(self.request("POST", "/instance/dispose"))
 
 

@@ -157,7 +157,7 @@ class DurableStream:
     def assert_recorded(self, plan: Expectation, note: str = "") -> list[Json]:
         """Wait until all that must be in the log is, then assert that it is right and nothing else is there."""
         deadline = time.monotonic() + HANG_LIMIT_S
-        # Reading the log is a process of its own, so this is no busy loop.
+        # Reading the log is a process of its own, so this is not a busy loop.
         while missing(records := self.log(plan.root), plan) and time.monotonic() < deadline:
             continue
         wrong = differences(records, plan)

@@ -2,7 +2,7 @@
 
 A scene is a project of a running OpenCode with a plugin file and a home of its own, the home on a small
 disk where the user may mount one. Its plugin starts sidecars with a command that exists only after
-``mend``, so that a fault can mean that none can be started. After a fault the scene is not mended yet.
+``fix``, so that a fault can mean that none can be started. After a fault the scene is not fixed yet.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def hung_without_spool(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def disk_full(scene: Scene) -> Iterator[None]:
-    """The home lies on a full disk: sidecars start and cannot write, nor can the spool."""
+    """The home is on a full disk: sidecars start and cannot write, nor can the spool."""
     scene.take_away()
     if scene.on_small_disk:
         _fill(scene.durable.home)

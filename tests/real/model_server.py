@@ -213,7 +213,7 @@ class ModelServer:
         self._thread.join(HANG_LIMIT_S)
 
     def release(self, name: str) -> None:
-        """Let every request held as ``name`` go on, and those that come later. Idempotent."""
+        """Let every request held as ``name`` continue, and those that come later. Idempotent."""
         with self._changed:
             self._released.add(name)
             self._changed.notify_all()

@@ -304,7 +304,7 @@ def _overflowed(following: Json | None) -> bool:
 def _error(answer: Json, answers: list[Json], following: Json | None) -> Json | None:
     error = answer["info"].get("error")
     if error is None and _overflowed(following) and answer is answers[-1]:
-        return {"name": "ContextOverflowError"}  # OpenCode tells it on its bus only, and goes on
+        return {"name": "ContextOverflowError"}  # OpenCode tells it on its bus only, and continues
     if error is None or error["name"] == "MessageAbortedError":
         return None
     return {"name": error["name"], "reason": error["data"]["message"], "status": error["data"].get("statusCode")}

@@ -109,7 +109,7 @@ def test_call_ids_that_repeat_in_a_turn_and_across_turns(
 
 
 def test_two_parallel_calls_with_one_id(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
-    # OpenCode makes one part of them, but both run: the other one is told by its hook alone.
+    # OpenCode makes one part of them, but both run: the other one is reported by its hook alone.
     opencode.prompt(session, f"CALLID:twin {bash('echo one')} {bash('echo two')}")
     [part] = opencode.parts(session, "tool")
     second = other_twin(part, opencode.messages(session)[0]["info"]["id"])

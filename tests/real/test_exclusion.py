@@ -67,6 +67,6 @@ def test_what_an_excluded_project_spooled_is_deleted(opencode_binary: Path, mode
             assert [path.parent.name for path in leaks(home)] == ["spool"]
             told = durable.doctor(client.project)
             assert told["spool"]["level"] == "note"
-            assert "started a sidecar" in durable.doctor(client.project, "--fix")["spool"]["mended"]
+            assert "started a sidecar" in durable.doctor(client.project, "--fix")["spool"]["fixed"]
             wait_until(lambda: not list((home / "spool").iterdir()), "an empty spool")
         assert leaks(home) == [] and durable.status()["log"]["head"] == -1

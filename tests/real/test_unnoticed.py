@@ -1,4 +1,4 @@
-"""OpenCode never notices: whatever is wrong with sidecar, spool or disk, prompts go on and nothing is lost.
+"""OpenCode never notices: whatever is wrong with sidecar, spool or disk, prompts continue and nothing is lost.
 
 All faults come upon one OpenCode, one after the other. What a prompt costs under each is measured by
 ``make bench``; here only a hang fails.
@@ -134,7 +134,7 @@ def test_memory_is_bounded_and_one_gap_tells_what_is_missing(scene: Scene) -> No
     scene.mend()
     wait_until(gaps, "a gap")
     session = scene.api.create_session()
-    scene.api.prompt(session, "SAY:and it goes on")
+    scene.api.prompt(session, "SAY:and it continues")
     scene.durable.assert_recorded(expected(family(scene.api, session)))
     [gap] = gaps()
     assert gap["reason"] == "memory_full"

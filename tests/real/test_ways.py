@@ -96,7 +96,7 @@ def test_an_ide_and_an_attached_terminal(opencode: RealOpenCode, durable: Durabl
             attached.prompt("SAY:attached", "attached")
             durable.assert_recorded(expected(family(ide, session_of(ide, "SAY:attached"), agent="build")))
             assert len(links(durable)) == 2, "what attaches has no plugin of its own"
-        # The same process goes on with new instances: nothing is resumed, and nothing is told twice.
+        # The same process continues with new instances: nothing is resumed, and nothing is reported twice.
         ide.dispose()
         ide.prompt(session, "SAY:after the disposal")
         wait_until(lambda: not {first["instance"], second["instance"]} & instances(durable), "the end of both links")

@@ -1,4 +1,4 @@
-"""Files: private whatever the umask, and never reached through a link that somebody swapped in."""
+"""Files: private regardless of the umask, and never reached through a link that somebody swapped in."""
 
 import asyncio
 import logging

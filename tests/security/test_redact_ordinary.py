@@ -1,4 +1,4 @@
-"""What is no secret is left alone by redaction."""
+"""What is not a secret is left alone by redaction."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _detectors() -> list[tuple[str, int, re.Pattern[str]]]:
     for name in (f"detect_secrets.plugins.{module.name}" for module in pkgutil.iter_modules(plugins.__path__)):
         for kind in vars(importlib.import_module(name)).values():
             own = isinstance(kind, type) and issubclass(kind, RegexBasedDetector) and kind is not RegexBasedDetector
-            if own and kind.__module__ == name and kind.secret_type != "Public IP (ipv4)":  # an address is no secret
+            if own and kind.__module__ == name and kind.secret_type != "Public IP (ipv4)":  # an address is not a secret
                 found += [(kind.__name__, number, pattern) for number, pattern in enumerate(kind.denylist)]
     return found
 

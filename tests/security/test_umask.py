@@ -25,7 +25,7 @@ def install(user: Path, umask: int, *arguments: str) -> None:
 
 
 def open_to_others(user: Path) -> list[str]:
-    """What lies below the user's directory and others may write."""
+    """What is below the user's directory and others may write."""
     return [str(path) for path in user.rglob("*") if path.lstat().st_mode & OTHERS_MAY_WRITE]
 
 

@@ -1,4 +1,4 @@
-"""Runs commands in a home that lies on a read-only or a full file system; started in a mount namespace of its own."""
+"""Runs commands in a home that is on a read-only or a full file system; started in a mount namespace of its own."""
 
 from __future__ import annotations
 

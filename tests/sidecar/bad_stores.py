@@ -270,7 +270,7 @@ def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def without_shared_memory(files: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes]]:
-    """What is left of ``snapshot`` without what SQLite makes beside a log that has a writer: no part of the log."""
+    """What is left of ``snapshot`` without what SQLite makes next to a log that has a writer: no part of the log."""
     return {
         name: (time, data)
         for name, (time, data) in files.items()

@@ -75,7 +75,7 @@ def start_as(command: Sequence[str], home: Home, *arguments: str) -> subprocess.
 def as_user(user: int | None) -> list[str]:
     """What runs a program as another user; nothing for ``None``. Only root may.
 
-    It may read everywhere: the interpreter and this checkout often lie in root's own directory.
+    It may read everywhere: the interpreter and this checkout often are in root's own directory.
     """
     if user is None:
         return []

@@ -305,8 +305,8 @@ class TestPlay:
         ("line", "said"),
         [
             ("{", "is not JSON"),
-            ("[]", "is no hook"),
-            ('{"t": 1}', "is no hook"),
+            ("[]", "is not a hook"),
+            ('{"t": 1}', "is not a hook"),
             ('{"hook": "event"}', "t must be"),
             ('{"hook": "event", "t": "x"}', "t must be"),
             ('{"hook": "event", "t": -1}', "t must be"),

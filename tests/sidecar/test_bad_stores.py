@@ -210,7 +210,7 @@ def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
     assert done.code == (1 if last["cannot"] else 0) and told[-1]["sound"] is (done.code == 0)
     assert (snapshot(store) == before) is (done.code == 1)
     assert run(home.path, "verify").code == done.code
-    assert run(home.path, "streams").code == done.code, "a store that is mended is opened again"
+    assert run(home.path, "streams").code == done.code, "a store that is fixed is opened again"
 
 
 @pytest.mark.parametrize("state", [foreign_manifest, newer_manifest])
@@ -381,7 +381,7 @@ def test_a_store_that_is_closed_to_us(home: Home, sound: dict[Backend, Sound], b
 
 
 def in_a_place(kind: str, home: Home, sound: Sound) -> dict[str, Done]:
-    """Each command, run in a home that lies on such a file system."""
+    """Each command, run in a home that is on such a file system."""
     commands = {name: arguments(name, sound) for name in registered(READING + WRITING)}
     commands |= {name: [name, "--json"] for name in TELLING} | {"verify": ["verify"]}
     commands |= {" ".join(looking): list(looking) for looking in (PRUNE_LOOKING, FORGET_LOOKING)}

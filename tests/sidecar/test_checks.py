@@ -34,7 +34,7 @@ PROGRAM = "#!/bin/sh\necho {}\n"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home with a log, beside an OpenCode of a known version and an installed plugin."""
+    """A home with a log, next to an OpenCode of a known version and an installed plugin."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, says in (("opencode", "1.18.33"), ("durable-stream", "durable-stream 0.1.0")):
@@ -219,7 +219,7 @@ def test_a_start_that_waits_for_npm(home: Home, tmp_path: Path) -> None:
         *directories
     ]
     assert {check["level"] for check in waiting()} == {"problem"}
-    assert all(check["mended"] and check["failed"] is None for check in waiting("--fix"))
+    assert all(check["fixed"] and check["failed"] is None for check in waiting("--fix"))
     assert waiting() == []
     uninstall(Target.everywhere())
     assert [list(directory.iterdir()) for directory in directories] == [[], [], []]
@@ -230,7 +230,7 @@ def test_a_stub_that_keeps_a_tools_packages_away_and_a_setting_of_the_users(home
     (config / "tool").mkdir()
     (config / "tool" / "mine.ts").write_text("")
     assert "keeps them away" in look(home)["start-up"].text and look(home)["start-up"].level == "problem"
-    assert run(home.path, "doctor", "--fix").out.count("mended: ") == 1
+    assert run(home.path, "doctor", "--fix").out.count("fixed: ") == 1
     assert look(home)["start-up"].level == "ok"
     (config / ".npmrc").write_text("fetch-retries=7\n")
     found = look(home)["start-up"]
@@ -286,12 +286,12 @@ def test_a_service_file_of_another_home(home: Home, tmp_path: Path) -> None:
 
 
 def test_fixing(home: Home) -> None:
-    """What can be mended is, and nothing is left to say; the plugin's executable becomes the one that mends."""
+    """What can be fixed is, and nothing is left to say; the plugin's executable becomes the one that fixes."""
     (programs(home) / "durable-stream").unlink()
     home.path.chmod(0o755)
     home.token_path.chmod(0o644)
     assert {"plugin": "problem", "home": "problem", "token": "problem"}.items() <= levels(home).items()
-    mended = {check["name"]: check["fix"] for check in doctor(home, "--fix") if check["mended"]}
+    mended = {check["name"]: check["fix"] for check in doctor(home, "--fix") if check["fixed"]}
     assert mended == {"plugin": "install", "home": "close", "token": "renew token"}
     assert home.path.stat().st_mode & 0o777 == 0o700
     assert not home.token_path.exists()
@@ -299,7 +299,7 @@ def test_fixing(home: Home) -> None:
     uninstall(Target.everywhere())
     assert run(home.path, "doctor").code == 1
     done = run(home.path, "doctor", "--fix")
-    assert done.code == 0 and done.out.endswith("\n1 finding mended, no problem left\n") and "mended: wrote" in done.out
+    assert done.code == 0 and done.out.endswith("\n1 finding fixed, no problem left\n") and "fixed: wrote" in done.out
     assert Target.everywhere().plugin.is_file()
 
 
@@ -308,7 +308,7 @@ def test_what_cannot_be_mended_stays_a_problem(home: Home) -> None:
     with home.lock():
         home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.1.0", 1, 0))
         done = run(home.path, "doctor", "--fix")
-    assert done.code == 1 and "not mended:" in done.out and "1 problem found" in done.out and home.token_path.exists()
+    assert done.code == 1 and "not fixed:" in done.out and "1 problem found" in done.out and home.token_path.exists()
 
 
 def test_a_store_that_cannot_be_written(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_a_backlog_is_taken_in(home: Home) -> None:
     (home.spool_path / f"{'a' * 32}-{'1' * 16}.jsonl").write_text('{"spool": 1, "pid": 2147483646}\n')
     told = {check["name"]: check for check in doctor(home, "--fix")}
     try:
-        assert "started a sidecar" in told["spool"]["mended"]
+        assert "started a sidecar" in told["spool"]["fixed"]
         assert "proved itself" in look(home)["sidecar"].text
         wait_until(lambda: not list(home.spool_path.iterdir()), "an empty spool")
     finally:

@@ -208,7 +208,7 @@ async def test_a_request_without_an_answer_ends_with_the_link() -> None:
             await asking
 
 
-# --- what is no sidecar ---
+# --- what is not a sidecar ---
 
 
 @asynccontextmanager

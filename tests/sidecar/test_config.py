@@ -1,4 +1,4 @@
-"""The configuration: who wins, and what a mistake is told like."""
+"""The configuration: who wins, and what a mistake is reported like."""
 
 import os
 from pathlib import Path

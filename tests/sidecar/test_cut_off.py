@@ -100,7 +100,7 @@ def stopping_half_way(home: Home, *arguments: str) -> list[str]:
 
 
 def wait_until_held(home: Home) -> None:
-    wait_for((home.path / "held").exists, "it is under way")
+    wait_for((home.path / "held").exists, "it is in progress")
 
 
 def verified(home: Home) -> bool:
@@ -304,4 +304,4 @@ def test_a_log_that_is_being_moved_is_not_called_where_it_was(home: Home, monkey
 
     monkeypatch.setattr("sidecar.cli.shared.control.control", moving)
     done = run(home.path, "migrate", "--to", "jsonl")
-    assert done.code == 1 and "a move to sqlite is under way" in done.err
+    assert done.code == 1 and "a move to sqlite is in progress" in done.err

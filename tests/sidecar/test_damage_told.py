@@ -132,7 +132,7 @@ def files(home: Path) -> dict[str, tuple[int, bytes]]:
 def file_for_home(home: Path) -> str:
     shutil.rmtree(home)
     home.write_text("a thesis")
-    return "no directory"
+    return "not a directory"
 
 
 def file_for_store(home: Path) -> str:
@@ -178,7 +178,7 @@ def test_what_is_not_ours_is_no_damage(home: Path, sound: dict[Backend, Path], f
 def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
     home: Path, sound: dict[Backend, Path], how: str
 ) -> None:
-    """``store.json`` beside it is ours: another home is no advice."""
+    """``store.json`` next to it is ours: do not advise another home."""
     store = put(home, sound["sqlite"])
     path = store / "log.db"
     if how == "its owner flipped":

@@ -40,7 +40,7 @@ async def test_where_the_older_sidecar_has_other_links_they_move_over_and_lose_n
     old = start_as(release("0.0.9"), home)
     running(home)
     patient = {"backoffMinMs": 20, "backoffMaxMs": 200}
-    # What this one starts is no newer, so it has come to terms with the old sidecar.
+    # What this one starts is not newer, so it has come to terms with the old sidecar.
     with shims(1, home.path, command=release("0.0.9"), **patient) as (content,):
         content.until("welcomes", 1)
         content.ask("events", **{"from": 1}, count=100)

@@ -169,7 +169,7 @@ HELD = (
 
 
 def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) -> None:
-    """It grows past the limit and moves; killed in the middle, the next sidecar goes on; nothing lost or repeated."""
+    """It grows past the limit and moves; killed in the middle, the next sidecar continues; nothing lost or repeated."""
     home.config_path.write_text("[store]\nmigrate_at_bytes = 200000\nsegment_bytes = 65536\n")
     hold = home.path / "hold"
     hold.touch()

@@ -18,7 +18,7 @@ STUB = {"node_modules", "package-lock.json"}
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository that is the current directory; the user's home and configuration lie beside it."""
+    """A repository that is the current directory; the user's home and configuration are next to it."""
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("OPENCODE_CONFIG_DIR", raising=False)

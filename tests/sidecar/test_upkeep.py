@@ -281,7 +281,7 @@ async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: 
         assert (await upkeep.forget(["ses_1"])).records
     assert not (tmp_path / "search.db").exists() and deleted_and_open(tmp_path) == set()
     await upkeep._advance_index()
-    assert "search.db" in held_open(tmp_path), "it is made anew"
+    assert "search.db" in held_open(tmp_path), "it is rebuilt"
     await upkeep.close()
     await log.close()
     assert held_open(tmp_path) == set()
@@ -329,7 +329,7 @@ async def test_the_search_index_of_a_log_that_came_back_to_sqlite_goes_on(tmp_pa
 
 
 async def test_indexing_ends_when_the_log_leaves_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would make the index anew beside a log that has no use for it."""
+    """Else it would make the index again next to a log that has no use for it."""
     monkeypatch.setattr(module, "INDEX_RECORDS", 1)
     log = await sqlite_log(tmp_path)
     await append(log, many_sessions(2, 1))

@@ -337,7 +337,7 @@ class BusContract:
             await inbox.wait(1)
             assert inbox.bodies == [b"2"]
 
-    # Where a durable begins, and where it goes on
+    # Where a durable begins, and where it continues
 
     async def test_new_begins_now_and_all_with_the_oldest(self, bus: EventBus) -> None:
         await bus.publish("evt.p.one", b"before")

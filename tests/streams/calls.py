@@ -4,7 +4,7 @@ What Python does goes through the functions of ``os``, which are replaced while 
 goes through its own file layer, the VFS, whose table of functions is reached with ``ctypes``. So neither strace nor a
 compiler is needed. Only files below ``root`` are watched.
 
-SQLite's shared-memory index (``-shm``) is mapped memory and not seen: it is derived, and made anew when it is opened.
+SQLite's shared-memory index (``-shm``) is mapped memory and not seen: it is derived, and rebuilt when it is opened.
 """
 
 # pathlib is built on what is replaced here
@@ -334,7 +334,7 @@ class _Sqlite:
     def __init__(self) -> None:
         import _sqlite3
 
-        # The library that Python's own module uses, be it linked into it or beside it.
+        # The library that Python's own module uses, be it linked into it or next to it.
         library = ctypes.CDLL(getattr(_sqlite3, "__file__", None))
         library.sqlite3_vfs_find.restype = ctypes.POINTER(_Vfs)
         library.sqlite3_vfs_find.argtypes = [ctypes.c_char_p]

@@ -1,7 +1,7 @@
 """Small stores of every format that was ever written, kept as they were: each later version must open them.
 
-``python -m tests.streams.golden NAME`` writes a new one beside those that are there; a store that is there is never
-written anew, that would be breaking the promise instead of keeping it.
+``python -m tests.streams.golden NAME`` writes a new one next to those that are there; a store that is there is never
+rewritten, that would be breaking the promise instead of keeping it.
 """
 
 from __future__ import annotations

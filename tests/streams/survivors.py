@@ -61,7 +61,7 @@ def is_of(found: Sequence[Record], records: Sequence[Record]) -> bool:
 
 
 def _is_same(found: Record, written: Record) -> bool:
-    """The hash stands for the rest of the event: ``verify`` computes it anew."""
+    """The hash stands for the rest of the event: ``verify`` computes it again."""
     places = (found.position, found.offset, found.hash) == (written.position, written.offset, written.hash)
     return places and (found.event == written.event or is_digest(found.event.payload))
 

@@ -146,8 +146,7 @@ def varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
 
 
 def turn_back_rows(path: Path) -> None:
-    """Make the rows of a page of records look as if they were the first ones: a reader that goes on after the last one
-    it saw comes to them again and again."""
+    """Make the rows of a page look like the first ones: a reader that continues after the last one sees them again."""
     data = bytearray(path.read_bytes())
     pages = []
     for page in range(PAGE, len(data), PAGE):
@@ -187,7 +186,7 @@ async def test_a_damaged_record_is_not_removed_and_nothing_is_begun(tmp_path: Pa
     with pytest.raises(ForeignStore, match=r"record 45 has a wrong checksum.*verify"):
         await (log.prune({"ses_3": 99}, at_ms=3) if removal == "prune" else log.forget(["ses_3"], at_ms=3))
     assert not (await log.source.removal()).pending
-    await log.append([event("it goes on")])
+    await log.append([event("it continues")])
     await log.close()
     assert await faults(tmp_path) == before and len(before) == 1
 
@@ -197,7 +196,7 @@ async def test_damage_in_what_a_cut_off_prune_was_to_remove_keeps_nobody_from_wr
     change(tmp_path, "INSERT INTO pending VALUES ('prune', 'ses_3', 99, 1)")
     change(tmp_path, "UPDATE records SET event = CAST(event || ' ' AS BLOB) WHERE position = 45")
     log = await Log.open(tmp_path, seeded_identity(2))
-    await log.append([event("it goes on")])
+    await log.append([event("it continues")])
     await log.close()
     told = await faults(tmp_path)
     assert any(each.startswith("torn") for each in told) and any(each.startswith("corrupt") for each in told)

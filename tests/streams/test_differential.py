@@ -336,7 +336,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """The stores on disk; memory just goes on."""
+        """The stores on disk; memory just continues."""
 
         async def run() -> None:
             await self._close()

@@ -5,7 +5,7 @@ a limit on the size of files, on the number of open ones, a small disk that is f
 mount one; the limits need no rights). ``test_faults.py`` has the jsonl backend's own seam.
 
 After a fault nothing is acknowledged any more, the error says what to do, and what was acknowledged stays: readable at
-once, and in the next opening when the fault is gone, which then goes on.
+once, and in the next opening when the fault is gone, which then continues.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ async def append_until_it_fails(log: Log, most: int, first: int = 0) -> tuple[li
 
 
 async def check_reopened(store: Path, backend: Backend, acked: list[Record], most: int) -> None:
-    """All that was acknowledged, perhaps the one batch more that was under way; and the log goes on, each once."""
+    """All that was acknowledged, perhaps the one batch more that was in progress; and the log continues, each once."""
     log = await open_log(store, backend)
     try:
         left = await collect(log.read_all())
         assert left[: len(acked)] == acked
         more = [record.event for record in left[len(acked) :]]
         following = next(n for n in range(most + 1) if sum(len(batch(before)) for before in range(n)) == len(acked))
-        assert more in ([], batch(following)), "nothing but the whole batch that was under way"
+        assert more in ([], batch(following)), "nothing but the whole batch that was in progress"
         for number in range(following + 5):
             await log.append(batch(number))
         keys = [record.event.idempotency_key for record in await collect(log.read_all())]

@@ -57,7 +57,7 @@ def test_ulids_increase_when_the_clock_stands_or_steps_back() -> None:
     identity = counting([1000, 1000, 999, 0, 500, 1000, 1001])
     made = [identity.ulid() for _ in range(7)]
     assert made == sorted(set(made))
-    assert made[-1][:10] > made[0][:10], "the time goes on when the clock has caught up"
+    assert made[-1][:10] > made[0][:10], "the time continues when the clock has caught up"
 
 
 def test_ulids_increase_when_the_randomness_is_used_up() -> None:

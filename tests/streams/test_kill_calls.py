@@ -43,7 +43,7 @@ CONTEXT.set_forkserver_preload([__name__])
 
 
 def _play_until_killed(home: Path, start: Backend, number: int, torn: bool, journal: Connection) -> None:
-    """The process that is killed; journals each acknowledged append before it goes on."""
+    """The process that is killed; journals each acknowledged append before it continues."""
 
     def told(records: list[Record]) -> None:
         journal.send_bytes(json.dumps([record.hash for record in records]).encode())

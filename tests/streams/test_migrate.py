@@ -1,4 +1,4 @@
-"""Moving a log between backends under way (FEATURES D9, F8, U32): nothing lost, nothing twice, wherever it fails."""
+"""Moving a log between backends in progress (FEATURES D9, F8, U32): nothing lost, nothing twice, wherever it fails."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ async def faults(store: Path) -> list[str]:
 
 
 async def check_moved(store: Path, log: Log, written: list[dict[str, object]]) -> None:
-    """The move, whether it is refused or not: nothing is lost, and the log is sound wherever it lies."""
+    """The move, whether it is refused or not: nothing is lost, and the log is sound wherever it is."""
     with suppress(StoreUnavailable):
         await Migration(log, "sqlite").run()
     assert plain(await collect(log.read_all())) == written

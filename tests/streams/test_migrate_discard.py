@@ -1,4 +1,4 @@
-"""What a move leaves: who reads a store that is discarded goes on in the other one, and none is deleted by halves."""
+"""What a move leaves: who reads a store that is discarded continues in the other one, and none is deleted by halves."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_reader_does_not_keep_the_space_of_a_store_that_is_discarded(tmp
     await Migration(log, "jsonl").run()
     assert reader.head == log.head, "it let go of the database"
     for record in written[1:300]:
-        assert await anext(begun) == record, "and a reading of the old store, which is kept, goes on"
+        assert await anext(begun) == record, "and a reading of the old store, which is kept, continues"
     await asyncio.to_thread(discard_kept, tmp_path)
     assert "log.db" in deleted_and_open(tmp_path)
     if asked == "head":

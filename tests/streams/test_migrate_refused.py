@@ -44,7 +44,7 @@ async def test_damage_is_not_moved(tmp_path: Path) -> None:
     with pytest.raises(CorruptLog, match=r"wrong checksum"):
         await Migration(log, "sqlite").run()
     assert log.backend == "jsonl" and files_of(tmp_path) == before, "nothing of the copy is left"
-    assert (await log.append([event("it goes on")]))[0].position == log.head
+    assert (await log.append([event("it continues")]))[0].position == log.head
     await log.close()
 
 
@@ -99,7 +99,7 @@ async def test_a_copy_that_does_not_hold_what_was_written_to_it_is_not_switched_
     with pytest.raises(MigrationFailed):
         await Migration(log, "sqlite").run()
     assert log.backend == "jsonl"
-    await log.append([event("it goes on")])
+    await log.append([event("it continues")])
     await log.close()
 
 
@@ -137,7 +137,7 @@ async def test_a_pointer_that_was_renamed_and_not_synced_is_put_back(
     monkeypatch.setattr("streams.log.log.write_manifest", renamed)
     with pytest.raises(OSError, match="Input/output error"):
         await Migration(log, "sqlite").run()
-    [record] = await log.append([event("it goes on")])
+    [record] = await log.append([event("it continues")])
     await log.close()
     log = await open_log(tmp_path)
     assert log.backend == "jsonl" and log.head == record.position, "what was acknowledged since is there"

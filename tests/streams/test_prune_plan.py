@@ -68,9 +68,9 @@ def test_a_cap_leaves_what_was_written_to_within_a_day_and_says_so() -> None:
 
 def test_what_is_needed_stays_and_says_why_whatever_is_requested() -> None:
     request = PruneRequest(older_than_ms=DAY, max_bytes=1, streams=("ses_old",))
-    plan = make_plan(LOG, {"ses_old": "a turn is under way"}, request, now_ms=NOW)
+    plan = make_plan(LOG, {"ses_old": "a turn is in progress"}, request, now_ms=NOW)
     assert names(plan.cuts) == ["ses_middle"]
-    assert ("ses_old", "a turn is under way") in [(item.stream_id, item.why) for item in plan.kept]
+    assert ("ses_old", "a turn is in progress") in [(item.stream_id, item.why) for item in plan.kept]
 
 
 def test_named_streams_go_in_any_case_and_unknown_ones_are_told() -> None:

@@ -184,7 +184,7 @@ async def test_a_bit_flipped_under_an_open_store_is_found_when_read(tmp_path: Pa
         with pytest.raises(CorruptLog) as raised:
             await reading
         assert (raised.value.line, raised.value.position) == (2, 1)
-    # A duplicate that cannot be read is refused; the log itself goes on.
+    # A duplicate that cannot be read is refused; the log itself continues.
     with pytest.raises(CorruptLog):
         await log.append([event(key.removeprefix("test:"))])
     assert (await log.append([event("next")]))[0].position == 4

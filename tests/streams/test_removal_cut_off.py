@@ -30,7 +30,7 @@ KILLS = size("REMOVING_KILLS", 5)
 
 
 async def check_images(images: Path, backend: Backend, before: list[Record], after: list[Record]) -> int:
-    """Each image opens as if nothing had begun, or as if all were done, and goes on; returns how many there are."""
+    """Each image opens as if nothing had begun, or as if all were done, and continues; returns how many there are."""
     seen = set()
     for image in sorted(images.iterdir()):
         reader = LogReader(image)

@@ -1,4 +1,4 @@
-"""Pruning and forgetting on disk: what is left of the bytes, beside other processes, and in a log that moves."""
+"""Pruning and forgetting on disk: what is left of the bytes, next to other processes, and in a log that moves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestForgottenBytes:
         assert _holders(tmp_path, marker) == []
         assert await collect(log.query(Filter(text=marker))) == []
         if backend == "sqlite":
-            assert index.advance(100) == 30, "it begins anew"
+            assert index.advance(100) == 30, "it begins again"
             assert await collect(log.query(Filter(text=marker))) == []
             index.close()
             assert _holders(tmp_path, marker) == []

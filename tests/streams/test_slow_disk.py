@@ -1,6 +1,6 @@
 """A slow disk under both backends (RELIABILITY 7): every sync takes 5, 50 or 500 ms more.
 
-The loop goes on turning while the disk works, no append is acknowledged before a sync that began after it was
+The loop continues turning while the disk works, no append is acknowledged before a sync that began after it was
 submitted has ended, and what waits costs no memory beyond the appends themselves. No time is asserted: what is counted
 is in how many of the syncs the loop had its turn. ``TORTURE_SLOW_SYNCS`` sets how many syncs each delay lasts.
 """

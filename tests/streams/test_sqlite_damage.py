@@ -75,7 +75,7 @@ async def test_a_damaged_row_is_named_when_it_is_read(tmp_path: Path) -> None:
 
 
 async def read_or_refused(store: Path) -> None:
-    """Whatever is damaged: everybody reads on, or is told of the damage in our own words."""
+    """Whatever is damaged: everybody reads on, or is reported of the damage in our own words."""
     for read in (SqliteReader(store), LogReader(store)):
         try:
             await collect(read.read_all())

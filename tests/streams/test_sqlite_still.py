@@ -1,4 +1,4 @@
-"""A reader of a database at rest leaves no file beside it, and is never wrong about a writer that begins."""
+"""A reader of a database at rest leaves no file next to it, and is never wrong about a writer that begins."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The content of the pinned vectors, and ``python -m tests.streams.vectors`` to write ``vectors.json`` anew.
+"""The content of the pinned vectors, and ``python -m tests.streams.vectors`` to write ``vectors.json`` again.
 
-The file is the promise that bytes and hashes never change; writing it anew is
+The file is the promise that bytes and hashes never change; writing it again is
 for adding cases, never for making a failing test pass.
 """
 

@@ -38,7 +38,7 @@ def seeded(what: str) -> Random:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value below which ``part`` (0 to 1) of them lie; 0 for none."""
+    """The value below which ``part`` (0 to 1) of them are; 0 for none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
 

@@ -159,7 +159,7 @@ async def unlinked(one: RunningSidecar) -> dict[str, Any]:
 
 
 class Neighbour:
-    """A link that behaves, beside those that do not: how long its hooks take to be acknowledged, in ms."""
+    """A link that behaves, next to those that do not: how long its hooks take to be acknowledged, in ms."""
 
     def __init__(self, client: ShimClient, name: str) -> None:
         self._client, self._name = client, name

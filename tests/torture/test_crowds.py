@@ -212,7 +212,7 @@ def _hooks_without_end(link: RawLink, count: int) -> int:
 
 
 async def test_a_storm_of_reconnects_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The same few shims link again and again, mostly without a goodbye, and go on where they were."""
+    """The same few shims link again and again, mostly without a goodbye, and continue where they were."""
     random = seeded("storm")
     with sidecar(tmp_path / "home") as one:
         async with shim_link(one, shim(ME)) as client:

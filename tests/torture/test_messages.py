@@ -332,7 +332,7 @@ BIG: dict[str, tuple[bytes, bytes, bytes]] = {
     "integers beyond 64 bits": (b"[", b"9" * 25 + b",", b"1]"),
     "integers of thousands of digits": (b"[", b"9" * 4000 + b",", b"1]"),
     "lists": (b"[", b"[],", b"1]"),
-    "deep lists beside strings": (b"[" * 2000, b'"a",', b"1" + b"]" * 2000),
+    "deep lists next to strings": (b"[" * 2000, b'"a",', b"1" + b"]" * 2000),
     "items": (b"1}", b',{"hook":"event","t":1}', b',{"hook":"event","t":1'),
 }
 

@@ -36,7 +36,7 @@ async def test_a_crashed_log_opens_whole(tmp_path: Path, backend: Backend) -> No
                 for n in range(begin, begin + 500)
             ]
         )
-    # As it lies on the disk now, without the closing that would tidy it.
+    # As it is on the disk now, without the closing that would tidy it.
     crashed = tmp_path / "crashed"
     shutil.copytree(tmp_path / "store", crashed)
     await log.close()

@@ -125,7 +125,7 @@ class Worker:
             try:
                 records = await self.log.append(events)
             except StoreUnavailable:
-                await asyncio.sleep(PAUSE_S)  # the disk is full, or the log is being opened anew
+                await asyncio.sleep(PAUSE_S)  # the disk is full, or the log is being opened again
                 continue
             assert [record.event.idempotency_key for record in records] == [e.idempotency_key for e in events]
             self.tell("acked", (lane, number))
@@ -145,7 +145,7 @@ class Worker:
                 assert [r.position for r in tail] == sorted({r.position for r in tail})
                 if known:
                     key = self.random.choice(known)
-                    assert await log.find(key) is not None, f"{key} was acknowledged; the log lies in {log.backend}"
+                    assert await log.find(key) is not None, f"{key} was acknowledged; the log is in {log.backend}"
                 stream = f"ses_{self.random.randrange(LANES)}_{self.life}"
                 found = await collect(log.query(Filter(types=["agent.*"], streams=[stream])))
                 assert all(r.event.type == "agent.error" for r in found)
@@ -170,7 +170,7 @@ class Worker:
                         self.log.reread_manifest()
 
     async def fill(self) -> None:
-        """No file may grow, until an append met that; then the log is opened anew."""
+        """No file may grow, until an append met that; then the log is opened again."""
         while self.lives():
             await asyncio.sleep(LIFE_S / 12)
             async with self.busy:

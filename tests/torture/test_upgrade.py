@@ -1,6 +1,6 @@
-"""OpenCode is upgraded, and downgraded again, under one home: the log goes on as if it were one OpenCode.
+"""OpenCode is upgraded, and downgraded again, under one home: the log continues as if it were one OpenCode.
 
-Each version is a real one, installed beside the pinned one on first use (about 190 MB each).
+Each version is a real one, installed next to the pinned one on first use (about 190 MB each).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_one_home_and_another_opencode(model: ModelServer, tmp_path: Path, versi
         sessions: list[str] = []
         for version in versions:
             with RealOpenCode(install(version), model.port, root=tmp_path / "opencode", **how) as client:
-                # Each goes on with what those before it began, and begins something of its own.
+                # Each continues with what those before it began, and begins something of its own.
                 sessions.append(client.create_session())
                 for session in sessions:
                     client.prompt(session, f"CALL:bash {command}")

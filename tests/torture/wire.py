@@ -202,7 +202,7 @@ def hostile_bytes(random: Random) -> bytes:
         case 7:
             return frame(text[:9], random.choice((CLOSE, PING)), fin=False)
         case 8:
-            return frame(text, 0)  # goes on with what never began
+            return frame(text, 0)  # continues with what never began
         case 9:
             return frame(text, fin=False) + frame(text)  # a message within a message
         case 10:

@@ -120,7 +120,7 @@ def next_depth(depth: int) -> int:
 def failed_task(decision: Decision, agent_turn_id: str) -> Task:
     """The payload for ``evt.agent.{agent}.task`` that reports a refused chain. Raises ``ValueError`` if accepted."""
     if decision.accepted:
-        raise ValueError("an accepted message is no failed task")
+        raise ValueError("an accepted message is not a failed task")
     return Task(agent_turn_id=agent_turn_id, status="failed", error_code=decision.verdict, error=decision.reason)
 
 

@@ -89,7 +89,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         ToolCommand,
         "an agent → a tool service",
-        "Never with `args`: they lie in the card that `tool_call_card_id` names.",
+        "Never with `args`: they are in the card that `tool_call_card_id` names.",
         "provider",
     ),
     Family(

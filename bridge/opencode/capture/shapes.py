@@ -181,7 +181,7 @@ def error_of(error: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_abort(error: dict[str, Any]) -> bool:
-    """An abort is no error: it ends the turn."""
+    """An abort is not an error: it ends the turn."""
     return error.get("name") == "MessageAbortedError"
 
 

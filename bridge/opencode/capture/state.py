@@ -2,7 +2,7 @@
 
 Everything here can be rebuilt by replaying the log, so a sidecar that was
 killed continues as if nothing had happened. What cannot be rebuilt (updates
-that are not final) is kept beside it in the translator and may be lost.
+that are not final) is kept next to it in the translator and may be lost.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class CaptureState:
         return [session for session in self.sessions.values() if not session.known]
 
     def unfinished(self) -> set[str]:
-        """Streams in which a turn is under way, as far as the log tells: its OpenCode may have died."""
+        """Streams in which a turn is in progress, as far as the log tells: its OpenCode may have died."""
         return {session.stream for session in self.sessions.values() if session.turn is not None}
 
     def turn_of(self, session_id: str) -> str | None:
@@ -190,7 +190,7 @@ class CaptureState:
             self._turn_started(session, event)
         elif event.type == "turn.ended":
             if session.turn is not None and session.turn.user_message == payload["message"]:
-                session.turn.counted.clear()  # its sums are told: nothing more is added to them
+                session.turn.counted.clear()  # its sums are reported: nothing more is added to them
                 session.last_turn, session.turn = session.turn, None
             session.last_end = event.id
         elif event.type == "execution.step":

@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
         "session_error",
         ("agent.error",),
         "assistant message",
-        "One for each assistant message, provider headers and bodies removed. An abort is no error: it ends the turn.",
+        "One for each assistant message, without provider headers and bodies. An abort is no error: it ends the turn.",
     ),
     Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "ask and state"),
     Rule("permission.replied", "event", "permission_replied", ("workflow.checkpoint",), "ask and state"),

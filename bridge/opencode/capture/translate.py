@@ -5,7 +5,7 @@ and the items that are finished once those events are durable. Time comes in as
 a monotonic clock reading, so nothing here waits: an item that must (its pair or
 its parent is missing) is held at most ``hold_s`` and then written as it is.
 
-Hooks of one session keep their order; other sessions go on meanwhile.
+Hooks of one session keep their order; other sessions continue meanwhile.
 
 Three floors: ``Emitter`` makes events, ``Turns`` and ``Parts`` know what each
 hook means inside a session, ``Translator`` decides which session that is.

@@ -22,7 +22,7 @@ from streams.identity import Identity
 _REMEMBERED_MESSAGES = 4000
 
 _ANSWERED = frozenset({"stop", "length"})
-"""Reasons with which a model ends its last answer; ``tool-calls`` means that it wanted to go on."""
+"""Reasons with which a model ends its last answer; ``tool-calls`` means that it wanted to continue."""
 
 
 class Turns(Emitter):
@@ -148,7 +148,7 @@ class Turns(Emitter):
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
             self.end_turn(entry, session, "interrupted" if crashed else "continued" if goes_on else None)
         if trigger == "unknown" and session.compacted is not None:
-            # After a compaction OpenCode goes on by itself, with a user message of its own making.
+            # After a compaction OpenCode continues by itself, with a user message of its own making.
             trigger, cause = "continuation", session.compacted
         self.put(
             entry,

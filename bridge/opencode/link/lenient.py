@@ -11,7 +11,7 @@ repaired, and the repairs are counted:
 
 ::
 
-    FrameError              the message is no frame; the text never holds payload
+    FrameError              the message is not a frame; the text never holds payload
     └── UnknownFrame        a JSON object whose type this protocol does not have
 """
 
@@ -29,7 +29,7 @@ MAX_DEPTH: Final = 200
 
 
 class FrameError(ValueError):
-    """A message is no frame of this protocol. ``reason`` is short and never holds payload."""
+    """A message is not a frame of this protocol. ``reason`` is short and never holds payload."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

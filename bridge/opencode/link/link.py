@@ -255,7 +255,7 @@ class SidecarLink(_Link):
         super().bye(reason, detail)
 
     def leave(self, reason: ByeReason) -> None:
-        """Say bye to a shim, but go on taking the hooks that are on their way, without acks; to others as ``bye``.
+        """Say bye to a shim, but continue taking the hooks that are on their way, without acks; to others as ``bye``.
 
         Ends when the peer closes, or with ``bye``, which then says nothing more.
         """

@@ -35,7 +35,7 @@ KEPT_OF_LONG = 64 * 1024
 _SECRET_KEYS: Final = frozenset(
     ["authorization", "proxyauthorization", "idtoken", "setcookie", "cookie", "pat", "dsn", "connectionuri"]
 )
-"""Key names beside those of ``SECRET_NAME``: without case, ``-`` and ``_``."""
+"""Key names next to those of ``SECRET_NAME``: without case, ``-`` and ``_``."""
 
 _SECRET_ENDINGS: Final = (
     "apikey",
@@ -88,7 +88,7 @@ class Redactor:
     a whole, that are none.
 
     Raises:
-        re.error: a pattern is no regular expression.
+        re.error: a pattern is not a regular expression.
         ValueError: ``disable`` names no rule.
     """
 
@@ -196,7 +196,7 @@ class Redactor:
                 items = [self._whole(item) for item in value]
                 return items if items != value else value
         if isinstance(value, str) and self._enabled and _TELLING.search(key):
-            # {"token": "..."} is told as token="..." would be.
+            # {"token": "..."} is reported as token="..." would be.
             name = f'"{key}":"'.encode("utf-8", "surrogatepass")
             text = name + value.encode("utf-8", "surrogatepass") + b'"'
             for span in self._scanner.spans(text):

@@ -25,7 +25,7 @@ _MACROS = {
     r"""(?:[ \t]|\\{1,15}t){0,8}(?:\\{0,15}["'])?""",
 }
 
-# What a name says that holds a secret, from a word of it on, and how such a name may go on.
+# What a name says that holds a secret, from a word of it on, and how such a name may continue.
 _BEGIN = r"(?:(?<![A-Za-z])|(?<=\\[nrt]))"
 _NAMES = (
     r"(?:(?i:passw(?:or)?d|passphrase|passcode|secret|credentials?|api[_-]?(?:key|token)"

@@ -35,7 +35,7 @@ class Scanner:
     overlaps it is one.
 
     Raises:
-        re.error: a pattern of ``allow`` is no regular expression.
+        re.error: a pattern of ``allow`` is not a regular expression.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ _REMEDIES = {
     errno.EPERM: _CLOSED,
     errno.ENOSPC: "make room on that disk, then try again",
     errno.EDQUOT: "make room within your quota, then try again",
-    errno.EROFS: "it lies on a read-only file system: mount that writable, or use another place",
+    errno.EROFS: "it is on a read-only file system: mount that writable, or use another place",
     errno.EADDRINUSE: "another program has that port: set another [link] port in config.toml, or 0 for any",
 }
 
@@ -83,7 +83,7 @@ def home_of(context: typer.Context) -> Home:
     """The home that the global options, the environment or the platform name; nothing is touched.
 
     Raises:
-        HomeError: a directory of something else lies there.
+        HomeError: a directory of something else is there.
     """
     home = named_home(context)
     home.check_kind()
@@ -91,7 +91,7 @@ def home_of(context: typer.Context) -> Home:
 
 
 def named_home(context: typer.Context) -> Home:
-    """As ``home_of``, whatever lies there: for commands that tell of it, or leave it alone."""
+    """As ``home_of``, whatever is there: for commands that tell of it, or leave it alone."""
     from sidecar.home import Home
 
     path: Path | None = context.obj
@@ -163,7 +163,7 @@ def complain(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A sentence on stderr that is no error: why nothing was printed, or what is waited for."""
+    """A sentence on stderr that is not an error: why nothing was printed, or what is waited for."""
     _tell(" ".join(text.split()))
 
 
@@ -182,7 +182,7 @@ def _tell(line: str) -> None:
 
 
 def warn(text: str | None) -> None:
-    """One line on stderr, in the program's name, where there is something to warn of; the command goes on."""
+    """One line on stderr, in the program's name, where there is something to warn of; the command continues."""
     if text is not None:
         complain(text)
 

@@ -26,7 +26,7 @@ MOST_EVENTS = 30
 _SHORT_ID = 6
 
 Offer = tuple[str, str]
-"""A value, and what shells that can do so show beside it."""
+"""A value, and what shells that can do so show next to it."""
 
 
 def streams(ctx: typer.Context, incomplete: str) -> list[Offer]:

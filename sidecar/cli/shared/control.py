@@ -22,7 +22,7 @@ REMOVING: Final = (
 )
 MOVING: Final = (
     "no record is lost, the log is either where it was or wholly moved; "
-    "run the same command again, which is safe, and it goes on where it was"
+    "run the same command again, which is safe; it continues where it was"
 )
 DISCARDING: Final = "the log itself is whole; run the same command again, which is safe, and it deletes the rest"
 REBUILDING: Final = "the log itself is whole; run the same command again, which is safe"
@@ -49,7 +49,7 @@ async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
         async with client:
             yield client
     except CancelledError:
-        note("Interrupted: the sidecar goes on with it; run the same command again to see how it ended.")
+        note("Interrupted: the sidecar continues with it; run the same command again to see how it ended.")
         raise
     except LinkClosed as error:
         how = "was killed or died" if error.reason == "lost" else "was stopped"

@@ -1,6 +1,6 @@
 """New records as they become durable, by watching the log's files: no link to the sidecar is needed.
 
-So it goes on while the sidecar is killed and comes back, and begins before
+So it continues while the sidecar is killed and comes back, and begins before
 the log exists.
 """
 
@@ -31,7 +31,7 @@ async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
     with _interrupts() as interrupted:
         async for _ in _changes(store):
             if interrupted.is_set():
-                # The watcher sometimes takes the cancelling that Ctrl-C brings for its own, and goes on.
+                # The watcher sometimes takes the cancelling that Ctrl-C brings for its own, and continues.
                 raise asyncio.CancelledError
             if reader.head > after:
                 async for record in reader.read_all(after=after):
@@ -41,7 +41,7 @@ async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
 
 @contextmanager
 def _interrupts() -> Iterator[Event]:
-    """Set from the first Ctrl-C on, beside what that does anyway."""
+    """Set from the first Ctrl-C on, next to what that does anyway."""
     came, before = Event(), signal.getsignal(signal.SIGINT)
     if current_thread() is not main_thread() or not callable(before):
         yield came

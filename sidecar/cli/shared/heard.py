@@ -46,7 +46,7 @@ def expanded(text: str) -> str:
     ``evt.agent.*.step`` and ``str.>`` are such forms; ``evt.>`` is every record, as it stands.
 
     Raises:
-        SubjectError: it is no pattern.
+        SubjectError: it is not a pattern.
     """
     tokens = check_pattern(text).split(".")
     short = tokens[0] == "str" or (tokens[0] in CATEGORIES and len(tokens) > 1 and tokens[1] in COMPONENTS)
@@ -78,7 +78,7 @@ def heard(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) ->
 
 def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> dict[str, Any]:
     """The whole message: ``time`` (when it was heard), ``subject``, ``headers``, and ``payload``, or ``text`` where it
-    is no JSON, or ``base64`` where it is no text either.
+    is not JSON, or ``base64`` where it is not text either.
     """
     told: dict[str, Any] = {"time": iso_time(now_ms), "subject": subject, "headers": dict(headers)}
     try:

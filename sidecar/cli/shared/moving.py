@@ -1,4 +1,4 @@
-"""What ``status`` says of the log's backend: a move under way, one that failed, and the store that one left behind."""
+"""What ``status`` says of the log's backend: a running move, a failed one, and the store that a move left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def at_rest(store: Path) -> dict[str, Any] | None:
     try:
         manifest = located(store)
     except (StreamError, OSError):
-        return None  # which is told where the log is read
+        return None  # which is reported where the log is read
     if manifest is None:
         return None
     left = kept_facts(store, manifest)
@@ -30,11 +30,11 @@ def at_rest(store: Path) -> dict[str, Any] | None:
 
 
 def failure(migration: dict[str, Any] | None) -> str | None:
-    """The note on a move that failed; the log goes on where it was."""
+    """The note on a move that failed; the log continues where it was."""
     if not migration or not migration["failed"]:
         return None
     to, stays, why = migration["progress"]["to"], migration["backend"], migration["failed"]
-    return f"the log was not moved to {to} and goes on in {stays}: {why}"
+    return f"the log was not moved to {to} and continues in {stays}: {why}"
 
 
 def rows(migration: dict[str, Any] | None) -> list[tuple[str, str]]:

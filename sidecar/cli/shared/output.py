@@ -84,7 +84,7 @@ class Output:
         sys.stdout.write("".join(written) + ("…\n" if cut else "\n"))
 
     def lines(self, head: Sequence[tuple[str, str]], text: str, style: str, *, most: int) -> None:
-        """``head``, and ``text`` beside it on up to ``most`` lines, broken at words and cut after the last."""
+        """``head``, and ``text`` next to it on up to ``most`` lines, broken at words and cut after the last."""
         from rich.cells import cell_len, chop_cells
         from rich.text import Text
 
@@ -130,7 +130,7 @@ class Output:
             sys.stdout.write(line + "\n")
 
     def prose(self, head: str, line: str, style: str = "") -> None:
-        """``head`` and a sentence beside it, which a terminal wraps at words, below its beginning."""
+        """``head`` and a sentence next to it, which a terminal wraps at words, below its beginning."""
         if not self.terminal:
             self.text(head + line)
             return

@@ -96,7 +96,7 @@ class Lines:
 
 
 def headline(record: Record) -> str:
-    """An event in a few words, to be named beside its id: ``bash: npm test``."""
+    """An event in a few words, to be named next to its id: ``bash: npm test``."""
     return str(describe(record.event))
 
 

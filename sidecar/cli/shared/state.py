@@ -79,7 +79,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the log is damaged, but {kept}")
     for check in quick_checks(home):
         if check.name == "start" and problems:
-            continue  # what keeps it from starting is told, and more exactly
+            continue  # what keeps it from starting is reported, and more exactly
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)

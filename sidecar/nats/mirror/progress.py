@@ -58,7 +58,7 @@ class Progress:
         """Whether ``resume`` has a rebuild or an erasure to do."""
         return self.rebuild_requested or bool(self.erase)
 
-    # --- where to go on ---
+    # --- where to continue ---
 
     async def resume(self, session: JetStream) -> int:
         """Determine how far the mirror is, correct the stream up to there, and update ``state``.

@@ -79,7 +79,7 @@ class Rebuild:
         """Rebuild; return the last progress. If cancelled, the mirror continues the rebuild, if there is a mirror.
 
         Raises:
-            RebuildStopped: the server is away for too long, or the mirror cannot go on.
+            RebuildStopped: the server is away for too long, or the mirror cannot continue.
             NatsError: the L0 messages could not be removed; the records' are as they were.
         """
         before = self._task.counts["republished"]

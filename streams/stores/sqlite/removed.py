@@ -145,7 +145,7 @@ def singles_among(connection: sqlite3.Connection, positions: Iterable[int]) -> d
     """
     found: dict[int, str] = {}
     for position in positions:
-        for row in _rows(connection, f"{_ROW} WHERE position = ?", [position]):
+        for row in _rows(connection, _AT_POSITION, [position]):
             fields = _fields_of(row)
             if not is_digest(fields["payload"]):
                 found[position] = fields["stream_id"]
@@ -193,7 +193,7 @@ def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_
 
 
 def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, offset: int) -> tuple[int, int, int]:
-    """Make the next records from ``first`` to below ``offset`` digests; (how many, bytes saved, where to go on)."""
+    """Make the next records from ``first`` to below ``offset`` digests; (how many, bytes saved, where to continue)."""
     rows = _chunk(connection, stream_id, first, offset)
     count, saved = _to_digests(connection, rows)
     return count, saved, rows[-1].offset + 1 if rows else offset
@@ -215,7 +215,7 @@ def _to_digests(connection: sqlite3.Connection, rows: Iterable[_Row]) -> tuple[i
 
 
 def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> int:
-    """Read the next records from ``first`` to below ``end`` as a removal will; where to go on.
+    """Read the next records from ``first`` to below ``end`` as a removal will; where to continue.
 
     Raises:
         DamagedRow: one of them is damaged. What is removed must be known to be what was written.
@@ -240,10 +240,10 @@ class _Row(NamedTuple):
     event: bytes
 
 
-_ROW: Final = "SELECT position, offset, hash, crc, event FROM records"
+_AT_POSITION: Final = "SELECT position, offset, hash, crc, event FROM records WHERE position = ?"
 _NEXT_SINGLES: Final = (
-    f"{_ROW} WHERE position IN (SELECT position FROM singles WHERE position > ? ORDER BY position LIMIT ?)"  # noqa: S608
-    " ORDER BY position"
+    "SELECT position, offset, hash, crc, event FROM records"
+    " WHERE position IN (SELECT position FROM singles WHERE position > ? ORDER BY position LIMIT ?) ORDER BY position"
 )
 
 

@@ -99,7 +99,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         either = []
         for name in wanted.types:
             if name.endswith(".*"):
-                # Types are ASCII, so all that begin with "agent." lie before "agent/".
+                # Types are ASCII, so all that begin with "agent." are before "agent/".
                 either.append("(records.type >= ? AND records.type < ?)")
                 values += [name[:-1], name[:-2] + "/"]
             else:

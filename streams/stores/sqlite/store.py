@@ -45,7 +45,7 @@ many times and are moved once, so a larger one costs less; but a start after a c
 PAGE_BYTES: Final = 4096
 
 PAGES_OF_A_ROW: Final = 1
-"""Of the indexes, beside the row itself: what a commit of 64 was measured to write, and a little more."""
+"""Of the indexes, next to the row itself: what a commit of 64 was measured to write, and a little more."""
 
 Result = TypeVar("Result")
 

@@ -405,7 +405,7 @@ def test_another_limit_than_todays_is_no_difference() -> None:
                 case = Case(family, chained(made), replace(MIRROR, max_payload=now))
                 case.kept = case.published(case.records, replace(MIRROR, max_payload=then, rebuild=3))
                 kinds = case.kinds()
-                # A record whose meaning the server of then did not take at all lacks it; that is told.
+                # A record whose meaning the server of then did not take at all lacks it; that is reported.
                 assert [k for k in kinds if k[0] != "missing"] == [], (family, then, now)
                 if family == "records" or then >= 2048:
                     assert kinds == []

@@ -49,7 +49,7 @@ def test_what_is_unknown_is_not_guessed() -> None:
         created(3, "ses_z", "child", parent="ses_never"),
     )
     assert contexts.of(step(4, "ses_x", "ses_x")) == RecordContext(NO_PROJECT, "ses_x", None, 0)
-    assert contexts.of(step(5, "ses_y", "ses_x")).depth is None, "nor is what lies below it"
+    assert contexts.of(step(5, "ses_y", "ses_x")).depth is None, "nor is what is below it"
     assert contexts.of(step(6, "ses_z", "ses_x")).depth is None
     assert contexts.of(step(7, "ses_other", "other")) == RecordContext(NO_PROJECT, "ses_other", None, 0)
     assert contexts.of(event(8, "system.started", {}, stream_id="system")) == RecordContext()

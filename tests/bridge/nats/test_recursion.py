@@ -53,7 +53,7 @@ def headers(depth: int | str | None) -> dict[str, str]:
         ("join_response", 4, 3, VIOLATION, None),
         ("join_response", None, 3, VIOLATION, None),
         ("join_response", 3, None, VIOLATION, None),
-        # And nothing of the limit or more goes on.
+        # And nothing of the limit or more continues.
         ("enqueue", MAX_DEPTH - 1, None, ACCEPT, MAX_DEPTH - 1),
         ("enqueue", MAX_DEPTH, None, EXCEEDED, None),
         ("enqueue", None, MAX_DEPTH, EXCEEDED, None),

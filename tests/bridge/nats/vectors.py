@@ -1,7 +1,7 @@
-"""The pinned messages, and ``python -m tests.bridge.nats.vectors`` to write ``vectors.json`` anew.
+"""The pinned messages, and ``python -m tests.bridge.nats.vectors`` to write ``vectors.json`` again.
 
 The file is the promise that subjects, headers and bodies stay as they are, so that two versions of a mirror
-and everybody's consumers agree; writing it anew is for adding cases, never for making a failing test pass.
+and everybody's consumers agree; writing it again is for adding cases, never for making a failing test pass.
 """
 
 from __future__ import annotations

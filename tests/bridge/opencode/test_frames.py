@@ -1,4 +1,4 @@
-"""The frames: what goes in comes out, what is no frame says so and nothing else happens."""
+"""The frames: what goes in comes out, what is not a frame says so and nothing else happens."""
 
 import json
 import subprocess

@@ -294,7 +294,7 @@ def test_the_window_is_enforced_on_both_sides() -> None:
     pair.client.send_hooks(1, items(8))
     assert pair.client.room == 0
     pair.exchange()
-    # A peer that ignores the window is told so at twice its size.
+    # A peer that ignores the window is reported so at twice its size.
     more = {"type": "hooks", "first_seq": 9, "items": [{"hook": "e", "t": 1}] * 9}
     (closed,) = pair.sidecar.receive(json.dumps(more))
     assert isinstance(closed, Closed)

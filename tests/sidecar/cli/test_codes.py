@@ -108,7 +108,7 @@ def test_codes_are_kebab_case_and_listed_with_what_to_do() -> None:
         (Failure("no-log", "nothing yet"), "no-log"),
         (Ambiguous("fits two"), "ambiguous"),
         (AllPruned("ses_1", "pruned"), "pruned"),
-        (RequestError("still-needed", "a turn is under way"), "still-needed"),
+        (RequestError("still-needed", "a turn is in progress"), "still-needed"),
         (PermissionError(13, "Permission denied", "/x"), "no-permission"),
         (OSError(5, "Input/output error"), "system"),
         (RuntimeError("what"), "unexpected"),

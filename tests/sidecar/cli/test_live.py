@@ -1,4 +1,4 @@
-"""Commands beside a log that grows and a sidecar that lives: ``log --follow``, ``status``, ``stop``, ``play``."""
+"""Commands next to a log that grows and a sidecar that lives: ``log --follow``, ``status``, ``stop``, ``play``."""
 
 from __future__ import annotations
 

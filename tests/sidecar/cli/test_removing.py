@@ -309,10 +309,10 @@ class TestForget:
             assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
         told = run(home, "forget", "ses_busy")
         assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
-        assert "It will be refused while a turn is under way in ses_busy: wait until it has ended." in told.err, told
+        assert "It will be refused while a turn is in progress in ses_busy: wait until it has ended." in told.err, told
         assert "Nothing was changed." in told.err and "--yes" not in told.err
         refused = run(home, "forget", "ses_busy", "--json").objects()[0]["refused"]
-        assert len(refused) == 1 and "a turn is under way in ses_busy" in refused[0]
+        assert len(refused) == 1 and "a turn is in progress in ses_busy" in refused[0]
         done = run(home, "forget", "ses_busy", "--yes")
         assert done.code == 1 and done.err.endswith(" [still-needed]\n"), "the sidecar's code comes over the link"
         other = next(name for name in streams(home) if name != "ses_busy")

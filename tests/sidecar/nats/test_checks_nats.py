@@ -66,7 +66,7 @@ def test_embedded(home: Home, tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_used_and_a_port_that_is_taken(home: Home) -> None:
     home.nats_path.write_text("no directory")
     found = only(look(home, EMBEDDED))
-    assert found.level == "note" and "is no directory" in found.text and "move it away" in found.hint
+    assert found.level == "note" and "is not a directory" in found.text and "move it away" in found.hint
     home.nats_path.unlink()
     home.nats_path.mkdir(mode=0o700)
     assert only(look(home, EMBEDDED)).level == "ok"

@@ -81,7 +81,7 @@ def test_what_was_forgotten_in_the_log_is_found_in_the_copy(copy: Copy) -> None:
     copy.with_log(work)
     code, found, _ = copy.verify()
     assert code == 1 and {each["kind"] for each in found} == {"unforgotten"}, shown(found)
-    copy.publish()  # as the next sidecar does: it erases that, and goes on
+    copy.publish()  # as the next sidecar does: it erases that, and continues
     clean(copy)
     assert copy.rebuild().code == 0
     clean(copy)
@@ -176,7 +176,7 @@ def test_the_oldest_of_a_full_stream_are_no_fault_and_the_middle_is(tmp_path: Pa
         one.delete(EVENTS, middle.sequence)
         _, found, _ = one.verify()
         assert [(each["kind"], str(each["position"])) for each in found] == [("missing", middle.headers[h.POSITION])]
-        # Another home's messages push more of the first one's out: that is no fault either.
+        # Another home's messages push more of the first one's out: that is not a fault either.
         two = Copy(tmp_path / "two", small, max_bytes=48_000).make("task_nested").publish()
         clean(two)
         assert clean(one)["streams"][0]["expired"] > summary["streams"][0]["expired"]

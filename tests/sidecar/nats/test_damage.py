@@ -195,7 +195,7 @@ def test_the_index_removed(own: Copy) -> None:
         index.unlink()
     own.server.start()
     code, found, _ = own.verify()
-    assert (code, found) == (0, []), "the server makes it anew"
+    assert (code, found) == (0, []), "the server rebuilds it"
     mended(own)
 
 

@@ -53,7 +53,7 @@ async def test_nothing_confirmed_is_lost_doubled_or_out_of_order(tmp_path: Path,
 
     async def grown() -> None:
         before = len(confirmed)
-        await until(lambda: len(confirmed) >= before + 20, "publishing goes on")
+        await until(lambda: len(confirmed) >= before + 20, "publishing continues")
 
     await asyncio.wait_for(sessions.wait(), HANG_SECONDS)
     await bus.subscribe("evt.>", handle, durable="one", redelivery=Redelivery(50, (0.05,)))

@@ -184,7 +184,7 @@ async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
     assert [max(before) < min(after) for before, after in pairwise(used)] == [True, True], "after each purge another"
     async with mirroring(store, server) as last:
         last.rebuild()
-        await until(lambda: last.counts["republished"], "it is published anew")
+        await until(lambda: last.counts["republished"], "it is published again")
         await drained(last)
     await check_equal(store, server)
 
@@ -291,7 +291,7 @@ async def test_two_homes_share_a_server(server: RealServer) -> None:
     for task in tasks:
         await drained(task)
     tasks[0].rebuild()
-    await until(lambda: tasks[0].status()["rebuild"] == 1, "the first is published anew")
+    await until(lambda: tasks[0].status()["rebuild"] == 1, "the first is published again")
     await drained(tasks[0])
     for task, each in zip(tasks, sessions, strict=True):
         await task.close()

@@ -64,7 +64,7 @@ class Growing:
 
 
 async def halfway(task: MirrorTask) -> None:
-    """Until a run was published, and the next one is under way."""
+    """Until a run was published, and the next one is in progress."""
     begun = task.counts["published"]
     await until(lambda: task.counts["published"] > begun, "some are mirrored")
 
@@ -145,7 +145,7 @@ async def test_a_server_that_hangs_keeps_nobody_waiting_and_is_told_in_one_line(
             await drained(task)
             server.hold()
             await fill(store, session_events(2000, first=20))
-            await until(lambda: task.status()["problem"], "it is told")
+            await until(lambda: task.status()["problem"], "it is reported")
             status = task.status()
             assert status["lag"] == 2000 and "\n" not in status["problem"]
             # Nothing is queued: of what waits it holds two runs at most, and without a connection none.
@@ -159,7 +159,7 @@ async def test_a_mirror_without_any_server_costs_nothing_and_ends_at_once(tmp_pa
     store = await open_store("memory", tmp_path)
     async with mirroring(store, RealServer(tmp_path / "nats", "2.15")) as task:
         await fill(store, session_events(100))
-        await until(lambda: task.status()["problem"], "it is told")
+        await until(lambda: task.status()["problem"], "it is reported")
         status = task.status()
         assert (status["state"], status["lag"], status["position"]) == ("waiting", 100, -1)
         async with asyncio.timeout(HANG_SECONDS):

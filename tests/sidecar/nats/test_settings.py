@@ -1,4 +1,4 @@
-"""From the configuration to what server and client are told; and the configuration's own mistakes."""
+"""From the configuration to what server and client are reported; and the configuration's own mistakes."""
 
 from __future__ import annotations
 
