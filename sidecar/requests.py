@@ -38,7 +38,7 @@ SPOOL_SCAN_SECONDS: Final = 15.0
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
 MAX_VERSIONS: Final = 16
-"""Most versions of OpenCode that are reported apart; the one not seen for longest is forgotten."""
+"""Most versions of OpenCode that are told apart; the one not seen for longest is forgotten."""
 
 
 class Sidecar:

@@ -1,4 +1,4 @@
-"""Verifying a log: each kind of damage is reported apart, named by its place, and does not end the pass."""
+"""Verifying a log: each kind of damage is told apart, named by its place, and does not end the pass."""
 
 from __future__ import annotations
 
