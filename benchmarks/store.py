@@ -139,7 +139,7 @@ async def _sqlite(directory: Path, seconds: float) -> list[Row]:
     table = _SameTable(directory / "same.db")
     store = await SqliteStore.open(_made(directory / "sqlite-again"))
     rate, limit = await beside(table.rate, lambda s: append_rate(store, 64, s), seconds)
-    rows.append(Row("sqlite append, 64 in flight, next to the same rows by sqlite3", rate, limit, "the same table"))
+    rows.append(Row("sqlite append, 64 in flight, beside the same rows by sqlite3", rate, limit, "the same table"))
     await store.close()
     table.close()
     return rows
