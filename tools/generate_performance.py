@@ -24,10 +24,9 @@ LIMITS = {"raw file, 64 lines a sync": "raw file, 64 lines a sync"}
 
 HEAD = """# Performance
 
-`make bench` measures every row in one run next to its limit, in turns and in short slices, so that both meet the same
-machine, and compares the medians. **R** is what the disk alone gives: writes of 1 KiB, each followed by its own sync,
-one by one. Events have about 1 KiB. A figure is a ratio to the limit, or a time; *floor* is what we promise, *aim*
-where we want to be. A time is never asserted in a test.
+`make bench` measures each row and its limit in one run, in short alternating slices, so that both see the same load, and
+compares the medians. **R** is the speed of the disk alone: single writes of 1 KiB, each followed by a sync. An event has
+about 1 KiB. A figure is a ratio to the limit, or a time. *Floor* is the promise, *aim* is the goal. No test asserts a time.
 
 The run below was made on: {machine}.
 
@@ -39,7 +38,7 @@ The run below was made on: {machine}.
 
 
 def page(figures: dict[str, Any], notes: str) -> str:
-    """The page's text. ``notes`` is what people wrote below the table; it is kept."""
+    """The page's text. ``notes`` is the hand-written part below the table, kept as it is."""
     rows = [_row(row) for row in figures["rows"]]
     return HEAD.format(machine=figures["machine"]) + "\n".join(rows) + "\n" + notes
 
@@ -74,7 +73,7 @@ def bars(figures: dict[str, Any]) -> list[tuple[str, float, str]]:
 
 
 def digest(figures: dict[str, Any]) -> str:
-    """What the plot is known by: the bars and the machine that it shows."""
+    """The digest of the bars and the machine that the plot shows."""
     return sha256(json.dumps([figures["machine"], bars(figures)]).encode()).hexdigest()
 
 
@@ -110,7 +109,7 @@ def main(arguments: list[str]) -> int:
     if "--check" in arguments:
         for name, is_right in (("md", old == wanted), ("svg", is_drawn)):
             if not is_right:
-                print(f"docs/performance.{name} is not what its figures say: run `make docs`", file=sys.stderr)
+                print(f"docs/performance.{name} does not match its figures: run `make docs`", file=sys.stderr)
         return int(old != wanted or not is_drawn)
     PAGE.write_text(wanted)
     if not is_drawn:
