@@ -13,8 +13,6 @@
     │   └── StoreFailed           fail-stop after a failed write or sync; reopen the store
     └── BadStore                  what is on disk cannot be trusted as it is
         ├── CorruptLog            a record is damaged or missing
-        ├── TamperedLog           a record is intact but breaks its stream's hash chain
-        ├── MissingFile           a file next to the records, which tells of removed ones, was deleted
         ├── MissingLog            a part of the store without which it is not opened was deleted
         └── ForeignStore          not a store of ours, or one written by a newer version
 
@@ -140,21 +138,6 @@ class CorruptLog(BadStore):
             f"{where}{place}: {self.reason}; nothing was changed: restore the file from a backup, "
             "or run `durable-stream verify` for the whole picture"
         )
-
-
-class TamperedLog(CorruptLog):
-    """The record's checksum is right but it does not continue its stream's hash chain."""
-
-    code: ClassVar[str] = "log-tampered"
-
-
-class MissingFile(CorruptLog):
-    """A file next to the records, which tells of removed ones, was deleted: without it the log cannot be judged."""
-
-    code: ClassVar[str] = "log-file-missing"
-
-    def __init__(self, file: str, reason: str) -> None:
-        super().__init__(file, None, None, reason)
 
 
 class MissingLog(BadStore):

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate
-from struct import Struct
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -116,11 +115,6 @@ class Mark(NamedTuple):
     at_ms: int
 
 
-_ENTRY: Final = Struct(">16s16sQQ32s")
-ENTRY_BYTES: Final = _ENTRY.size
-KEY_BYTES: Final = 16
-
-
 class Entry(NamedTuple):
     """What stays of a removed record: digests of its key and body, and where it stood."""
 
@@ -129,15 +123,6 @@ class Entry(NamedTuple):
     position: int
     offset: int
     hash: bytes
-
-    def pack(self) -> bytes:
-        """``ENTRY_BYTES`` bytes; packed entries sort by key."""
-        return _ENTRY.pack(*self)
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> Entry:
-        """The entry of what ``pack`` gave."""
-        return cls(*_ENTRY.unpack(packed))
 
 
 def body_digest(body: tuple[str, str, str, str]) -> bytes:
@@ -297,10 +282,6 @@ class Removal:
             0 if mark is None else mark.offset,
             None if mark is None else mark.at_ms,
         )
-
-    def equals(self, other: Removal) -> bool:
-        """Whether both lost the same, regardless of what is left to do in their files."""
-        return self.finished() == other.finished()
 
 
 NOTHING_REMOVED: Final = Removal(Ranges(), MappingProxyType({}), MappingProxyType({}))

@@ -181,12 +181,6 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr)  # noqa: T201
 
 
-def warn(text: str | None) -> None:
-    """One line on stderr, in the program's name, where there is something to warn of; the command continues."""
-    if text is not None:
-        complain(text)
-
-
 def explain(error: Exception) -> str:
     """The line that a user gets to read for ``error``."""
     if isinstance(error, Failure) or _is_ours(error):

@@ -22,13 +22,13 @@ from zlib import crc32
 
 from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.query import Filter, type_matches
-from streams.retention import Entry, Gone, Removal, StreamSize
+from streams.retention import Gone, Removal, StreamSize
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
 from streams.stores.sqlite.keys import find_key
-from streams.stores.sqlite.removed import entries_after, head_of, load
+from streams.stores.sqlite.removed import head_of, load
 from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
 
@@ -194,18 +194,6 @@ class SqliteReader:
     async def removed(self) -> dict[str, Gone]:
         """See ``StreamReader.removed``."""
         return (await self.removal()).gone()
-
-    async def removed_entries(self) -> AsyncIterator[list[bytes]]:
-        """See ``Copyable.removed_entries``."""
-        key = b""
-        while True:
-            entries: list[Entry] = await asyncio.to_thread(
-                self._with_log, lambda connection, after=key: entries_after(connection, after, _ENTRIES), []
-            )
-            if not entries:
-                return
-            key = entries[-1].key
-            yield [entry.pack() for entry in entries]
 
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``. Reads the whole table, but not the events."""

@@ -104,12 +104,6 @@ def base_of(connection: sqlite3.Connection, stream_id: str) -> tuple[int, bytes]
     return offset, hash_
 
 
-def entries_after(connection: sqlite3.Connection, key: bytes, most: int) -> list[Entry]:
-    """The next entries in the order of their keys."""
-    query = "SELECT key, body, position, offset, hash FROM removed WHERE key > ? ORDER BY key LIMIT ?"
-    return [_entry(row) for row in connection.execute(query, [key, most])]
-
-
 def _entry(row: tuple[Any, ...]) -> Entry:
     return Entry(*_as_written("removed", row, bytes, bytes, int, int, bytes))
 
