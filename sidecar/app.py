@@ -1,7 +1,7 @@
 """The sidecar's composition root: one home, one log, one listening port.
 
-Starts everything in order, waits for a reason to stop, and takes everything
-down in the opposite order. Nothing here decides about hooks or events.
+Starts every part in order, waits for a reason to stop, and stops the parts in
+the opposite order. Makes no decision about hooks or events.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streams.log.log import Log
 log = logging.getLogger("sidecar")
 
 TAKE_OVER_SECONDS: Final = 30.0
-"""How long a sidecar that a shim started waits for one that is about to leave the home, or to serve it."""
+"""How long a sidecar that a shim started waits for another one that is starting or stopping."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -49,11 +49,12 @@ async def serve(
 ) -> int:
     """Run a sidecar until it is stopped; returns the exit code.
 
-    SIGTERM, SIGINT and the request ``stop`` drain it, or end its start: 0. A log
-    that cannot be written any more ends it with 1, so that a shim starts a fresh
-    one, which verifies the tail. ``idle_exit`` is how shims start it: it leaves
-    when idle, and silently when another one already serves the home; one that is
-    leaving is waited for. ``announce`` is reported the port once everything is ready, ``complain`` why it ends with 1.
+    SIGTERM, SIGINT and the request ``stop`` drain it, or cancel its start: 0. If
+    the log can no longer be written, it returns 1, so that a shim starts another
+    sidecar, which verifies the tail. With ``idle_exit``, as shims start it, it
+    exits when idle; if another sidecar serves the home it returns 0, and it waits
+    for one that is stopping. ``announce`` gets the port once everything is
+    ready; ``complain`` gets the reason for a 1.
 
     Raises:
         HomeError, StreamError, OSError: it could not start; nothing was changed.
@@ -62,7 +63,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    # Before anything is made: what is in a directory that is not ours stays alone there.
+    # Before anything is created, so that a foreign directory stays unchanged.
     await asyncio.to_thread(read_manifest, home.store_path)
     home.create()
     async with AsyncExitStack() as stack:
@@ -88,7 +89,7 @@ async def serve(
 
 
 async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitStack) -> tuple[Sidecar, Ingest] | None:
-    """Lock the home and open its log; None when another sidecar serves it. ``stack`` ends what was begun."""
+    """Lock the home and open its log; None if another sidecar serves it. ``stack`` stops what was started."""
     lock = await _lock(home, wait=idle_exit)
     if lock is None:
         return None
@@ -98,7 +99,7 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
     opening = asyncio.create_task(
         Log.open(home.store_path, identity, backend=config.store.backend, segment_bytes=config.store.segment_bytes)
     )
-    # Opening runs in a thread, which cannot be cancelled: the log it opened must be closed all the same.
+    # Opening runs in a thread, which cannot be cancelled, so the log must be closed in any case.
     stack.push_async_callback(_close, opening)
     store = await asyncio.shield(opening)
     if store.torn is not None:
@@ -113,7 +114,7 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
     sidecar.nats = NatsService(home, config.nats, identity.nonce, sidecar.mirrored(identity.now_ms))
     stack.push_async_callback(sidecar.nats.close)
     sidecar.nats.start()
-    # Taken down in the opposite order: moves stop, what is in progress is written, then it is worth a snapshot.
+    # Runs in the opposite order: stop migrations, write what is pending, then take a snapshot.
     stack.push_async_callback(sidecar.upkeep.keep_last)
     stack.push_async_callback(ingest.close)
     stack.push_async_callback(sidecar.upkeep.close)
@@ -129,11 +130,11 @@ async def _close(opening: asyncio.Task[Log]) -> None:
 async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
     """The home's lock. With ``wait``, None as soon as another sidecar serves the home.
 
-    Whoever holds the lock and cannot be found is starting or leaving. In both
-    cases it is soon decided who serves, and giving up now could mean nobody.
+    A holder of the lock that ``running`` does not find is starting or stopping.
+    Returning now could leave the home without a sidecar, so this waits.
 
     Raises:
-        HomeLocked: another one has it.
+        HomeLocked: another process holds it.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + TAKE_OVER_SECONDS
@@ -173,7 +174,7 @@ async def _run(
     idle_exit: bool,
     announce: Callable[[int], None],
 ) -> str | None:
-    """Until there is a reason to stop; why the log cannot be written any more, if that is it."""
+    """Serve until there is a reason to stop; returns the reason if the log can no longer be written, else None."""
     link = config.link
     identity = system_identity()
     sidecar.boot, sidecar.started_ms = identity.ulid(), identity.now_ms()

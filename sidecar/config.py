@@ -1,8 +1,7 @@
 """The configuration: ``<home>/config.toml``, the environment, and flags.
 
 A flag wins over ``DURABLE_STREAM_<SECTION>__<KEY>``, which wins over the file,
-which wins over the defaults below. An unknown key is an error, not a
-surprise later.
+which wins over the defaults below. An unknown key is an error.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ class StoreConfig(_Section):
     """``[store]``: the log on disk."""
 
     segment_bytes: Annotated[int, Field(ge=4096)] = 64 * MIB
-    """Size at which a segment file is closed and the next one begun."""
+    """Size at which a segment file is closed and the next one is started."""
 
     backend: Backend = "jsonl"
-    """What a new home begins with; one that holds a log keeps its own."""
+    """Backend of a new log; an existing log keeps its backend."""
 
     migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
-    """Size at which a jsonl log moves to sqlite by itself, while it records; 0: never."""
+    """Size at which a jsonl log moves to sqlite automatically, without a pause in recording; 0: never."""
 
     max_bytes: Annotated[int, Field(ge=0)] = 0
     """Size on the disk above which the sidecar prunes the oldest streams; 0: no cap."""
@@ -71,36 +70,36 @@ class LinkConfig(_Section):
     """Largest frame taken; a larger one closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """Most proved connections, and most unproved ones next to them."""
+    """Most proved connections; as many unproved ones may exist in addition."""
 
     handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
     """How long a peer may take to open a connection, and again to prove itself."""
 
     idle_exit_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """How long a sidecar that a shim started stays when it owes nothing to anybody."""
+    """How long a sidecar that a shim started stays when it has no link and no work."""
 
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
-    """How long a hook may wait for its pair or its parent before it is written as it is."""
+    """How long a hook may wait for its pair or its parent before it is written without it."""
 
 
 class RedactConfig(_Section):
-    """``[redact]``: what is taken out before anything is written."""
+    """``[redact]``: what is removed before anything is written."""
 
     enabled: bool = True
     patterns: dict[str, str] = Field(default_factory=dict)
-    """Further secrets to find, name = regular expression; the name is what is written instead."""
+    """More secrets to remove, name = regular expression; the name is written instead."""
 
     literals: dict[str, Annotated[str, Field(min_length=4)]] = Field(default_factory=dict)
-    """Further secrets to find, name = the text itself."""
+    """More secrets to remove, name = the exact text."""
 
     keys: tuple[str, ...] = ()
-    """Further object keys whose values are taken out whole."""
+    """More object keys whose values are removed."""
 
     disable: tuple[str, ...] = ()
-    """Ids of built-in rules that are not wanted."""
+    """Ids of built-in rules to turn off."""
 
     allow: tuple[str, ...] = ()
-    """Regular expressions for values that are not secrets although a rule finds them; they match the whole value."""
+    """Regular expressions for texts that are not secrets; each must match a whole finding of a rule."""
 
     @field_validator("patterns")
     @classmethod
@@ -135,10 +134,10 @@ def _check_pattern(name: str, pattern: str) -> None:
 
 
 class LogConfig(_Section):
-    """``[log]``: ``sidecar.log``, the sidecar's own account. Not the log of events: that is ``[store]``."""
+    """``[log]``: ``sidecar.log``, the sidecar's own log file. ``[store]`` is the log of events."""
 
     max_bytes: Annotated[int, Field(ge=4096)] = MIB
-    """Size at which the file is renamed to ``sidecar.log.1`` and a new one begun."""
+    """Size at which the file is renamed to ``sidecar.log.1`` and a new one is started."""
 
     older_files: Annotated[int, Field(ge=1, le=100)] = 2
     """How many such older files are kept."""
@@ -167,7 +166,7 @@ class NatsConfig(_Section):
     """``[nats]``: whether and where the log is mirrored."""
 
     mode: Literal["off", "external", "embedded"] = "off"
-    """``external`` connects to ``servers``; ``embedded`` starts a server of its own on this machine."""
+    """``external`` connects to ``servers``; ``embedded`` starts a server on this machine."""
 
     servers: tuple[str, ...] = ()
     """External: addresses such as ``tls://nats.example.org:4222``; all of one cluster."""
@@ -185,10 +184,10 @@ class NatsConfig(_Section):
     """External: the name in the server's certificate, where it is not the one in ``servers``."""
 
     tls_handshake_first: bool = False
-    """External: begin with TLS, before the server says anything; it must be set so as well."""
+    """External: start TLS before the server's first message; the server must be configured for this too."""
 
     inbox_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")] = "_INBOX"
-    """What the subjects of answers begin with, for accounts that allow no other."""
+    """Prefix of the subjects of replies, for accounts that allow only one."""
 
     connect_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
     """How long connecting to one server may take."""
@@ -197,10 +196,10 @@ class NatsConfig(_Section):
     """How long a server's answer may take."""
 
     ping_interval_seconds: Annotated[float, Field(ge=0.1, le=300)] = 10.0
-    """How often a connection is tried; after two missing answers it is given up."""
+    """How often a connection is tested; it is closed after two missing answers."""
 
     executable: Path | None = None
-    """Embedded: the server's program; else ``nats-server`` on the PATH, then the one of the extra ``nats``."""
+    """Embedded: the server's program. Default: ``nats-server`` on the PATH, then the one from the extra ``nats``."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Embedded: port on 127.0.0.1; 0 takes a free one."""
@@ -209,12 +208,12 @@ class NatsConfig(_Section):
     """Embedded: most that the server keeps on disk."""
 
     max_mirror_bytes: Annotated[int, Field(ge=0)] = 0
-    """Most bytes of the log's copy on the server, of which the oldest go first.
+    """Most bytes of the log's copy on the server; the oldest messages are removed first.
 
     0: no limit, or three quarters of ``max_store_bytes`` on an embedded server."""
 
     deltas: bool = True
-    """Whether token deltas are published on core NATS, for clients that listen at that moment."""
+    """Whether token deltas are published on core NATS, to current subscribers only."""
 
     @field_validator("credentials", "cert_dir", "executable")
     @classmethod
@@ -225,7 +224,7 @@ class NatsConfig(_Section):
     @classmethod
     def _are_addresses(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
         for server in servers:
-            # What is wrong is not shown: it may hold a password.
+            # The error does not show the address: it may hold a password.
             try:
                 parts = urlsplit(server)
                 is_one = parts.scheme in ("nats", "tls") and parts.hostname and (parts.port or 1) > 0
@@ -292,7 +291,7 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
         section = f"DURABLE_STREAM_{field[1]}".upper() if field else "DURABLE_STREAM_"
         variables = ", ".join(sorted(name for name in os.environ if name.upper().startswith(section)))
         raise ConfigError(
-            f"environment {variables}: a section, a list or a table has to be written as JSON, "
+            f"environment {variables}: write a section, a list or a table as JSON, "
             """such as '["pin"]'; correct it or unset it"""
         ) from None
 
@@ -330,7 +329,7 @@ def _explain(problem: Mapping[str, Any], path: Path | None, flags: Mapping[str, 
 
 
 def _near(where: list[str]) -> str:
-    """The key that an unknown one probably means, or the keys that exist."""
+    """A suggestion for an unknown key: the closest key, or all keys of its section."""
     section: Any = Config
     for name in where[:-1]:
         section = section.model_fields[name].annotation
@@ -351,11 +350,11 @@ _EXPECTED = {
     "dict": 'a table, such as { name = "value" }',
     "model": "a section of keys and values",
 }
-"""What has to stand there, by the beginning of pydantic's name of the error."""
+"""What the value must be, by the beginning of pydantic's error type."""
 
 
 def _reason(problem: Mapping[str, Any]) -> str:
-    """Why a value does not fit, without a word of pydantic's."""
+    """Why a value is invalid, without pydantic's wording."""
     kind, given, context = problem["type"], problem["input"], problem.get("ctx") or {}
     limits = [
         f"{words} {context[name]:.12g}"
@@ -366,7 +365,7 @@ def _reason(problem: Mapping[str, Any]) -> str:
         return f"must be {' and '.join(limits)}, not {given}"
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
-    # a list's or table's own value would only repeat the file
+    # showing a whole list or table would only repeat the file
     shown = f", not {given!r}" if isinstance(given, str | int | float) else ""
     for beginning, expected in _EXPECTED.items():
         if kind.startswith(beginning):
@@ -375,7 +374,7 @@ def _reason(problem: Mapping[str, Any]) -> str:
 
 
 def _holds(tree: Any, keys: list[str]) -> bool:
-    """Whether ``keys`` lead somewhere in ``tree``; for a list's item, that its list is there is enough."""
+    """Whether ``tree`` holds the path ``keys``; for an item of a list, whether it holds the list."""
     for key in keys:
         if isinstance(tree, list):
             return True

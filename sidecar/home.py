@@ -1,9 +1,9 @@
-"""The home: one user's data directory, the token that proves it, and the sidecar that serves it.
+"""The home: one user's data directory, its token, and the lock of the sidecar that serves it.
 
-Everything in it is the user's alone: directories 0700, files 0600, whatever
-the umask. Files are opened without following symbolic links, so that a user
-who can write next to the home cannot swap one in. All methods are synchronous and
-quick; none needs a running loop.
+Only the user can read it: directories have mode 0700 and files 0600, whatever
+the umask. Files are opened without following symbolic links, so that another
+user with access to the parent directory cannot swap one in. All methods are
+synchronous and quick; none needs a running loop.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from streams.files import write_durably
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
-"""What may lie alone in a home: a plugin makes the spool first, and a kill or a person may have left the others."""
+"""Names that alone do not make a directory foreign: a plugin makes the spool first; a kill may leave the others."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
 
 
 class HomeError(Exception):
-    """Something about the home is not as it must be: what, where, and what to do."""
+    """The home cannot be used as it is: ``path``, ``problem``, and ``hint`` (what to do)."""
 
     code: ClassVar[str] = "bad-home"
 
@@ -55,7 +55,7 @@ class HomeLocked(HomeError):
 
 @dataclass(frozen=True, slots=True)
 class SidecarInfo:
-    """Where the running sidecar is found: the content of ``sidecar.json``."""
+    """How to find the running sidecar: the content of ``sidecar.json``."""
 
     pid: int
     port: int
@@ -66,7 +66,7 @@ class SidecarInfo:
 
 
 class Home:
-    """Paths of one home, and what is done to its files. Making the object touches nothing.
+    """The paths of one home, and operations on its files. The constructor touches no file.
 
     ``path`` (``--home``) wins over ``DURABLE_STREAM_HOME``, which wins over the
     platform's data directory.
@@ -85,10 +85,10 @@ class Home:
         self.nats_path = self.path / "nats"
 
     def create(self) -> None:
-        """Make the home's directories, or close those that are there to others. Idempotent.
+        """Create the home's directories with mode 0700, and set that mode on existing ones. Idempotent.
 
         Raises:
-            HomeError: a directory belongs to somebody else, holds what is not ours, or cannot be made.
+            HomeError: a directory belongs to another user, holds foreign files, or cannot be created.
         """
         self.check_owner()
         self.check_kind()
@@ -96,50 +96,46 @@ class Home:
             private_directory(path)
 
     def was_used(self) -> bool:
-        """Whether a sidecar or its user has written here before, so that one more file is no surprise."""
+        """Whether a sidecar or its user has written here before."""
         return any(os.path.lexists(path) for path in (self.token_path, self.lock_path, self.config_path))
 
     def check_owner(self) -> None:
-        """Refuse a home of another user before anything is done there; one that does not exist yet is fine.
+        """Refuse another user's home before anything is written there. A home that does not exist yet passes.
 
         Raises:
-            HomeError: the directory belongs to somebody else. Root is refused too: what it wrote, its owner could not.
+            HomeError: it belongs to another user. Root is refused too: the owner could not write the files it creates.
         """
         try:
             owner = self.path.stat().st_uid
         except OSError:
-            return  # missing, or in a place that is closed to us: the next step reports it
+            return  # missing or not accessible: the next operation reports it
         if owner != os.geteuid():
             raise HomeError(self.path, f"the directory belongs to user {owner}, not to you", "choose another --home")
 
     def check_kind(self) -> None:
-        """Refuse what is not a home before it is judged as one, or taken over; what does not exist yet is fine.
+        """Refuse a path that is not a home, before it is used as one.
 
-        So is what is empty, holds a spool or a configuration alone, or got a store back from a backup.
+        These pass: a missing or empty directory, one with only a spool or a configuration, and a restored store.
 
         Raises:
-            HomeError: a file is there, or a directory of something else.
+            HomeError: the path is a file, or a directory with other files.
         """
         try:
             is_file = self.path.exists() and not self.path.is_dir()
             is_foreign = self.path.is_dir() and not self._is_ours()
         except OSError:
-            return  # closed to us: the next step reports it
+            return  # not accessible: the next operation reports it
         if is_file:
-            raise HomeError(
-                self.path,
-                "it is not a directory, so it cannot be a home",
-                "name another one with --home, or move it away",
-            )
+            raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
         if is_foreign:
             raise HomeError(self.path, "it holds other files and no home of Durable Stream", "name another --home")
 
     # --- the token ---
 
     def ensure_token(self, generate: Callable[[], str]) -> str:
-        """The token, written first if there is none. ``generate`` gives 64 random hex characters.
+        """Return the token; create it if there is none. ``generate`` returns 64 random hex characters.
 
-        Two processes may do this at once: both get the token of the first.
+        Two processes may call this at once: both get the token of the first.
 
         Raises:
             HomeError: as ``read_token``, or it cannot be written.
@@ -169,9 +165,9 @@ class Home:
             HomeError: it is missing, or one of the checks fails.
         """
         path = self.token_path
-        renew = "remove it, and the next start of the sidecar writes a new one"
+        renew = "remove it; the next start of the sidecar creates a new one"
         try:
-            # O_NONBLOCK: a pipe put in its place must not hang us.
+            # O_NONBLOCK: opening must not hang if the path is a pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise HomeError(path, "there is no token", "start the sidecar once: `durable-stream serve`") from None
@@ -201,13 +197,13 @@ class Home:
         """Become this home's only sidecar, until the lock is released or the process ends.
 
         Raises:
-            HomeLocked: another one is; told within a fraction of a second.
+            HomeLocked: another sidecar holds the lock; raised within a fraction of a second.
             HomeError: the lock file cannot be opened.
         """
         descriptor = self._open_lock()
         for attempt in range(_LOCK_TRIES):
             if attempt:
-                # ``running()`` of another process holds the lock for a moment; that is not a sidecar.
+                # ``running()`` in another process holds the lock for a moment; that is not a sidecar.
                 time.sleep(_LOCK_PAUSE_SECONDS)
             if _flock(descriptor, fcntl.LOCK_EX):
                 return HomeLock(descriptor)
@@ -215,7 +211,7 @@ class Home:
         raise self._locked()
 
     def refuse_locked(self) -> None:
-        """Raise ``HomeLocked``, as ``lock`` does, if another sidecar or command has the home; nothing is taken."""
+        """Raise ``HomeLocked``, as ``lock`` does, if another process holds the lock. Takes no lock."""
         if self.is_locked():
             raise self._locked()
 
@@ -224,9 +220,9 @@ class Home:
         if other is not None and is_alive(other.pid):
             hint = "use it, or stop it with `durable-stream stop`"
             return HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
-        # Nobody says who: `repair`, or a sidecar that starts or leaves.
+        # The holder is unknown: `repair`, or a sidecar that is starting or stopping.
         reason = "another sidecar serves this home, or `repair` is at work"
-        hint = "wait until it has ended, or stop the sidecar with `durable-stream stop`; then try again"
+        hint = "wait until it ends, or stop the sidecar with `durable-stream stop`; then try again"
         return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:
@@ -239,14 +235,14 @@ class Home:
             raise _cannot("write", self.info_path, error) from None
 
     def read_info(self) -> SidecarInfo | None:
-        """What ``sidecar.json`` says; None when it is missing, broken, not ours or open to others. It may be stale."""
+        """The content of ``sidecar.json``, which may be stale; None if missing, invalid, not ours or open to others."""
         try:
             descriptor = os.open(self.info_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
         try:
             found = os.fstat(descriptor)
-            # As the shim judges it: who could write it could send us to a port of his.
+            # The same rule as in the shim: another user who can write this file could redirect us to their port.
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
@@ -262,16 +258,16 @@ class Home:
         return info if info.pid > 0 and 0 < info.port < 65536 else None
 
     def remove_info(self) -> None:
-        """Take ``sidecar.json`` away. Idempotent."""
+        """Delete ``sidecar.json``. Idempotent."""
         self.info_path.unlink(missing_ok=True)
 
     def running(self) -> SidecarInfo | None:
-        """The sidecar that serves this home now: its process lives and the lock is held. Else None."""
+        """The sidecar that serves this home: its process runs and the lock is held. None if there is none."""
         info = self.read_info()
         return info if info is not None and is_alive(info.pid) and self.is_locked() else None
 
     def is_locked(self) -> bool:
-        """Whether a sidecar has this home, also one that is starting or leaving and cannot be found."""
+        """Whether a process holds the lock, including a sidecar that is starting or stopping."""
         try:
             descriptor = self._open_lock(create=False)
         except HomeError:
@@ -284,7 +280,7 @@ class Home:
     # --- files ---
 
     def _open_lock(self, create: bool = True) -> int:
-        # Who only looks can do so on a read-only mount of a home that a sidecar serves, too.
+        # Read-only, so that a look also works on a read-only mount.
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         try:
             descriptor = os.open(self.lock_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -295,9 +291,9 @@ class Home:
         return descriptor
 
     def _is_ours(self) -> bool:
-        """Whether the directory was a home before, got a store back from a backup, or holds nothing of anybody else.
+        """Whether the directory was used as a home, holds a restored store, or holds only our names.
 
-        What is in ``store/`` is judged where it is opened.
+        The content of ``store/`` is checked when the store is opened.
         """
         if self.was_used() or (self.store_path / "store.json").exists():
             return True
@@ -305,13 +301,13 @@ class Home:
 
 
 class HomeLock:
-    """The held lock. Releasing it leaves the file; a dead process releases by dying. A context manager."""
+    """The held lock. Release keeps the file; the end of the process releases too. A context manager."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Let another sidecar have the home. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -334,7 +330,7 @@ def _flock(descriptor: int, mode: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of this number: the one that was meant, or a later one."""
+    """Whether a process with this pid exists: the original one, or a later one with the same pid."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -356,12 +352,12 @@ def write_new(path: Path, text: str) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Make a directory of the home, mode 0700 regardless of the umask, or close an existing one to others. Idempotent.
+    """Create a directory of the home with mode 0700, whatever the umask; set that mode on an existing one. Idempotent.
 
     Missing parents get the same mode.
 
     Raises:
-        HomeError: it is a link, not a directory, belongs to somebody else, or cannot be made.
+        HomeError: it is a link, not a directory, belongs to another user, or cannot be created.
     """
     try:
         make_directories(path, 0o700)
@@ -376,9 +372,9 @@ def private_directory(path: Path) -> None:
 
 
 def make_directories(path: Path, mode: int) -> None:
-    """Make a directory and its missing parents; those that exist stay as they are.
+    """Create a directory and its missing parents; existing ones keep their mode.
 
-    Each gets ``mode``. A umask can only remove more, and never from the owner.
+    New ones get ``mode``, minus the umask; the owner always has full access.
     """
     if path.is_dir():
         return
@@ -386,7 +382,7 @@ def make_directories(path: Path, mode: int) -> None:
     try:
         path.mkdir(mode=mode)
     except FileExistsError:
-        return  # another process was faster, or something else is there: using it fails
+        return  # another process created it, or it is not a directory: using it then fails
     path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
 
 
@@ -408,10 +404,10 @@ def check_file(path: Path) -> None:
 
 
 def check_tree(path: Path) -> None:
-    """Refuse a directory of the home if a link is anywhere in it.
+    """Refuse a directory of the home that contains a symbolic link at any depth.
 
     Raises:
-        HomeError: there is one, or a directory in it cannot be read.
+        HomeError: it contains a link, or a directory in it cannot be read.
     """
     try:
         with os.scandir(path) as entries:
@@ -425,12 +421,12 @@ def check_tree(path: Path) -> None:
 
 
 def open_file(path: Path) -> int:
-    """A descriptor to read a regular file of the home, never through a link.
+    """Open a regular file of the home for reading, without following links; returns the descriptor.
 
     Raises:
         OSError: it is missing, a link, not a regular file, or belongs to somebody else.
     """
-    # O_NONBLOCK: a pipe put in its place must not hang us.
+    # O_NONBLOCK: opening must not hang if the path is a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
@@ -441,7 +437,7 @@ def open_file(path: Path) -> int:
 
 def _refuse_foreign(path: Path, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
-        hint = "put what it leads to in its place, or choose another --home"
+        hint = "replace the link with what it points to, or choose another --home"
         raise HomeError(path, "it is a symbolic link, which is not followed", hint)
     if found.st_uid != os.geteuid():
         raise HomeError(path, f"it belongs to user {found.st_uid}, not to you", "choose another --home")
@@ -449,9 +445,9 @@ def _refuse_foreign(path: Path, found: os.stat_result) -> None:
 
 def _cannot(verb: str, path: Path, error: OSError) -> HomeError:
     if error.errno == errno.EROFS:
-        hint = "it is mounted read-only: mount it writable, or choose another --home; reading works as it is"
+        hint = "it is mounted read-only: mount it writable, or choose another --home; commands that only read work"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "make room on that disk, then try again"
+        hint = "free some space on that disk, then try again"
     else:
         hint = "check the directory's owner, mode and space"
     return HomeError(path, f"cannot {verb} it ({error.strerror})", hint)

@@ -1,4 +1,4 @@
-"""Starting a sidecar in the background, for commands that need one running."""
+"""Start a sidecar in the background, for commands that need one."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ _CODE: Final = re.compile(r" \[[a-z-]+\]$")
 
 
 def command(home: Home) -> list[str]:
-    """The command line that runs a sidecar for ``home`` with this very installation."""
+    """The command line that runs a sidecar for ``home`` from this installation."""
     return [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), "serve", "--idle-exit"]
 
 
 class LastWords:
-    """What sidecars that we start say on stderr when they end: on a full disk their log may not hold it.
+    """The stderr of the sidecars we start, which says why they ended even if a full disk keeps it out of their log.
 
-    Blocking, for an instant. Where no temporary file can be made, they say nothing.
+    Blocks briefly. Empty if no temporary file can be created.
     """
 
     def __init__(self) -> None:
         self.file: IO[bytes] | None = None
         with suppress(OSError):
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115 - a sidecar that lives on keeps it open, too
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115 - a running sidecar keeps it open too
 
     def __str__(self) -> str:
-        """The last line, without the program's name; empty where there is none."""
+        """The last line, without the program's name and code; empty if there is none."""
         if self.file is None:
             return ""
         self.file.seek(0)
         lines = self.file.read().decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "").strip()
-        return _CODE.sub("", last.removeprefix("durable-stream: "))  # who quotes it has a code of its own
+        return _CODE.sub("", last.removeprefix("durable-stream: "))  # the error that quotes it has its own code
 
     @property
     def size(self) -> int:
-        """How many bytes they have said so far."""
+        """How many bytes they have written so far."""
         return 0 if self.file is None else os.fstat(self.file.fileno()).st_size
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close and delete the temporary file."""
         if self.file is not None:
             self.file.close()
 
 
 def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
-    """Start a sidecar that outlives us and leaves when idle. If one runs already, the new one ends at once."""
+    """Start a sidecar that outlives this process and exits when idle, or at once if another one runs."""
     return subprocess.Popen(  # noqa: S603 - our own command, no shell
         command(home),
         stdin=subprocess.DEVNULL,
@@ -72,11 +72,11 @@ def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
 
 
 async def ensure_running(home: Home, seconds: float | None = None, words: LastWords | None = None) -> SidecarInfo:
-    """The running sidecar of ``home``, started if there is none; ``words`` takes what it says when it ends later.
+    """Return the running sidecar of ``home``; start one if there is none. ``words`` collects its stderr.
 
     Raises:
-        LinkUnavailable: it did not come up in time, or ended; with its own reason, or the name of its log.
-        HomeError: the home belongs to another user, is none, or another process holds it and is not a sidecar.
+        LinkUnavailable: it did not start in time, or ended; gives its reason, or names its log.
+        HomeError: the path belongs to another user or is not a home, or another process than a sidecar holds it.
     """
     home.check_owner()
     home.check_kind()
@@ -107,19 +107,19 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
             _let_live(process)
             home.refuse_locked()  # by `repair`, or by a sidecar that hangs
             raise LinkUnavailable(
-                f"the sidecar for {home.path} did not come up within {seconds:g} s", f"read {home.log_path}"
+                f"the sidecar for {home.path} did not start within {seconds:g} s", f"read {home.log_path}"
             )
         await asyncio.sleep(_POLL_SECONDS)
 
 
 def _let_live(process: subprocess.Popen[bytes] | None) -> None:
-    """It outlives us on purpose; without this Popen warns when it is collected."""
+    """Keep Popen from warning when it is collected: the sidecar outlives this process on purpose."""
     if process is not None:
         process.returncode = 0
 
 
 def ended(home: Home, when: str, words: LastWords) -> tuple[str, str]:
-    """The reason and the hint to tell of a sidecar that ended."""
+    """The reason and the hint for the error about a sidecar that ended."""
     said = str(words)
     if said:
         reason, _, hint = said.partition("; ")

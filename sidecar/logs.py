@@ -1,7 +1,8 @@
-"""``sidecar.log``: the sidecar's own log, rotated, the user's alone, never payloads.
+"""``sidecar.log``: the sidecar's own log. It is rotated, readable only by the user, and never holds payloads.
 
-Only the process that holds the home's lock rotates it. Others, which could not
-start, append a line: two that rotate the same file would overwrite each other's.
+Only the process that holds the home's lock rotates the file. A sidecar that
+could not start only appends a line: two processes that rotate would overwrite
+each other's files.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def log_to(home: Home, stack: ExitStack, config: LogConfig) -> None:
 
 
 def note_failure(home: Home, error: Exception) -> None:
-    """Write why a sidecar could not start or continue into its log, if there is a home to write into."""
+    """Log why a sidecar could not start or continue, if the home can be written."""
     with suppress(OSError), ExitStack() as stack:
         _attach(_Appending(home.log_path), stack)
         logging.getLogger("sidecar").error("could not serve: %s", error if str(error) else type(error).__name__)
 
 
 class FailedStart(NamedTuple):
-    """A start of a sidecar that came to nothing: when, in the log's own words, and why."""
+    """A failed start of a sidecar: when, as the log shows it, and why."""
 
     when: str
     reason: str
@@ -46,13 +47,13 @@ _OUTCOME: Final = re.compile(
     r"^(\S+ [\d:]+)\S* (?:ERROR sidecar: could not serve: (.*)|INFO sidecar: serving on port .*)$", re.MULTILINE
 )
 _LOOKED_AT: Final = 256 * 1024
-"""Bytes at the end of the log in which the last start is looked for: after a failed one hardly a line follows."""
+"""Bytes at the end of the log that are searched for the last start; few lines follow a failed one."""
 
 
 def failed_start(home: Home) -> FailedStart | None:
-    """The last start in the log, if it failed; ``None`` once a later one served, or without one."""
+    """The last start in the log, if it failed; ``None`` if it succeeded or the log shows none."""
     try:
-        # O_NONBLOCK: a pipe put in its place must not hang us.
+        # O_NONBLOCK: opening must not hang if the path is a pipe.
         descriptor = os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, 0))
@@ -64,7 +65,7 @@ def failed_start(home: Home) -> FailedStart | None:
 
 
 class _Private:
-    """Opens the file with mode 0600 regardless of the umask, and never through a link; also after a rotation."""
+    """Open the file with mode 0600, whatever the umask, and never through a link; also after a rotation."""
 
     baseFilename: str  # noqa: N815 - the name that logging gave it
 
@@ -72,25 +73,25 @@ class _Private:
         return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """A line that finds no room is not told on stderr, with a traceback: who ends for that reason says it there."""
+        """Print no traceback for a line that cannot be written; a sidecar that ends says why on stderr."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)  # type: ignore[misc] # of the handler that this is mixed into
 
     def close(self) -> None:
-        """What is left of a line that found no room is not a failure of what is being ended."""
+        """Ignore the rest of a line that could not be written."""
         with suppress(OSError):
             super().close()  # type: ignore[misc] # of the handler that this is mixed into
 
 
 class OneLine(logging.Formatter):
-    """A peer's words (a version, a name) can neither forge a line nor drive the terminal that shows the file."""
+    """Escape what a peer sends (a version, a name), so that it can neither forge a line nor control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().format(record))
 
 
 def _private(path: str, flags: int) -> int:
-    # O_NONBLOCK: a pipe put in its place must not hang us.
+    # O_NONBLOCK: opening must not hang if the path is a pipe.
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     os.fchmod(fd, 0o600)
     return fd

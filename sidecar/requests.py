@@ -1,4 +1,4 @@
-"""What the sidecar does with its links and how it answers the command line: the ``Handler`` behind the link server."""
+"""The ``Handler`` of the link server: passes hooks on and answers the command line's requests."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ SPOOL_SCAN_SECONDS: Final = 15.0
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
 MAX_VERSIONS: Final = 16
-"""Most versions of OpenCode that are told apart; the one not seen for longest is forgotten."""
+"""Most versions of OpenCode that are remembered; the one seen longest ago is dropped."""
 
 
 class Sidecar:
-    """The ``Handler`` behind the link server, and what it owns. Made by ``serve``."""
+    """The ``Handler`` of the link server, and what it owns. Created by ``serve``."""
 
     def __init__(
         self, home: Home, config: Config, store: Log, ingest: Ingest, translator: Translator, upkeep: Upkeep
@@ -92,7 +92,7 @@ class Sidecar:
             self._make_room(link.shim_version, link.pid)
 
     def refused(self, peer: Refused) -> None:
-        """See ``links.Handler``. A newer plugin gets its way: this sidecar cannot serve it, the one it starts can."""
+        """See ``links.Handler``. For a newer plugin this sidecar stops, so that the plugin can start its own."""
         who = "plugin" if peer.role == "shim" else "command"
         log.warning(
             "refused a %s (%s, pid %d): it speaks link protocol %d, this sidecar %d",
@@ -121,7 +121,7 @@ class Sidecar:
             self.stopping.set()
 
     def _learn_version(self, link: ShimConnection, items: list[HookItem]) -> None:
-        """OpenCode tells a plugin its version late, but every session bears it."""
+        """Read OpenCode's version from a session: the plugin itself learns it late."""
         for item in items:
             try:
                 version = item.input["event"]["properties"]["info"]["version"]
@@ -148,12 +148,12 @@ class Sidecar:
         try:
             return await self._requested(method, args)
         except StreamError as error:
-            # The text is for whoever asked.
+            # The text is meant for the caller.
             raise RequestError(error.code, str(error)) from None
         except OSError as error:
             log.warning("request %s failed: %s", method[:40], error)
             where = f"{error.filename}: " if error.filename else ""
-            told = f"the sidecar could not do it: {where}{error.strerror or error}"
+            told = f"the sidecar could not read or write its files: {where}{error.strerror or error}"
             hint = "check that its disk has space, is writable and works, then run the same command again"
             raise RequestError("disk-error", f"{told}; {hint}") from None
 
@@ -168,7 +168,7 @@ class Sidecar:
                 return {"stopping": True, "pid": os.getpid()}
             case "migrate":
                 if args.get("to") not in FORMATS:
-                    raise RequestError("bad-arguments", "say to which backend: jsonl or sqlite")
+                    raise RequestError("bad-arguments", "name the backend to move to: jsonl or sqlite")
                 return self.upkeep.migrate(args["to"])
             case "migration":
                 return self.upkeep.migration()
@@ -180,7 +180,7 @@ class Sidecar:
                 streams, sessions = _names(args.get("streams")), _names(args.get("sessions", []))
                 if streams is None or sessions is None:
                     raise RequestError("bad-arguments", "name the streams and sessions to forget")
-                await self._take_spools()  # what a dead OpenCode left may belong to the session, too
+                await self._take_spools()  # the spool of an OpenCode that died may belong to the session too
                 touched = [*streams, *await self.upkeep.streams_beside(streams, sessions)]
                 forgotten = await self.upkeep.forget(streams, sessions)
                 if self.nats is not None:
@@ -267,15 +267,15 @@ class Sidecar:
     # What the mirror needs
 
     def mirrored(self, now_ms: Callable[[], int]) -> MirrorSource:
-        """What is mirrored on NATS."""
+        """The source that the NATS mirror copies."""
         return MirrorSource(
             self._store, self._store.manifest.log_id, now_ms, self._translator.state.turn_of, self._translator.clean
         )
 
-    # What runs next to the links
+    # Background tasks
 
     async def watch_spools(self) -> None:
-        """Take in dead processes' spools: at the start, after each closed link, and from time to time."""
+        """Record the spools of dead processes: at the start, after each closed link, and periodically."""
         while True:
             self._scan.clear()
             await self._take_spools()
@@ -293,17 +293,17 @@ class Sidecar:
         return taken
 
     async def wait_idle(self) -> None:
-        """Return when there was no link and nothing to do for the configured time.
+        """Return after the configured time without a link and without work.
 
-        Owed are items on their way to the disk, and spools whose process is gone.
-        A spool of a living process is its shim's to bring: that starts a sidecar when it needs one.
+        Work is items that are not durable yet, and spools whose process is gone. The spool of a living process
+        does not count: its shim sends it, and starts a sidecar if it needs one.
         """
         loop = asyncio.get_running_loop()
         limit = self._config.link.idle_exit_seconds
         idle_since = loop.time()
         while True:
             await asyncio.sleep(max(0.0, min(idle_since + limit - loop.time(), 1.0)))
-            # Before it goes, a last look at the spools, during which somebody may come.
+            # Check the spools once more before leaving; a peer may connect meanwhile.
             if self._is_owing() or (
                 loop.time() - idle_since >= limit and (await self._take_spools() or self._is_owing())
             ):
@@ -317,7 +317,7 @@ class Sidecar:
 
 
 def _shown(version: str) -> str:
-    """A version as the log may have it: what a peer calls so could be anything, a user's words included."""
+    """A version that is safe to log: a peer could send any text as its version."""
     return version if _VERSION.fullmatch(version) else "unknown"
 
 

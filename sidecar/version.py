@@ -1,4 +1,4 @@
-"""This version, in one place, and which of two is newer."""
+"""The version of this program, and a comparison of versions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _RELEASE: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 def is_newer(one: str, other: str) -> bool:
-    """Whether ``one`` is a later release than ``other``. What does not begin with three numbers is never newer.
+    """Whether ``one`` is a later release than ``other``; false if either does not begin with three numbers.
 
-    Only the three numbers count: a shim and a sidecar of one release get on, whatever follows them.
+    Only the three numbers count: a shim and a sidecar of one release work together, whatever follows the numbers.
     """
     first, second = _RELEASE.match(one), _RELEASE.match(other)
     if first is None or second is None:

@@ -1,7 +1,7 @@
-"""From links and spools to the log: feeds the translator, appends what it makes, then finishes the items.
+"""Feed items from links and spools to the translator, append its events to the log, then finish the items.
 
 The route of a hook: ``server`` → ``hooks`` → translator → ``append`` → durable →
-``link.finish`` → ack. Appends run side by side and share syncs; items are
+``link.finish`` → ack. Appends run concurrently and share syncs; items are
 finished strictly in the order they were fed.
 """
 
@@ -50,7 +50,7 @@ class Ingest:
     """One for the sidecar. All methods belong to its event loop.
 
     ``failed`` is set when the log can no longer be written: nothing is
-    acknowledged any more and the owner must stop.
+    acknowledged after that, and the owner must stop.
     """
 
     def __init__(self, store: StreamStore, translator: Translator, *, exclude: Iterable[Path] = ()) -> None:
@@ -79,7 +79,7 @@ class Ingest:
         self._links[Origin(link.boot_id, link.instance)] = link
 
     def closed(self, link: Link) -> None:
-        """A link is gone; what it handed over is still written."""
+        """A link is gone; the items it delivered are still written."""
         origin = Origin(link.boot_id, link.instance)
         if self._links.get(origin) is link:
             del self._links[origin]
@@ -90,7 +90,7 @@ class Ingest:
         return origin in self._links
 
     def delivers(self, link: Link) -> bool:
-        """Whether this instance ever handed over a hook; only such a one is asked to act."""
+        """Whether this instance ever delivered a hook; only such an instance is called."""
         return Origin(link.boot_id, link.instance) in self._delivering
 
     @property
@@ -100,7 +100,7 @@ class Ingest:
 
     @property
     def held(self) -> int:
-        """Items that were taken and are not finished."""
+        """How many items were taken and are not finished."""
         return len(self._unfinished)
 
     # Items
@@ -137,7 +137,7 @@ class Ingest:
         self.pump()
 
     def excludes(self, directory: str) -> bool:
-        """Whether what comes from this directory is not recorded."""
+        """Whether hooks from this directory are not recorded."""
         return self._exclusion.covers(directory)
 
     async def at_most(self, count: int, origin: Origin) -> bool:
@@ -230,7 +230,7 @@ class Ingest:
             return False if error.status == 404 else None
 
     async def _find_missing(self, link: Link) -> None:
-        """Sessions of this directory that were deleted while nobody listened have ended."""
+        """End the sessions of this directory that were deleted while no link was open."""
         sessions = self._translator.state.sessions
         open_here = [s.id for s in sessions.values() if not s.ended and s.directory == link.directory]
         if not open_here:
@@ -268,6 +268,6 @@ class Ingest:
 
 
 def _seen(appended: asyncio.Task[Any]) -> None:
-    """The first append that fails ends the sidecar and is reported; those behind it fail alike and are not."""
+    """Mark the error as seen. The first failed append ends the sidecar; those after it fail for the same reason."""
     if not appended.cancelled():
         appended.exception()

@@ -46,7 +46,7 @@ _CHUNK: Final = 64
 
 
 class RecordingError(Exception):
-    """The file is not a recording: which line, and why."""
+    """The file is not a recording; the text names the line and the reason."""
 
     code: ClassVar[str] = "bad-recording"
 
@@ -63,7 +63,7 @@ class Recording:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a play is. ``relinked`` counts links that were lost and opened again."""
+    """The progress of a play. ``relinked`` counts links that were lost and opened again."""
 
     total: int
     acked: int = 0

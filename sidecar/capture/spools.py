@@ -1,4 +1,4 @@
-"""Spools: what shims wrote to disk while no sidecar was there.
+"""Spools: the files to which shims write while no sidecar runs.
 
 A shim that lives empties its spool itself, over its link. A spool whose
 process is dead, or which its shim left (as its name says), is taken in here and
@@ -42,7 +42,7 @@ _MAX_LINE: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How much is in spool files."""
+    """The number and size of the spool files."""
 
     files: int
     bytes: int
@@ -55,7 +55,7 @@ def backlog(directory: Path) -> Backlog:
 
 
 async def take_left(directory: Path, ingest: Ingest) -> int:
-    """Ingest and delete the spools of dead shims; returns how many items they held.
+    """Ingest and delete the spools that no shim will send; returns how many items they held.
 
     A spool stays when its process lives and did not leave it, when it is not ours, or when the log fails meanwhile.
     """
@@ -89,7 +89,7 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A spool that nobody else will bring; its file stands behind the header."""
+    """A spool that no shim will send; the file is positioned after the header."""
 
     file: BinaryIO
     directory: str

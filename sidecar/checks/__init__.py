@@ -1,6 +1,6 @@
-"""What ``doctor`` looks at, and ``status`` in part: a table of small functions that return findings as data.
+"""The checks of ``doctor``, some of which ``status`` runs too: small functions that return findings as data.
 
-The checks only read, and answer in bounded time; ``mending`` holds what ``doctor --fix`` changes.
+Checks only read, and finish in bounded time. ``mending`` holds the changes that ``doctor --fix`` makes.
 """
 
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar, refused_plugin, spool_size, torn_files

@@ -1,4 +1,4 @@
-"""Asking a running sidecar, and counting what is in the home: shared by ``status`` and ``doctor``."""
+"""Ask a running sidecar, and count files in the home: shared by ``status`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ANSWER_SECONDS = 5.0
 
 
 class SidecarSilent(Exception):
-    """The running sidecar gave no answer; the text says why."""
+    """The running sidecar did not answer; the text says why."""
 
 
 class NotAsked(SidecarSilent):
-    """It was not asked: the fault is in the home on our side, such as a token that is open to others."""
+    """The sidecar was not asked, because this command cannot use the home: its token is open to others, say."""
 
 
 async def ask_sidecar(home: Home, method: str) -> dict[str, Any]:
-    """One request over a proved link.
+    """Send one request to the running sidecar and return its answer.
 
     Raises:
-        SidecarSilent: no link, no answer in time, or a refusal.
+        SidecarSilent: the link failed, no answer came in time, or the sidecar refused.
     """
     from bridge.opencode.link.link import RequestError
     from sidecar.link.client import ClientError, ControlClient
@@ -42,27 +42,27 @@ async def ask_sidecar(home: Home, method: str) -> dict[str, Any]:
     except (ClientError, RequestError) as error:
         raise SidecarSilent(str(error)) from None
     if not isinstance(answer, dict):
-        raise SidecarSilent("its answer is not an object; stop it with `durable-stream stop` and upgrade")
+        raise SidecarSilent("its answer is not a JSON object; stop it with `durable-stream stop` and upgrade")
     return answer
 
 
 def spool_size(home: Home) -> dict[str, int]:
-    """Files and bytes that shims wrote and no sidecar has taken yet."""
+    """Count the spool files that no sidecar has recorded yet, and their bytes."""
     files = list(home.spool_path.glob("*.jsonl")) if home.spool_path.is_dir() else []
     return {"files": len(files), "bytes": sum(file.stat().st_size for file in files if file.is_file())}
 
 
 def torn_files(store: Path) -> list[Path]:
-    """Incomplete tails that openings set aside, oldest first; none of a store that may not be looked into."""
+    """The incomplete tails that were set aside, oldest first; empty if the store is not readable."""
     torn = store / "torn"
     try:
         return sorted(torn.glob("*.bin"), key=lambda file: file.stat().st_mtime_ns) if torn.is_dir() else []
     except PermissionError:
-        return []  # which is reported where the log is read
+        return []  # reading the log reports it
 
 
 def refused_plugin(status: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What a running sidecar says of a plugin that it cannot serve, and what to do; ``None`` when there is none."""
+    """The problem and the hint for a plugin that the running sidecar cannot serve; ``None`` if there is none."""
     refused = status.get("refused_plugin")
     if not isinstance(refused, dict):
         return None
@@ -70,6 +70,6 @@ def refused_plugin(status: Mapping[str, Any]) -> tuple[str, str] | None:
     version, pid, protocol = (refused.get(name) for name in ("shim_version", "pid", "protocol"))
     text = (
         f"the plugin ({version}) in OpenCode (pid {pid}) speaks link protocol {protocol}, which this sidecar no longer "
-        f"does: refused {count} times; its hooks stay in the spool"
+        f"supports. It was refused {count} times; its hooks wait in the spool"
     )
-    return text, "run `durable-stream install`, then restart OpenCode: the spool is taken in then"
+    return text, "run `durable-stream install`, then restart OpenCode; the sidecar then records the spool"

@@ -1,4 +1,4 @@
-"""What a check is: a small function that looks at the scene and returns findings as data."""
+"""The types of a check: the ``Scene`` it reads and the ``Check`` findings it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Action = Literal["install", "prepare", "close", "unlock", "renew token", "take s
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """What ``doctor --fix`` does about a finding, to which path."""
+    """The action that ``doctor --fix`` takes for a finding, and the path it changes."""
 
     action: Action
     path: Path
@@ -28,9 +28,9 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: what was found, and what to do about it if anything.
+    """One finding, and what to do about it, if anything.
 
-    ``problem``: something is not recorded, or soon will not be. ``note``: it is, and this should be known.
+    ``problem``: something is not recorded, or soon will not be. ``note``: recording works, but the user should know.
     """
 
     name: str
@@ -40,13 +40,16 @@ class Check:
     fix: Fix | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as JSON values; ``fix`` is the action alone, or null."""
+        """The fields as JSON values; ``fix`` is only the action, or null."""
         return asdict(self) | {"fix": self.fix.action if self.fix is not None else None}
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the log tells: ``fault`` when it cannot be read; times are in ms since 1970, directories the sessions'."""
+    """What the checks need from the log. ``fault`` says why the log cannot be read.
+
+    Times are in ms since 1970; ``directories`` are those of the sessions.
+    """
 
     head: int = -1
     newest: int = 0
@@ -55,9 +58,9 @@ class Survey:
     directories: tuple[str, ...] = ()
     fault: str | None = None
     hint: str = ""
-    """What to do about the fault besides what it says itself."""
+    """What to do about the fault, beyond what ``fault`` itself says."""
     torn: str | None = None
-    """What the next start of the sidecar fixes by itself."""
+    """A fault that the next start of the sidecar repairs."""
     backend: str | None = None
     pruned: int = 0
     """Records up to ``head`` that were removed."""
@@ -65,7 +68,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin file of ours that OpenCode loads in the current directory, and what it names."""
+    """One of our plugin files that OpenCode loads in the current directory, and what it names."""
 
     target: Target
     names: Installed
@@ -73,10 +76,10 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the checks look at: gathered once, so that each of them stays a small function.
+    """The input of every check, gathered once.
 
-    ``command`` starts this program. ``config`` is ``None`` when it cannot be read, and ``config_fault`` says why.
-    ``answer`` is what the running sidecar says of itself; ``silence`` why it says nothing.
+    ``command`` starts this program. ``config`` is ``None`` if it cannot be read; ``config_fault`` then says why.
+    ``answer`` is the running sidecar's status; ``silence`` says why it did not answer.
     """
 
     home: Home
@@ -100,7 +103,7 @@ class Scene:
 def scene_of(
     home: Home, command: tuple[str, ...] = (), cwd: Path | None = None, environ: Mapping[str, str] = os.environ
 ) -> Scene:
-    """The part of the scene that costs nothing to look at."""
+    """The part of the scene that is cheap to gather."""
     from sidecar.config import ConfigError, load_config
 
     cwd = cwd or Path.cwd()
@@ -120,7 +123,7 @@ def scene_of(
 
 
 def again(target: Target) -> str:
-    """The command that writes a target's plugin file once more."""
+    """The hint that names the command to rewrite a target's plugin file."""
     where = f" --project {target.config.parent}" if target.scope == "project" else ""
     return f"run `durable-stream install{where}` again"
 
@@ -131,5 +134,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def kept_text(records: int, pruned: int) -> str:
-    """How many records there are, and how many were pruned besides: ``12 records (3 pruned)``."""
+    """How many records there are, and how many were pruned: ``12 records (3 pruned)``."""
     return f"{counted(records, 'record')}{f' ({pruned} pruned)' if pruned else ''}"

@@ -1,4 +1,4 @@
-"""The home's files, the configuration, the port, the clock, the disk, and what waits there."""
+"""Checks of the home: its files, configuration, port, clock, disk and spool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOW_SPACE_BYTES = 200 * 1024 * 1024
 BACKLOG_BYTES = 64 * 1024 * 1024
 
 AHEAD_MS = 60_000
-"""How far a time may lie in the future before the clock is doubted."""
+"""How far in the future a time may be before the clock is reported."""
 
 
 def check_home(scene: Scene) -> list[Check]:
@@ -33,7 +33,7 @@ def check_home(scene: Scene) -> list[Check]:
     except HomeError as error:
         return [Check("home", "problem", f"{error.path}: {error.problem}", error.hint)]
     if not home.path.is_dir():
-        return [Check("home", "note", f"{home.path} does not exist yet", "the first start of the sidecar makes it")]
+        return [Check("home", "note", f"{home.path} does not exist yet", "the first start of the sidecar creates it")]
     found = home.path.stat()
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != os.geteuid():
@@ -54,44 +54,44 @@ def check_home(scene: Scene) -> list[Check]:
 
 
 def _foreign(path: Path) -> Check | None:
-    """What there is to say of a part of the home that no sidecar of ours would use."""
+    """The finding for a part of the home that the sidecar refuses to use; ``None`` if it would use it."""
     try:
         found = path.lstat()
     except OSError:
-        return None  # not there, or within what was told already
+        return None  # missing, or inside something already reported
     if stat.S_ISLNK(found.st_mode):
-        text = f"{path} is a symbolic link, which is not followed, so nothing is recorded"
-        return Check("home", "problem", text, "put what it leads to in its place")
+        text = f"{path} is a symbolic link, which the sidecar does not follow, so nothing is recorded"
+        return Check("home", "problem", text, "replace the link with the directory or file it points to")
     if found.st_uid != os.geteuid():
         text = f"{path} belongs to user {found.st_uid}, not to you, so nothing is recorded"
-        return Check("home", "problem", text, "choose another --home, or have its owner give it to you")
+        return Check("home", "problem", text, "choose another --home, or have its owner transfer it to you")
     return None
 
 
 def check_token(scene: Scene) -> list[Check]:
-    """The token: a plain file, ours, closed to others."""
+    """Whether the token is a regular file of this user, closed to others."""
     home = scene.home
     if not home.path.is_dir():
         return []
     if not os.path.lexists(home.token_path):
-        return [Check("token", "note", "none yet", "the first start of the sidecar writes it")]
+        return [Check("token", "note", "does not exist yet", "the first start of the sidecar creates it")]
     try:
         home.read_token()
     except HomeError as error:
         return [Check("token", "problem", f"{error.path}: {error.problem}", error.hint, Fix("renew token", error.path))]
-    return [Check("token", "ok", "there, and closed to others")]
+    return [Check("token", "ok", "readable by you alone")]
 
 
 def check_config(scene: Scene) -> list[Check]:
     """Whether the configuration can be read."""
     path = scene.home.config_path
     if scene.config is None:
-        return [Check("config", "problem", scene.config_fault, f"correct it; {path} may also be left out")]
-    return [Check("config", "ok", str(path) if path.is_file() else "none: the defaults hold")]
+        return [Check("config", "problem", scene.config_fault, f"correct it, or delete {path} to use the defaults")]
+    return [Check("config", "ok", str(path) if path.is_file() else "no file; the defaults apply")]
 
 
 def check_port(scene: Scene) -> list[Check]:
-    """Whether a configured port can be had."""
+    """Whether the configured port can be used."""
     port = scene.config.link.port if scene.config is not None else 0
     if not port:
         return []
@@ -99,25 +99,25 @@ def check_port(scene: Scene) -> list[Check]:
     if info is not None:
         if info.port == port:
             return [Check("port", "ok", f"{port}, as configured")]
-        text = f"the running sidecar listens on {info.port}, and {port} is configured"
-        return [Check("port", "note", text, "run `durable-stream stop`: the next one takes it")]
+        text = f"the running sidecar listens on {info.port}, but {port} is configured"
+        return [Check("port", "note", text, "run `durable-stream stop`; the next sidecar uses the configured port")]
     with socket.socket() as probe:
-        # As the sidecar itself binds: connections that just ended do not count.
+        # As the sidecar itself binds: connections that just closed do not block it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             reason = "another program has it" if error.errno == errno.EADDRINUSE else error.strerror
-            text = f"the configured port {port} cannot be had ({reason}): no sidecar can start"
-            hint = f"set another [link] port in {scene.home.config_path}, or 0 for any that is free"
+            text = f"the configured port {port} cannot be used ({reason}), so no sidecar can start"
+            hint = f"set another [link] port in {scene.home.config_path}, or 0 for any free one"
             return [Check("port", "problem", text, hint)]
     return [Check("port", "ok", f"{port} is free")]
 
 
 def check_clock(scene: Scene) -> list[Check]:
-    """Whether events or files are dated in the future."""
+    """Whether an event or a file has a time in the future."""
     now = system_identity().now_ms()
-    hint = "check the clock of this machine; the order of records does not depend on it"
+    hint = "check the clock of this machine; the order of records does not depend on the clock"
     ahead = (scene.survey.last_ts or 0) - now
     if ahead > AHEAD_MS:
         text = f"the newest event is {describe_span(ahead)} ahead of the clock"
@@ -126,36 +126,36 @@ def check_clock(scene: Scene) -> list[Check]:
         if changed - now > AHEAD_MS:
             text = f"{path} was written {describe_span(changed - now)} ahead of the clock"
             return [Check("clock", "note", text, hint)]
-    return [Check("clock", "ok", "nothing is dated in the future")]
+    return [Check("clock", "ok", "no event and no file has a time in the future")]
 
 
 def _times(home: Home) -> Iterator[tuple[Path, int]]:
     for path in (home.token_path, home.info_path, home.log_path, home.store_path / "head"):
-        with suppress(PermissionError):  # which is reported where it is read
+        with suppress(PermissionError):  # the check that reads it reports it
             if path.is_file():
                 yield path, path.stat().st_mtime_ns // 1_000_000
 
 
 def check_spool(scene: Scene) -> list[Check]:
-    """What waits for the sidecar."""
+    """How much the spool holds."""
     waiting = spool_size(scene.home)
     text = f"{counted(waiting['files'], 'file')}, {waiting['bytes']} bytes"
     if scene.home.running() is not None or not waiting["files"]:
         return [Check("spool", "ok", "empty" if not waiting["files"] else text)]
     fix = Fix("take spools", scene.home.spool_path)
     if waiting["bytes"] > BACKLOG_BYTES:
-        hint = "run `durable-stream serve` to take them in"
-        return [Check("spool", "problem", f"{text} wait and no sidecar runs", hint, fix)]
-    return [Check("spool", "note", f"{text} wait", "the next start of the sidecar takes them in", fix)]
+        hint = "run `durable-stream serve` to record them"
+        return [Check("spool", "problem", f"{text} are waiting, and no sidecar is running", hint, fix)]
+    return [Check("spool", "note", f"{text} waiting", "the next start of the sidecar records them", fix)]
 
 
 def check_space(scene: Scene) -> list[Check]:
-    """Room on the home's disk."""
+    """Free space on the home's disk."""
     directory = scene.home.path
     while not directory.exists():
         directory = directory.parent
     free = shutil.disk_usage(directory).free
     text = f"{free // (1024 * 1024)} MiB free on the disk of {scene.home.path}"
     if free < LOW_SPACE_BYTES:
-        return [Check("disk", "problem", text, "make room: a full disk stops the recording, not OpenCode")]
+        return [Check("disk", "problem", text, "free some space; on a full disk recording stops, OpenCode does not")]
     return [Check("disk", "ok", text)]

@@ -1,4 +1,4 @@
-"""What ``doctor --fix`` does: one small repair for each action that a check may name."""
+"""The repairs of ``doctor --fix``: one for each action that a check may name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sidecar.install.plugin import Target, install, prepare, shim_path
 
 
 async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
-    """Do it; what was done, as a line for a person. Doing it again changes nothing.
+    """Apply a fix and return one line that says what was done. Idempotent.
 
     Raises:
-        HomeError, InstallError, ClientError, OSError: it cannot be done; what was wrong still is.
+        HomeError, InstallError, ClientError, OSError: the fix failed; the fault remains.
     """
     places = Places.of(Path.cwd())
     match fix.action:
@@ -29,7 +29,7 @@ async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
         case "prepare":
             done = prepare(places, [fix.path])
             if not done.lines:
-                raise HomeError(fix.path, "nothing could be done there", "see docs/operations.md")
+                raise HomeError(fix.path, "there was nothing to repair here", "see docs/operations.md")
             return "; ".join(done.lines)
         case "close":
             fix.path.chmod(0o700)
@@ -49,15 +49,19 @@ def _unlock(path: Path) -> str:
 
 def _renew_token(home: Home) -> str:
     if home.running() is not None:
-        # It holds the old one: plugins and sidecar would no longer know each other.
-        raise HomeError(home.token_path, "a sidecar runs with it", "run `durable-stream stop`, then doctor --fix again")
+        # The sidecar keeps the old token in memory, so plugins with the new one could not connect.
+        raise HomeError(
+            home.token_path,
+            "a running sidecar uses it",
+            "run `durable-stream stop`, then `durable-stream doctor --fix` again",
+        )
     if os.path.lexists(home.token_path):
         home.token_path.unlink()
-    return f"removed {home.token_path}; the next start of the sidecar writes a new one"
+    return f"removed {home.token_path}; the next start of the sidecar creates a new one"
 
 
 async def _take_spools(home: Home) -> str:
     from sidecar.launch import ensure_running
 
     info = await ensure_running(home)
-    return f"started a sidecar (pid {info.pid}), which takes in what waits and leaves when idle"
+    return f"started a sidecar (pid {info.pid}), which records the spool and exits when idle"

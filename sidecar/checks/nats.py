@@ -1,6 +1,6 @@
-"""NATS: the program and the directory of an embedded server, or the way to an external one.
+"""Checks of NATS: an embedded server's program and directory, or the connection to an external server.
 
-Nothing of it keeps a session from being recorded, so what is wrong is a note.
+NATS faults never stop recording, so every finding here is a note.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from sidecar.config import NatsConfig
 
 _RESERVED_KEYS = "reserved_keys"
-"""The mirror's count of messages whose payload has keys that are reserved for headers."""
+"""The mirror's count of messages whose payload has keys reserved for headers."""
 
 
 def check_nats(scene: Scene) -> list[Check]:
-    """What ``[nats]`` needs, and how it is now."""
+    """Whether ``[nats]`` can work as configured, and its present state."""
     if scene.config is None:
         return []
     config = scene.config.nats
     found: list[Check] = []
     now = (scene.answer or {}).get("nats")
     if now is not None and now["mode"] != config.mode:
-        text = f"{config.mode} is configured, and the running sidecar began with {now['mode']}"
-        found.append(_note(text, "run `durable-stream stop`: the next one takes it"))
+        text = f"mode {config.mode} is configured, but the running sidecar started with mode {now['mode']}"
+        found.append(_note(text, "run `durable-stream stop`; the next sidecar uses the configured mode"))
         now = None
     if config.mode == "off":
         return [*found, Check("nats", "ok", "off: the log is not mirrored")]
@@ -47,7 +47,7 @@ def _library() -> tuple[str, str] | None:
     from sidecar.nats.service import LIBRARY, MISSING
 
     try:
-        import bridge.nats.jetstream.connection  # noqa: F401 - whether it can be
+        import bridge.nats.jetstream.connection  # noqa: F401 - only to see whether it can be imported
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in LIBRARY:
             raise
@@ -71,27 +71,27 @@ def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None
         found.append(_note(*bad))
     server = (now or {}).get("server")
     if now is not None and now["problem"]:
-        found.append(_note(f"the embedded server: {now['problem']}", f"see {directory / 'server.log'}"))
+        found.append(_note(f"the embedded server failed: {now['problem']}", f"see {directory / 'server.log'}"))
     elif now is None and config.port and (taken := _taken(config.port)) is not None:
-        found.append(_note(taken, "set another port in [nats], or 0 for any"))
+        found.append(_note(taken, "set another port in [nats], or 0 for any free one"))
     if found:
         return found
     if server is None:
-        return [Check("nats", "ok", f"{program}; it runs with the sidecar, and none runs")]
+        return [Check("nats", "ok", f"{program}; it starts with the sidecar, and none runs")]
     state = f"{server['state']}, pid {server['pid']}, port {server['port']}" if server["port"] else server["state"]
     return [Check("nats", "ok", f"{program}; {state}")]
 
 
 def _bad_directory(directory: Path) -> tuple[str, str] | None:
-    """What is wrong with the directory of an embedded server; one that is not there yet is made."""
-    move = "stop the sidecar and move it away: it holds a copy, and is rebuilt"
+    """The fault of an embedded server's directory and its hint. A missing directory is fine: the server creates it."""
+    move = "stop the sidecar and move it away; it holds only a copy of the log, which the sidecar rebuilds"
     for path in (directory, directory / "store"):
         try:
             about = path.lstat()
         except FileNotFoundError:
             continue
         except OSError as error:
-            return f"{path} cannot be looked at: {error.strerror}", move
+            return f"{path} cannot be read: {error.strerror}", move
         if not stat.S_ISDIR(about.st_mode):
             return f"{path} is not a directory", move
         if about.st_uid != os.geteuid():
@@ -124,15 +124,15 @@ def _external(config: NatsConfig) -> list[Check]:
     except (NatsRefused, NatsUnavailable) as error:
         return [_note(error.reason, error.hint)]
     except NatsError as error:
-        return [_note(str(error), "turn JetStream on there, and let this user use it")]
+        return [_note(str(error), "enable JetStream on that server and for this user")]
     if server_version(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return [_note(f"NATS at {options.shown} is {version}, and {oldest} is the oldest", "use a newer server")]
-    return [Check("nats", "ok", f"{options.shown} lets us in; {version}, with JetStream")]
+    return [Check("nats", "ok", f"{options.shown} accepts the connection; version {version}, with JetStream")]
 
 
 async def _asked(options: Any) -> str:
-    """The version of the server; it has JetStream."""
+    """The server's version, after checking that it has JetStream."""
     from bridge.nats.jetstream.connection import JetStream
 
     session = await JetStream.connect(options)
@@ -144,7 +144,7 @@ async def _asked(options: Any) -> str:
 
 
 def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
-    """How far the running sidecar's mirror is; what keeps it is reported as the server's, where it is that."""
+    """How far the running sidecar's mirror is behind. A fault of the server is reported once, by ``check_nats``."""
     mirror = (now or {}).get("mirror")
     if now is None or mirror is None:
         return []
@@ -152,7 +152,11 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
         text, _, hint = mirror["problem"].partition("; ")
         return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} wait: {text}", hint)]
     if mirror["lag"] and not now["connected"]:
-        return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} wait for the server", "see nats above")]
+        return [
+            Check(
+                "mirror", "note", f"{counted(mirror['lag'], 'record')} wait for the server", "see the nats line above"
+            )
+        ]
     if (reserved := reserved_keys(mirror)) is not None:
         return [Check("mirror", "note", *reserved)]
     behind = f"{counted(mirror['lag'], 'record')} behind the log" if mirror["lag"] else "level with the log"
@@ -160,12 +164,12 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
 
 
 def reserved_keys(mirror: Mapping[str, Any]) -> tuple[str, str] | None:
-    """A warning and a hint if payloads have keys that a consumer could take for headers, from the mirror's account."""
+    """The warning and the hint if the mirror counted payload keys that a consumer could take for headers."""
     count = mirror.get("notes", {}).get(_RESERVED_KEYS, 0)
     if not count:
         return None
-    text = f"{counted(count, 'mirrored message')} with payload keys that begin with CG-, which are reserved for headers"
-    return text, "rename them where the payload is made"
+    text = f"{counted(count, 'mirrored message')} have payload keys that begin with CG-, which is reserved for headers"
+    return text, "rename these keys in the program that writes the payload"
 
 
 def _note(text: str, hint: str) -> Check:

@@ -1,4 +1,4 @@
-"""Is the plugin there, whole, loaded, and of one version? And does OpenCode start without waiting for npm?"""
+"""Checks of OpenCode and the plugin: installed, complete, loaded, one version, and no wait for npm at start-up."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sidecar.install.service_files import Service, ServiceError
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)
-"""The release that was measured, and the oldest that is supported. A newer one is noted, not refused."""
+"""The oldest supported release, and the one we test with. A newer one is a note, not a problem."""
 
 ANSWER_SECONDS = 20.0
-"""How long a program may take to say its version; OpenCode takes seconds on a busy machine."""
+"""How long a program may take to print its version; OpenCode takes seconds on a busy machine."""
 
 PROJECTS = 500
-"""Most projects known from the log that are looked at."""
+"""Most projects from the log that are checked."""
 
 _NO = frozenset({"", "0", "false", "no", "off", "n"})
 
@@ -31,18 +31,18 @@ def check_opencode(scene: Scene) -> list[Check]:
     """OpenCode on the PATH, and its version."""
     path = shutil.which("opencode", path=scene.environ.get("PATH"))
     if path is None:
-        hint = "install it, or put its directory on the PATH; the plugin also works with an IDE's own copy"
+        hint = "install OpenCode, or add its directory to the PATH; the plugin also works with the copy inside an IDE"
         return [Check("opencode", "note", "not on the PATH", hint)]
     numbers = re.search(r"(\d+)\.(\d+)\.\d+", output_of([path, "--version"]) or "")
     if numbers is None:
-        return [Check("opencode", "note", f"{path} does not say its version", "run: opencode --version")]
+        return [Check("opencode", "note", f"{path} does not print its version", "run: opencode --version")]
     release, text = (int(numbers[1]), int(numbers[2])), f"{numbers[0]} at {path}"
     oldest = ".".join(map(str, OLDEST_OPENCODE))
     if release < OLDEST_OPENCODE:
-        hint = f"upgrade it: {oldest} is the oldest that the plugin is made for"
+        hint = f"upgrade OpenCode; {oldest} is the oldest release that the plugin supports"
         return [Check("opencode", "problem", f"{text} is too old", hint)]
     if release > OLDEST_OPENCODE:
-        hint = f"made for {oldest}.x; what a newer one sends is kept, what it changes may be missed"
+        hint = f"tested with {oldest}.x; hooks of a newer release are all kept, but some may not be understood"
         return [Check("opencode", "note", text, hint)]
     return [Check("opencode", "ok", text)]
 
@@ -68,15 +68,15 @@ def _is_set(value: str | None) -> bool:
 
 
 def check_plugin(scene: Scene) -> list[Check]:
-    """The plugin files that count here, and whether what they name is there and runs."""
+    """The plugin files that OpenCode loads here, and whether the files they name exist and run."""
     if not scene.plugins:
         hint = "run `durable-stream install`, then restart OpenCode"
         fix = Fix("install", scene.places.user)
-        return [Check("plugin", "problem", "not installed: OpenCode's sessions are not recorded", hint, fix)]
+        return [Check("plugin", "problem", "not installed, so OpenCode's sessions are not recorded", hint, fix)]
     checks = [_check_plugin(scene, plugin) for plugin in scene.plugins]
     if not any(plugin.names.command == scene.command for plugin in scene.plugins):
-        hint = "run `durable-stream install` with the copy that should serve"
-        text = f"it starts another copy than this one: {' '.join(scene.plugins[0].names.command[:1])}"
+        hint = "run `durable-stream install` from the copy that you want to use"
+        text = f"the plugin starts another copy of this program: {' '.join(scene.plugins[0].names.command[:1])}"
         checks.append(Check("plugin", "note", text, hint))
     return checks
 
@@ -90,13 +90,13 @@ def _check_plugin(scene: Scene, plugin: Plugin) -> Check:
         text = f"{' '.join(names.command)} cannot be run"
         return Check("plugin", "problem", text, again(target), Fix("install", target.config))
     if names.home != str(scene.home.path):
-        hint = f"look there with: durable-stream --home {names.home} doctor"
+        hint = f"to check that home, run: durable-stream --home {names.home} doctor"
         return Check("plugin", "note", f"{target.plugin} records into another home, {names.home}", hint)
     return Check("plugin", "ok", f"{target.plugin} ({target.scope})")
 
 
 def missing_files(plugin: Plugin) -> list[Check]:
-    """What a plugin file names and is not there; nothing is run."""
+    """A finding for each file that a plugin names and that is missing. Runs nothing."""
     target, names = plugin.target, plugin.names
     fix = Fix("install", target.config)
     if not names.command:
@@ -109,14 +109,14 @@ def missing_files(plugin: Plugin) -> list[Check]:
 
 
 def check_copies(scene: Scene) -> list[Check]:
-    """Whether more than one copy of the plugin is loaded here, with their versions."""
+    """Whether OpenCode loads more than one copy of the plugin here, with their versions."""
     if len(scene.plugins) < 2:
         return []
     copies = " and ".join(f"{p.target.plugin} ({shim_version(p) or 'unknown version'})" for p in scene.plugins)
     others = [plugin.target for plugin in scene.plugins if plugin.target.scope == "project"]
-    hint = "events are recorded once all the same, at twice the cost; to remove one: "
+    hint = "every event is still recorded once, but at twice the cost. To remove one, run: "
     hint += f"durable-stream uninstall --project {others[0].config.parent}"
-    return [Check("copies", "note", f"{copies} are both loaded", hint)]
+    return [Check("copies", "note", f"OpenCode loads more than one copy of the plugin: {copies}", hint)]
 
 
 def check_versions(scene: Scene) -> list[Check]:
@@ -144,12 +144,12 @@ def _check_versions(scene: Scene) -> list[Check]:
         return [Check("versions", "ok", f"{VERSION} everywhere")]
     text = f"this program is {VERSION}, " + ", ".join(f"{what} is {version}" for what, version in odd.items())
     if list(odd) == ["the running sidecar"]:
-        return [Check("versions", "note", text, "run `durable-stream stop`: the next one is this version")]
+        return [Check("versions", "note", text, "run `durable-stream stop`; the next sidecar has this version")]
     return [Check("versions", "note", text, "run `durable-stream install` again, then restart OpenCode")]
 
 
 def shim_version(plugin: Plugin) -> str | None:
-    """The version of the shim that a plugin file names; ``None`` when it does not say."""
+    """The version of the shim that a plugin file names; ``None`` if it cannot be read."""
     try:
         text = Path(plugin.names.shim).with_name("version.js").read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -162,12 +162,12 @@ def check_excluded(scene: Scene) -> list[Check]:
     """Whether the configuration excludes the current directory."""
     if scene.config is None or not Exclusion(scene.config.capture.exclude).covers(str(scene.cwd)):
         return []
-    text = f"{scene.cwd} is not recorded: [capture] exclude in the configuration covers it"
+    text = f"{scene.cwd} is not recorded, because [capture] exclude covers it"
     return [Check("excluded", "note", text, f"to change that, edit {scene.home.config_path}")]
 
 
 def check_startup(scene: Scene) -> list[Check]:
-    """Whether OpenCode's start waits for npm, here and in the projects that the log knows."""
+    """Whether OpenCode's start waits for npm, here and in the projects that the log names."""
     if not scene.plugins:
         return []  # without a plugin OpenCode does not wait
     directories = dict.fromkeys(scene.places.all)
@@ -182,20 +182,20 @@ def check_startup(scene: Scene) -> list[Check]:
 def _check_directory(scene: Scene, directory: Path) -> list[Check]:
     hint = "run `durable-stream doctor --fix`"
     if starves(directory):
-        text = f"{directory} holds what may need npm packages, and the empty node_modules of `install` keeps them away"
+        text = f"{directory} may need npm packages, and the empty node_modules from `install` keeps them away"
         return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]
     if not waits(directory, scene.environ):
         return []
-    text = f"OpenCode waits for npm because of {directory}: over a minute at each start without a network"
+    text = f"without a network, OpenCode waits over a minute for npm at each start, because of {directory}"
     if "fetch-retries" in read_rc(directory / RC) or (directory / RC).is_symlink():
-        # A setting of the user's own, which is not touched.
-        hint = f"to end that, set fetch-retries=0 in {directory / RC}"
+        # The user's own setting, which `install` never changes.
+        hint = f"to avoid the wait, set fetch-retries=0 in {directory / RC}"
         return [Check("start-up", "note", text, hint)]
     return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]
 
 
 def check_service(scene: Scene) -> list[Check]:
-    """Whether a service file is still what ``install --service`` would write."""
+    """Whether the service file is the one that ``install --service`` would write now."""
     try:
         service = Service.here(scene.environ)
         if not service.is_ours():
@@ -204,14 +204,14 @@ def check_service(scene: Scene) -> list[Check]:
             return [Check("service", "ok", str(service.path))]
     except ServiceError:
         return []
-    text = f"{service.path} starts another program or home than this one"
+    text = f"{service.path} starts another program, or uses another home"
     return [Check("service", "note", text, f"run `durable-stream install --service` again, then: {service.enable}")]
 
 
 def output_of(command: Sequence[str]) -> str | None:
-    """What a program prints; ``None`` when it cannot be run, fails, or takes too long."""
+    """What a program prints; ``None`` if it cannot be run, fails, or takes too long."""
     try:
-        # From the root directory: the plugin starts it from any project, never from this checkout.
+        # From the root directory, because the plugin starts it from any project, never from this checkout.
         done = subprocess.run(  # noqa: S603 - the command is the one that was installed
             command,
             capture_output=True,

@@ -1,4 +1,4 @@
-"""What was recorded and by whom: the sidecar, its links, the log, and what is missing in it."""
+"""Checks of the recording: the sidecar, its links, the log, and gaps in it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from streams.store import NOTHING, Record
 
 TAIL_RECORDS = 2000
 
-EVERY_FAULT = "`durable-stream verify` shows every fault, `durable-stream repair --dry-run` what can be fixed"
+EVERY_FAULT = "`durable-stream verify` shows every fault, `durable-stream repair --dry-run` what can be repaired"
 
 _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode (?!recording$)", re.MULTILINE)
-"""A line of ``sidecar.log``; what `play` sends is no OpenCode."""
+"""A line of ``sidecar.log``; links of `play` do not count."""
 
 
 async def survey(home: Home) -> Survey:
-    """Read what the checks need of the log: its newest records whole, gaps, and where sessions were."""
+    """Read what the checks need from the log: the newest records in full, the gaps, and the sessions' directories."""
     newest, last_ts = 0, None
     directories: dict[str, None] = {}
     try:
@@ -62,7 +62,7 @@ def _with_kept(home: Home, hint: str) -> str:
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
-    """What a quick look at the end of the log finds: what is wrong, and what the next start fixes by itself."""
+    """Check the end of the log; returns the fault, and the fault that the next start repairs, or ``None`` for each."""
     found = [finding async for finding in Verification(home.store_path, quick=True).run()]
     mended = [finding for finding in found if finding.kind == "torn" or Path(finding.file).name in HEAD_FILES]
     wrong = [finding for finding in found if finding not in mended]
@@ -76,13 +76,13 @@ async def _sessions(reader: LogReader) -> AsyncIterator[Record]:
 
 
 def check_sidecar(scene: Scene) -> list[Check]:
-    """Whether the sidecar runs and proves that it is ours."""
+    """Whether the sidecar runs and answers."""
     info = scene.home.running()
     if info is None:
-        return [Check("sidecar", "ok", "not running; OpenCode starts it when it needs it")]
+        return [Check("sidecar", "ok", "not running; OpenCode starts it when needed")]
     if scene.answer is None and not scene.silence:
-        text = f"pid {info.pid} runs; it was not asked, because this command cannot use the home as it is"
-        return [Check("sidecar", "note", text, "fix what is said above, then look again")]
+        text = f"pid {info.pid} runs; it was not asked, because this command cannot use the home"
+        return [Check("sidecar", "note", text, "fix the problems above, then run `durable-stream doctor` again")]
     if scene.answer is None:
         hint = "run `durable-stream stop`; OpenCode starts a new one"
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
@@ -91,18 +91,18 @@ def check_sidecar(scene: Scene) -> list[Check]:
 
 
 def check_start(scene: Scene) -> list[Check]:
-    """Whether the last start of a sidecar failed, and none came up since: what OpenCode sends waits in the spool."""
+    """Whether the last start of a sidecar failed. What OpenCode sends then waits in the spool."""
     failed = None if scene.home.is_locked() else failed_start(scene.home)
     if failed is None:
         return []
     reason, _, hint = failed.reason.partition("; ")
     text = f"the last start of the sidecar failed ({failed.when}), so nothing is recorded: {reason}"
-    mended = "once that is fixed, `durable-stream serve` shows whether one starts"
+    mended = "after that, run `durable-stream serve` to see whether it starts"
     return [Check("start", "problem", text, f"{hint}; {mended}" if hint else mended)]
 
 
 def check_links(scene: Scene) -> list[Check]:
-    """Whether an OpenCode ever linked: a plugin file alone records nothing."""
+    """Whether an OpenCode ever linked. A plugin file alone records nothing."""
     links = (scene.answer or {}).get("links") or []
     if links:
         return [Check("links", "ok", counted(len(links), "OpenCode") + " linked now")]
@@ -111,15 +111,15 @@ def check_links(scene: Scene) -> list[Check]:
         return [Check("links", "ok", f"none now; the last one opened at {last}")]
     if not scene.plugins:
         return []
-    text = f"the plugin is installed, and {scene.home.log_path} knows of no OpenCode that ever linked"
+    text = f"the plugin is installed, and {scene.home.log_path} shows no OpenCode that ever linked"
     if scene.survey.head > NOTHING:
-        text += "; what is recorded came in through the spool, by `play`, or before that file begins"
-    hint = "restart OpenCode; it must run without --pure, OPENCODE_PURE and DURABLE_STREAM=off, and work in a project"
+        text += "; what is recorded came in through the spool, from `play`, or before that file begins"
+    hint = "restart OpenCode in a project, without --pure, OPENCODE_PURE or DURABLE_STREAM=off"
     return [Check("links", "note", text, hint)]
 
 
 def _last_link(home: Home) -> str | None:
-    """When the newest link opened, as the sidecar's own log has it."""
+    """When the newest link opened, from ``sidecar.log``; ``None`` if it shows none."""
     for path in (home.log_path, *(home.log_path.with_name(f"{home.log_path.name}.{n}") for n in range(1, 101))):
         try:
             found = _LINKED.findall(path.read_text(encoding="utf-8", errors="replace"))
@@ -136,21 +136,24 @@ def check_log(scene: Scene) -> list[Check]:
     if log.fault is not None:
         return [Check("log", "problem", log.fault, log.hint)]
     if log.head == NOTHING:
-        return [Check("log", "note", "nothing recorded yet", "work in OpenCode, then look again")]
+        return [Check("log", "note", "nothing recorded yet", "use OpenCode, then run `durable-stream doctor` again")]
     kept = log.head + 1 - log.pruned
-    whole = f"the newest {log.newest} are whole" if kept else "nothing is left"
+    whole = f"the newest {log.newest} are intact" if kept else "none is left"
     text = f"{kept_text(kept, log.pruned)}; {whole}"
     if log.torn is not None:
         return [
             Check(
-                "log", "note", f"{text}; {log.torn}", "the next start of the sidecar does, or `durable-stream repair`"
+                "log",
+                "note",
+                f"{text}; {log.torn}",
+                "the next start of the sidecar repairs this, and so does `durable-stream repair`",
             )
         ]
     return [Check("log", "ok", text)]
 
 
 def check_leftovers(scene: Scene) -> list[Check]:
-    """What killed processes left in the store. Beside a sidecar it may be at work on them."""
+    """Files that killed processes left in the store. Skipped while a sidecar runs, which may be using them."""
     if scene.survey.fault is not None or scene.home.running() is not None or not scene.home.store_path.is_dir():
         return []
     try:
@@ -159,18 +162,22 @@ def check_leftovers(scene: Scene) -> list[Check]:
         return [Check("leftovers", "note", str(error), "run `durable-stream repair --dry-run`")]
     if not left:
         return []
-    text = f"{counted(len(left), 'thing')} that a killed process left in {scene.home.store_path}: {', '.join(left)}"
-    return [Check("leftovers", "note", text, "`durable-stream repair` moves what is not needed aside")]
+    text = f"{counted(len(left), 'leftover')} of a killed process in {scene.home.store_path}: {', '.join(left)}"
+    return [
+        Check(
+            "leftovers", "note", text, "`durable-stream repair` moves what is not needed out of the store, and keeps it"
+        )
+    ]
 
 
 def check_sqlite(scene: Scene) -> list[Check]:
-    """The SQLite that holds the log."""
+    """Whether this SQLite has a known fault."""
     version = sqlite_version()
     if scene.survey.backend != "sqlite" or version >= WAL_RESET_FIXED:
         return []
     number = ".".join(map(str, version))
-    text = f"SQLite {number} can damage a database that two programs write at once; the sidecar alone writes this one"
-    return [Check("sqlite", "note", text, "do not write log.db with another program; SQLite 3.51.3 fixes this")]
+    text = f"SQLite {number} can damage a database that two programs write at once; only the sidecar writes this one"
+    return [Check("sqlite", "note", text, "do not open log.db in another program; SQLite 3.51.3 fixes this")]
 
 
 def check_torn(scene: Scene) -> list[Check]:
@@ -178,13 +185,13 @@ def check_torn(scene: Scene) -> list[Check]:
     torn = torn_files(scene.home.store_path)
     if not torn:
         return []
-    hint = "they were never acknowledged; OpenCode has sent them again"
+    hint = "they were never acknowledged, and OpenCode has sent them again"
     return [Check("torn tails", "note", f"{len(torn)} set aside in {torn[0].parent}", hint)]
 
 
 def check_gaps(scene: Scene) -> list[Check]:
-    """Gaps in what was recorded."""
+    """Gaps in the recording."""
     if not scene.survey.gaps:
         return []
-    hint = "see what was lost: durable-stream query --type capture.gap"
+    hint = "to see what was lost, run: durable-stream query --type capture.gap"
     return [Check("gaps", "note", f"{counted(scene.survey.gaps, 'gap')} where hooks were lost", hint)]

@@ -1,4 +1,4 @@
-"""The checks in their order, and which command runs them."""
+"""The checks in order, and the functions that run them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_links,
     opencode.check_startup,
 )
-"""These need what the log tells, or come after it; a long log takes a while to read."""
+"""Checks that need the log, which takes a while to read if it is long, and those that follow them."""
 
 
 async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
-    """Every check in turn, as soon as it is known. ``command`` is how this program is started."""
+    """Run every check and yield each finding at once. ``command`` starts this program."""
     scene = await asyncio.to_thread(scene_of, home, tuple(command))
     if home.running() is not None:
         try:
@@ -67,15 +67,17 @@ async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
 
 
 def quick_checks(home: Home) -> list[Check]:
-    """What could keep a session from being recorded and costs nothing to look at: for ``status``.
+    """The cheap checks of what could keep a session from being recorded: for ``status``.
 
-    Nothing is run, and the log is not read.
+    They run no program and do not read the log.
     """
     scene = scene_of(home)
     checks = [*at_home.check_home(scene), *at_home.check_token(scene), *at_home.check_config(scene)]
     if not scene.plugins:
         hint = "run `durable-stream install`, then restart OpenCode"
-        checks.append(Check("plugin", "problem", "no plugin is installed: OpenCode's sessions are not recorded", hint))
+        checks.append(
+            Check("plugin", "problem", "no plugin is installed, so OpenCode's sessions are not recorded", hint)
+        )
     checks += [check for plugin in scene.plugins for check in opencode.missing_files(plugin)]
     checks += [*opencode.check_switches(scene), *opencode.check_excluded(scene)]
     return [*checks, *at_home.check_port(scene), *at_home.check_space(scene), *recording.check_start(scene)]

@@ -3,7 +3,7 @@
 Once there is any plugin, OpenCode does not start before an npm install has
 ended in **every** config directory: without a network that takes over a minute
 each time. It installs nothing where ``node_modules`` exists and the lock file
-names what it looks for, and it gives up at once where npm is told not to retry.
+names the packages it needs, and it fails at once where npm is set not to retry.
 
 So a directory gets an empty ``node_modules`` and a lock file (*the stub*) where
 nobody needs packages, and one setting in its ``.npmrc`` where somebody does: a
@@ -106,7 +106,7 @@ def starves(directory: Path) -> bool:
 
 
 def needs_packages(directory: Path) -> bool:
-    """Whether somebody but us has packages in a config directory, or something that may import some."""
+    """Whether a config directory holds packages that are not ours, or code that may import packages."""
     if _is_used(directory):
         return True
     return not _is_stub(directory) and any(os.path.lexists(directory / name) for name in STUB)

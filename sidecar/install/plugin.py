@@ -1,4 +1,4 @@
-"""Writing the plugin file that makes OpenCode load the shim, and taking it away again.
+"""Write and remove the plugin file that makes OpenCode load the shim.
 
 ``install`` never overwrites a file that it did not write, and ``uninstall``
 removes only what ``install`` made: the ledger, one file in the user's OpenCode
@@ -62,7 +62,7 @@ class Target:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was done, a line each; ``changed`` is false when everything was as it should be."""
+    """What was done, one line for each step; ``changed`` is false if nothing had to change."""
 
     lines: list[str] = field(default_factory=list)
     changed: bool = False

@@ -35,20 +35,20 @@ log = logging.getLogger("sidecar.keeping.upkeep")
 
 SNAPSHOT: Final = "capture"
 SNAPSHOT_RECORDS: Final = 2000
-"""Records after which a new snapshot is worth its writing; folding so many takes some 20 ms."""
+"""Records after which a new snapshot is worth writing; applying this many takes about 20 ms."""
 
 SLOW_TAIL: Final = 20_000
-"""Records that are not folded while somebody waits without a word; some 0.4 s."""
+"""Most records that are applied without a log line while a caller waits; about 0.4 s."""
 
 LOOK_SECONDS: Final = 10.0
 PRUNE_SECONDS: Final = 300.0
 DAY_MS: Final = 24 * 3_600_000
 INDEX_RECORDS: Final = 128
-"""Records indexed at a time, between which appends have their turn."""
+"""Records indexed at a time; appends run in between."""
 
 
 async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
-    """The capture state, and the position of the snapshot that it was resumed from; what came after is applied.
+    """Return the capture state at the head, and the position of the snapshot that it was resumed from.
 
     Raises:
         CorruptLog: a record after the snapshot is damaged.
@@ -81,11 +81,11 @@ class Upkeep:
         self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
         self._config = config
         self._files = asyncio.Lock()
-        """Held by what rewrites or leaves the files of the log: a move and a removal wait for each other."""
+        """Held while the files of the log are replaced or removed: a move and a removal wait for each other."""
         self._removing = asyncio.Lock()
         self._next_prune = 0.0
         self.kept_over_limit = 0
-        """Streams that the configured age or size would have pruned and that are still needed."""
+        """Streams over the configured age or size that are still needed and so were not pruned."""
         self._kept = kept
         self._catalog: Catalog | None = None
         self._catalog_kept = NOTHING
@@ -96,7 +96,7 @@ class Upkeep:
         self._index: SearchIndex | None = None
 
     async def run(self) -> None:
-        """Look after the log from time to time; ends by being cancelled."""
+        """Run the upkeep periodically until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -106,7 +106,7 @@ class Upkeep:
 
     async def look(self) -> None:
         """Do what is due now."""
-        async with self._removing:  # else what is being forgotten could be written into a snapshot once more
+        async with self._removing:  # else a snapshot could again hold what is being forgotten
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
@@ -115,7 +115,7 @@ class Upkeep:
         await self._advance_index()
 
     async def keep_snapshot(self, records: int = 1) -> None:
-        """Keep the capture state, if the log grew by so many records since and nothing is in progress."""
+        """Write a snapshot of the capture state, if the log grew by ``records`` since the last one and is quiet."""
         if self._store.head - self._kept < records or not self._is_quiet():
             return
         position = self._store.head
@@ -123,7 +123,7 @@ class Upkeep:
         self._kept = position
 
     async def keep_catalog(self, records: int) -> None:
-        """Bring the catalog of streams and sessions up to the head; keep it, if it grew by so many records since."""
+        """Update the catalog to the head, and write its snapshot if it grew by ``records`` since the last one."""
         catalog = await self._resumed_catalog()
         async for record in self._store.read_all(after=catalog.position):
             catalog.apply(record)
@@ -145,14 +145,14 @@ class Upkeep:
         self._catalog_kept = position
 
     async def keep_last(self) -> None:
-        """Keep what makes the next start and the next command quick, before the log is closed."""
+        """Write the snapshots before the log is closed, so that the next start and command are quick."""
         try:
             await self.keep_snapshot()
             catalog = await self._resumed_catalog()
             if self._store.head - catalog.position <= SLOW_TAIL:
                 await self.keep_catalog(1)
             else:
-                # It is being made for the first time, which would hold up the end: keep as much as there is.
+                # Building the catalog for the first time would delay the end: keep what is done so far.
                 await self._put_catalog(1)
         except (StreamError, OSError) as error:
             log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
@@ -190,7 +190,7 @@ class Upkeep:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a move, a prune or a forget is in progress: not the moment to leave."""
+        """Whether a move, a prune or a forget is running, so that the sidecar must not leave."""
         return self._removing.locked() or (self._migration is not None and not self._migration.done())
 
     async def discard(self) -> int:
@@ -204,11 +204,11 @@ class Upkeep:
             try:
                 return await discard_old(self._store.store)
             finally:
-                self._store.reread_manifest()  # which is changed first: then what failed is not a store any more
+                self._store.reread_manifest()  # discard_old changes the manifest first, even if the deletion then fails
 
     @asynccontextmanager
     async def _exclusively(self, what: str) -> AsyncIterator[None]:
-        """While files of the log are removed: no move, no snapshot, and no index, which would keep their space."""
+        """Stop moves, snapshots and the index while files are removed; an open index would keep their space."""
         async with self._removing:
             if self.migration()["running"]:
                 raise StoreUnavailable(
@@ -260,12 +260,12 @@ class Upkeep:
         return retaining.streams_beside(catalog.lineage.sessions, streams, sessions)
 
     def _begin_snapshots_anew(self) -> None:
-        """The store dropped them: they told of what is gone."""
+        """Forget the snapshots' positions: the store deleted the snapshots, because they held removed records."""
         self._kept = self._catalog_kept = NOTHING
         self._catalog = None
 
     async def _prune_by_itself(self) -> None:
-        """Keep to the configured age and size, looking every ``PRUNE_SECONDS``."""
+        """Prune to the configured age and size, every ``PRUNE_SECONDS``."""
         request = PruneRequest(
             older_than_ms=round(self._config.max_age_days * DAY_MS) or None,
             max_bytes=self._config.max_bytes or None,
@@ -312,7 +312,7 @@ class Upkeep:
         while indexed and self._is_quiet():
             async with self._removing:  # which closes the index
                 if self._store.backend != "sqlite":
-                    return  # it moved meanwhile
+                    return  # it was moved meanwhile
                 if self._index is None:
                     self._index = await in_thread(SearchIndex, self._store.store)
                 indexed = await in_thread(self._index.advance, INDEX_RECORDS)

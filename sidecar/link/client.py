@@ -10,7 +10,7 @@ Neither client reconnects: what to do about a lost link is the caller's decision
     │   └── ImpostorError   something listens there that does not hold the home's token; it was sent nothing
     └── LinkClosed          an open link ended before the work was done
 
-What the sidecar answers to a request in the negative is ``RequestError``.
+An error that the sidecar sends as its answer is raised as ``RequestError``.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class ShimClient(_Client):
         or below ``acked`` are passed over. Cancelling may leave a first part sent.
 
         Raises:
-            LinkClosed: the link ended; ``acked`` tells what need not be sent again.
+            LinkClosed: the link ended; items up to ``acked`` need not be sent again.
             LocalProtocolError: ``first_seq`` was sent before.
         """
         seq = self._link.last_sent + 1 if first_seq is None else first_seq
@@ -369,7 +369,7 @@ class ControlClient(_Client):
             return
         future = self._requests.pop(str(event.id), None)
         if future is None or future.done():
-            return  # the asker gave it up
+            return  # the caller cancelled the request
         if event.error is None:
             future.set_result(event.value)
         else:

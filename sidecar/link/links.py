@@ -1,4 +1,4 @@
-"""What the sidecar's handler sees of its links: the ``Handler`` it implements, the ``ShimConnection`` it gets.
+"""The interface between links and the sidecar: ``Handler``, which it implements, and ``ShimConnection``.
 
 Sockets are the business of ``server.py``; here a link is a ``Wire``, and no websocket error can appear.
 
@@ -42,7 +42,7 @@ INTERNAL_ERROR: Final = 1011
 
 @dataclass(slots=True)
 class Counters:
-    """What happened at the door and on the links since the start."""
+    """Counts of connections, refusals and errors since the start."""
 
     shims_opened: int = 0
     controls_opened: int = 0
@@ -83,7 +83,7 @@ class Handler(Protocol):
         ...
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
-        """Items nobody waits for."""
+        """Items that may be lost and get no ack."""
         ...
 
     async def closed(self, link: ShimConnection) -> None:
@@ -103,7 +103,7 @@ class Handler(Protocol):
         Must not await ``LinkServer.drain``, which waits for it.
 
         Raises:
-            RequestError: told to the asker with its code and message.
+            RequestError: sent to the caller with its code and message.
         """
         ...
 
@@ -276,7 +276,7 @@ class ShimConnection:
             self.end()
             self._wire.wake()
             self._queue.put_nowait(None)
-            # What the shim handed over before it died is still written.
+            # The items that the shim delivered before it died are still written.
             await worker
             await writer
         finally:
@@ -338,7 +338,7 @@ class ShimConnection:
             future.set_exception(CallError(error.code, error.message, error.status))
 
     def end(self) -> None:
-        """Nothing more will be answered: fail the calls that wait. The server's part."""
+        """Fail the waiting calls. Called by the server."""
         self._closed = True
         self._open.set()
         self._moved.set()

@@ -1,6 +1,6 @@
 """The sidecar's listening end: websockets in, calls of a ``Handler`` out.
 
-With ``server_wire.py`` and ``client.py`` one of the files that know the websockets
+With ``connection.py`` and ``client.py`` one of the files that know the websockets
 package; its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; here are sockets,
 tasks, limits and time.
 
@@ -374,7 +374,7 @@ class LinkServer:
             value = await self._handler.request(event.method, event.args)
         except RemoteError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - the asker is reported, the server continues
+        except Exception as error:  # noqa: BLE001 - the caller gets an error, the server continues
             self._handler_failed(f"request {event.method[:40]!r}", error)
             failure = RequestError("unexpected", f"the sidecar failed with {type(error).__name__}; see its log")
         try:

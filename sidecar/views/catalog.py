@@ -1,4 +1,4 @@
-"""What a log holds, in figures: its streams, its sessions and how they descend from each other. A projection; pure.
+"""A projection of a log's streams and sessions: counts, costs and lineage. Pure.
 
 It stays small however long the log is (turns are counted, not kept), so the
 sidecar keeps a snapshot of it, and commands read that and the few records after it.
@@ -19,12 +19,12 @@ CATALOG: Final = "catalog"
 """Name of its snapshot."""
 
 CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 1
-"""Form of the dumped catalog, and of what the fold does: a greater one makes older snapshots worthless."""
+"""Version of the dumped catalog and of the fold; snapshots of another version are not used."""
 
 
 @dataclass(slots=True)
 class SessionView:
-    """One session: what it is called, who works in it, and which turn it began last."""
+    """One session: its title, agent and latest turn."""
 
     id: str
     stream: str
@@ -36,7 +36,7 @@ class SessionView:
 
     @property
     def is_active(self) -> bool:
-        """Whether a turn is in progress. Turns follow one another, so only the last can be."""
+        """Whether a turn is open. Turns follow one another, so only the last one can be."""
         return self.is_turn_open and self.ended is None
 
 
@@ -69,14 +69,14 @@ class Catalog:
         self._below: dict[str, list[SessionView]] | None = None
 
     def dump(self) -> bytes:
-        """Everything, as JSON that ``load`` takes; for a snapshot in the form ``CATALOG_VERSION``."""
+        """The whole catalog as JSON for ``load``; the content of a snapshot of version ``CATALOG_VERSION``."""
         streams, sessions = list(self.streams.values()), list(self.sessions.values())
         lineage = msgspec.Raw(self.lineage.dump())
         return msgspec.json.encode(_Dump(lineage, streams, sessions, self.gaps, self.records, self.position))
 
     @classmethod
     def load(cls, dumped: bytes) -> Self:
-        """The catalog that ``dump`` gave. Raises ``ValueError`` when it is something else."""
+        """The catalog from ``dump``. Raises ``ValueError`` if the content is invalid."""
         found = _DECODER.decode(dumped)
         catalog = cls()
         catalog.lineage = Lineage.load(bytes(found.lineage))
@@ -86,7 +86,7 @@ class Catalog:
         return catalog
 
     def apply(self, record: Record) -> None:
-        """Take one record."""
+        """Apply one record."""
         self.lineage.apply(record)
         self.records += 1
         self.position = record.position
@@ -127,7 +127,7 @@ class Catalog:
         elif event.type == ENDED:
             session.ended = as_text(payload.get("reason")) or "ended"
         elif event.type == "turn.started":
-            # A turn before whose end was never told is over, too: OpenCode died and the session continues.
+            # An earlier turn without an end is over too: OpenCode died, and the session continues.
             stream.turns += 1
             session.agent = session.agent or event.actor
             session.turn, session.is_turn_open = as_text(payload.get("message")), True
@@ -137,7 +137,7 @@ class Catalog:
             stream.cost = add_cost(stream.cost, payload)
             add_tokens(stream.tokens, payload.get("tokens"))
 
-    # What is asked of it
+    # Queries
 
     def own_session(self, stream_id: str) -> SessionView | None:
         """The session that a stream is named after: the first of its own; ``None`` for ``system`` and the like."""
@@ -145,7 +145,7 @@ class Catalog:
         return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
 
     def root_stream(self, stream_id: str) -> str:
-        """The stream of the family's root session; itself where nothing is known above."""
+        """The stream of the family's root session; the stream itself if no parent is known."""
         session = self.own_session(stream_id)
         if session is None:
             return stream_id
@@ -187,25 +187,25 @@ class Catalog:
         if self._below is None:
             self._below = {}
             for one in self.lineage.sessions.values():
-                # A root is below nobody, also one of sessions that wrongly descend from each other.
+                # A root has no parent, even if sessions wrongly descend from each other.
                 if one.parent is not None and one.id in self.sessions and self.lineage.root(one.id) != one.id:
                     self._below.setdefault(one.parent, []).append(self.sessions[one.id])
         return self._below.get(session_id, [])
 
     def roots(self) -> list[SessionView]:
-        """Sessions with nothing known above, in the order they first appeared."""
+        """Sessions without a known parent, in the order they first appeared."""
         return [self.sessions[s.id] for s in self.lineage.roots() if s.id in self.sessions]
 
 
 def as_text(value: Any) -> str:
-    """``value`` where it is a text; else an empty one."""
+    """``value`` if it is a string, else the empty string."""
     return value if isinstance(value, str) else ""
 
 
 def add_cost(total: float, payload: dict[str, Any]) -> float:
-    """``total`` and what a step cost."""
+    """``total`` plus the cost of a step."""
     cost = payload.get("cost")
-    # Rounded, so that the order of adding does not show.
+    # Rounded, so that the order of addition does not matter.
     return round(total + cost, 9) if isinstance(cost, int | float) and not isinstance(cost, bool) else total
 
 

@@ -1,7 +1,7 @@
 """One event in one line, for people. Pure.
 
-What an event says first: who wrote it and when is next to it. Payloads come
-from foreign programs, so every field may be missing or of another shape.
+The line shows the content; the caller adds the actor and the time. Payloads
+come from other programs, so any field may be missing or have another type.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from streams.event import StreamEvent
 from streams.query import describe_span
 
 Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
-"""How a line is meant: a person's words, the model's words, success, failure, a question, of little interest."""
+"""The kind of a line: a person's words, the model's words, success, failure, a question, or of little interest."""
 
 LONGEST = 2000
-"""Characters of a text that are looked at for one line; no terminal is wider."""
+"""Most characters of a text that are used for one line; no terminal is wider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Line:
 
 
 def describe(event: StreamEvent, *, took_ms: int | None = None) -> Line:
-    """The line of an event of any type; unknown types show their payload's most telling field.
+    """The line of an event of any type; an unknown type shows the most useful field of its payload.
 
     ``took_ms`` is how long a turn took that ends with this event, which its payload does not say.
     """
@@ -48,7 +48,7 @@ def describe(event: StreamEvent, *, took_ms: int | None = None) -> Line:
 
 
 def short_type(type_: str) -> str:
-    """An event type without the words that say nothing: ``lifecycle.session.created`` → ``session.created``."""
+    """An event type without its general prefix: ``lifecycle.session.created`` → ``session.created``."""
     for prefix in ("lifecycle.", "execution.", "workflow.", "opencode."):
         if type_.startswith(prefix):
             return type_.removeprefix(prefix)
@@ -56,7 +56,7 @@ def short_type(type_: str) -> str:
 
 
 def spent(payload: dict[str, Any]) -> str:
-    """Tokens and cost of a step or turn: ``1.2k in, 85 out, $0.0123``; empty for nothing."""
+    """Tokens and cost of a step or turn: ``1.2k in, 85 out, $0.0123``; empty if both are missing."""
     tokens = payload.get("tokens")
     tokens = tokens if isinstance(tokens, dict) else {}
     said = [f"{amount(tokens[k])} {word}" for k, word in (("input", "in"), ("output", "out")) if _number(tokens.get(k))]
@@ -66,7 +66,7 @@ def spent(payload: dict[str, Any]) -> str:
 
 
 def input_text(payload: dict[str, Any]) -> str:
-    """What a prompt says: its text parts, files and agents named."""
+    """The text of a prompt, with the names of its files and agents."""
     parts = payload.get("parts")
     said = []
     for part in parts if isinstance(parts, list) else []:
@@ -82,7 +82,7 @@ def input_text(payload: dict[str, Any]) -> str:
 
 
 def tool_text(payload: dict[str, Any]) -> str:
-    """What a tool was called with: its title, or the input's most telling field."""
+    """The title of a tool call, or the most useful field of its input."""
     title = _text(payload.get("title"))
     given = payload.get("input")
     if title:

@@ -1,4 +1,4 @@
-"""What came of each turn of a log, or of one family of it: a projection that ``tree`` prints. Pure."""
+"""A projection of every turn of a log, or of one family in it; ``tree`` prints it. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TurnView:
 
     @property
     def duration_ms(self) -> int | None:
-        """From its start to its end; ``None`` while it is open."""
+        """Time from start to end; ``None`` while the turn is open."""
         return None if self.ended_ms is None else max(self.ended_ms - self.started_ms, 0)
 
 
 class Overview(Catalog):
-    """A catalog that keeps every turn, too."""
+    """A catalog that also keeps every turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Overview(Catalog):
         payload = record.event.payload
         turns = self._turns.setdefault(session.id, [])
         if turns and was_active:
-            # Its end was never told: OpenCode died, and the session continues in a new process.
+            # It has no end: OpenCode died, and the session continues in a new process.
             turns[-1].outcome = "unknown"
         message = as_text(payload.get("message"))
         turns.append(
