@@ -137,11 +137,11 @@ class TestPrune:
         assert told.code == 1 and f"its first {counts[first]} records were pruned" in told.err
         left, gone = sum(counts.values()) - counts[first], counts[first]
         assert f"{left} records ({gone} pruned)" in run(home, "status").out
-        assert f"{left} records ({gone} pruned); the newest {left} are whole" in run(home, "doctor").out
+        assert f"{left} records ({gone} pruned); the newest {left} are intact" in run(home, "doctor").out
         again = run(home, "prune", "--older-than", "1s", "--yes")
         assert again.code == 0 and streams(home) == {}
         assert f"0 records ({left + gone} pruned)" in run(home, "status").out
-        assert f"0 records ({left + gone} pruned); nothing is left" in run(home, "doctor").out
+        assert f"0 records ({left + gone} pruned); none is left" in run(home, "doctor").out
         assert run(home, "status", "--json").objects()[0]["log"]["pruned"] == left + gone
         assert run(home, "verify").code == 0
 
