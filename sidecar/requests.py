@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -60,6 +61,7 @@ class Sidecar:
         self._taking = asyncio.Lock()
         self._versions: dict[str, int] = {}  # OpenCode's, with when it was last seen, in that order
         self._refused: dict[str, Any] | None = None
+        self._config_text = _content(home.config_path)
 
     # What the link server calls
 
@@ -227,6 +229,7 @@ class Sidecar:
                 "started_ms": self.started_ms,
                 "uptime_ms": now_ms - self.started_ms,
             },
+            "config_changed": _content(self._home.config_path) != self._config_text,
             "links": [self._link_status(link) for link in self.server.links],
             "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
             "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,
@@ -314,6 +317,14 @@ class Sidecar:
     def _is_owing(self) -> bool:
         assert self.server is not None
         return bool(self.server.connections or self._ingest.held or self._taking.locked() or self.upkeep.is_busy)
+
+
+def _content(path: Path) -> bytes:
+    """What is in a small file; empty if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _shown(version: str) -> str:

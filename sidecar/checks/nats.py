@@ -44,14 +44,14 @@ def check_nats(scene: Scene) -> list[Check]:
 
 
 def _library() -> tuple[str, str] | None:
-    from sidecar.nats.service import LIBRARY, MISSING
+    from sidecar.nats.service import LIBRARY, missing
 
     try:
         import bridge.nats.jetstream.connection  # noqa: F401 - only to see whether it can be imported
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in LIBRARY:
             raise
-        text, _, hint = MISSING.partition("; ")
+        text, _, hint = missing().partition("; ")
         return text, hint
     return None
 

@@ -48,11 +48,14 @@ def install(
     facts: dict[str, Any] = {}
     if service:
         facts = _install_service(outcome, home)
+    if project is not None and (loose := _committable(target)):
+        facts["git_would_commit"] = loose
     _tell(outcome, target, json, "Restart OpenCode: from then on its sessions are recorded.", "install", facts)
     if not json:
-        if facts:
+        if "enable" in facts:
             _print("The service is not enabled. To start it now and at each login, run:", f"  {facts['enable']}")
         _warn_of_two(target)
+        _warn_of_git(target, facts.get("git_would_commit", []))
 
 
 def uninstall(
@@ -155,6 +158,30 @@ def _tell(outcome: Outcome, target: Target, json: bool, afterwards: str, action:
         out.text(line)
     if outcome.changed and afterwards:
         out.text(afterwards, "bold")
+
+
+def _committable(target: Target) -> list[str]:
+    """What ``install`` wrote into the project and git would commit, relative to the project; none without git."""
+    import subprocess
+
+    command = ["git", "-C", str(target.config.parent), "status", "--porcelain", "-z", "-uall", "--", target.config.name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [target.plugin.relative_to(target.config.parent), Path(target.config.name) / "package-lock.json"]
+    untracked = [entry[3:] for entry in done.stdout.split("\0") if entry.startswith("?? ")]
+    return [str(name) for name in names if any(entry.endswith(str(name)) for entry in untracked)]
+
+
+def _warn_of_git(target: Target, loose: list[str]) -> None:
+    from sidecar.cli.shared.command import complain
+
+    if loose:
+        complain(
+            f"git would commit {' and '.join(loose)}, which are for this machine only; add them to .gitignore or "
+            f"{target.config.parent.name}/.git/info/exclude"
+        )
 
 
 def _warn_of_two(target: Target) -> None:

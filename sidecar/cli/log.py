@@ -1,19 +1,27 @@
-"""``log``: what happened in a stream, oldest first."""
+"""``log``: what happened in a stream, or in all of them, oldest first."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
+from sidecar.cli.shared.project import ProjectOption
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import Lines
     from sidecar.views.select import Family
+    from streams.log.reader import LogReader
+    from streams.query import Filter
+
+FOLLOWED_LAST = 10
+"""Records that ``log --follow`` without a stream begins with."""
 
 
 async def log(
@@ -22,7 +30,8 @@ async def log(
         str | None,
         typer.Argument(
             metavar="[STREAM]",
-            help="A stream's or child session's id, or its unique beginning or end; without it the newest stream.",
+            help="A stream's or child session's id, or its unique beginning or end; "
+            "without it the newest stream of the project here.",
             autocompletion=complete.sessions,
         ),
     ] = None,
@@ -30,39 +39,45 @@ async def log(
         int, typer.Option("--from", metavar="OFFSET", min=0, help="Begin at this offset of the stream.")
     ] = 0,
     last: Annotated[int | None, typer.Option("--last", "-n", metavar="N", min=0, help="Only the newest N.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new records until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Print new records until Ctrl-C; without STREAM, of all."),
+    ] = False,
+    types: TypesOption = None,
+    actors: ActorsOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    project: ProjectOption = None,
     only: Annotated[bool, typer.Option("--only", help="Leave out streams that were joined to this one later.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Print what happened in a stream, oldest first.
 
     Child sessions are included and numbered, as are streams that were joined to this one later.
-    Of a child session's id, only what it and those below it did.
+    With a child session's id, prints only what it and the sessions below it did.
+    With --follow and no STREAM, prints new records of all streams, new sessions included.
     """
     from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.project import newest_stream, newest_text
     from sidecar.cli.shared.records import Lines
-    from sidecar.views.select import (
-        Ambiguous,
-        SelectError,
-        family_of,
-        find_session,
-        first,
-        newest,
-        newest_stream,
-        open_reader,
-        pruned_text,
-        records_of,
-    )
-    from streams.store import NOTHING
+    from sidecar.views.select import Ambiguous, SelectError, family_of, find_session, open_reader, pruned_text
 
     out = Output(json)
-    lines = Lines(out)
+    wanted = filter_of(types=types, actors=actors, since=since, until=until)
     store = home_of(context).store_path
     reader = open_reader(store)
+    if stream is not None and project is not None:
+        raise typer.BadParameter("give a stream or a --project, not both")
+    if stream is None and follow:
+        if from_offset:
+            raise typer.BadParameter("--from is an offset of one stream: name the stream")
+        await _follow_all(reader, store, out, wanted, FOLLOWED_LAST if last is None else last, project)
+        return
+    lines = Lines(out)
     session = None
     if stream is None:
-        stream = await newest_stream(reader)
-        note(f"The newest stream is {stream}.")
+        stream = await newest_stream(reader, project)
+        note(await newest_text(reader, stream))
     try:
         stream, session = await find_session(reader, stream)
     except Ambiguous:
@@ -76,32 +91,67 @@ async def log(
     if gone is not None and (told := pruned_text(stream, gone)) is not None:
         note(told)
     if follow and last is None:
-        await _follow(store, family, lines, out, from_offset=from_offset)
+        await _follow(store, family, lines, out, wanted, from_offset=from_offset)
         return
+    head = await _print(reader, family, lines, wanted, from_offset, last)
+    if follow:
+        out.flush()
+        await _follow(store, family, lines, out, wanted, after=head)
+    elif not lines.printed and last != 0:
+        fitting = "that fits" if from_offset == 0 else f"that fits at or after offset {from_offset}"
+        note(f"Nothing to print: {stream} has no record {fitting}.")
+    await _note_waiting(reader, out, family.streams)
+
+
+async def _print(
+    reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None
+) -> int:
+    """Print what there is; returns the position up to which it was read."""
+    from sidecar.views.select import first, newest, records_of
+    from streams.store import NOTHING
+
     after = NOTHING
     head = reader.head
     if from_offset:
-        start = await first(reader.read(stream, from_offset=from_offset))
+        start = await first(reader.read(family.stream, from_offset=from_offset))
         after = head if start is None else start.position - 1
-    records = records_of(reader, family, after=after, up_to=head)
+    records = (
+        record async for record in records_of(reader, family, after=after, up_to=head) if wanted.matches(record.event)
+    )
     if last is None:
         async for record in records:
             lines.print(record, family.depth(record), family.place(record))
-    else:
-        kept, fault = await newest(records, last)
-        for record in kept:
-            lines.print(record, family.depth(record), family.place(record))
-        if fault is not None:
-            raise fault
-    if follow:
-        out.flush()
-        await _follow(store, family, lines, out, after=head)
-    elif not lines.printed and last != 0:
-        note(f"Nothing to print: {stream} has no record at or after offset {from_offset}.")
+        return head
+    kept, fault = await newest(records, last)
+    for record in kept:
+        lines.print(record, family.depth(record), family.place(record))
+    if fault is not None:
+        raise fault
+    return head
+
+
+async def _note_waiting(reader: LogReader, out: Output, streams: set[str] | None) -> None:
+    from sidecar.cli.shared.project import waiting_lines
+    from sidecar.views.select import catalog_of
+    from streams.identity import system_identity
+
+    catalog, _ = await catalog_of(reader)
+    for line in waiting_lines(catalog, streams, system_identity().now_ms()):
+        if out.terminal:
+            out.prose("", line, "bold yellow")
+        else:
+            note(line)
 
 
 async def _follow(
-    store: Path, family: Family, lines: Lines, out: Output, *, from_offset: int = 0, after: int | None = None
+    store: Path,
+    family: Family,
+    lines: Lines,
+    out: Output,
+    wanted: Filter,
+    *,
+    from_offset: int = 0,
+    after: int | None = None,
 ) -> None:
     from sidecar.cli.shared.follow import follow
     from streams.log.reader import LogReader
@@ -114,10 +164,42 @@ async def _follow(
         if not began:
             continue
         for stream in joined:
-            # What a stream held before it was joined would otherwise never be told.
+            # What a stream held before it was joined would otherwise never be shown.
             async for earlier in LogReader(store).read(stream):
-                if earlier.position < record.position:
+                if earlier.position < record.position and wanted.matches(earlier.event):
                     lines.print(earlier, family.depth(earlier), family.place(earlier))
-        if record in family:
+        if record in family and wanted.matches(record.event):
             lines.print(record, family.depth(record), family.place(record))
+            out.flush()
+
+
+async def _follow_all(
+    reader: LogReader, store: Path, out: Output, wanted: Filter, last: int, project: str | None
+) -> None:
+    """Print the newest records of all streams, then each new one; a heading where the session changes."""
+    from sidecar.cli.shared.follow import follow
+    from sidecar.cli.shared.headed import HeadedLines
+    from sidecar.cli.shared.project import named_project
+    from sidecar.views.select import catalog_of, newest
+
+    catalog, fault = await catalog_of(reader)
+    if fault is not None:
+        raise fault
+    lines = HeadedLines(out, catalog, wanted, named_project(project))
+    head = catalog.position
+    if last:
+        kept, fault = await newest(
+            (record async for record in reader.query(lines.filter()) if lines.fits(record)), last
+        )
+        for record in kept:
+            lines.print(record)
+        if fault is not None:
+            raise fault
+    lines.print_waiting()
+    note("Following all sessions. End with Ctrl-C.")
+    out.flush()
+    async for record in follow(store, after=head):
+        catalog.apply(record)
+        if lines.fits(record):
+            lines.print(record, fresh=True)
             out.flush()

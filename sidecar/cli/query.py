@@ -8,61 +8,41 @@ import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
+from sidecar.cli.shared.project import ProjectOption
 
 
 async def query(
     context: typer.Context,
-    types: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--type",
-            metavar="TYPE",
-            help="Event type, or agent.* for all below; repeatable.",
-            autocompletion=complete.types,
-        ),
-    ] = None,
-    actors: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--actor", metavar="NAME", help="Who did it: user, build, …; repeatable.", autocompletion=complete.actors
-        ),
-    ] = None,
+    types: TypesOption = None,
+    actors: ActorsOption = None,
     streams: Annotated[
         list[str] | None,
         typer.Option(
             "--stream", metavar="STREAM", help="Only this stream; repeatable.", autocompletion=complete.streams
         ),
     ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="MOMENT", help="From then on: 90s, 2h, 7d ago, or an ISO time.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="MOMENT", help="Before then.")] = None,
+    project: ProjectOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="Text in the payload; case does not matter.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N of what is found.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Find events in all streams, oldest first."""
     from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.project import NOTHING_THERE, project_streams
     from sidecar.cli.shared.records import Lines
-    from sidecar.views.select import EMPTY_HINT, find_stream, newest, open_reader
-    from streams.identity import system_identity
-    from streams.query import Filter, parse_moment
+    from sidecar.views.select import catalog_of, empty_text, find_stream, newest, open_reader
 
-    now = system_identity().now_ms()
-    try:
-        since_ms = parse_moment(since, now) if since else None
-        until_ms = parse_moment(until, now) if until else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     reader = open_reader(home_of(context).store_path)
-    wanted = Filter(
-        types=tuple(types or ()),
-        streams=tuple([await find_stream(reader, stream) for stream in streams or ()]),
-        actors=tuple(actors or ()),
-        since_ms=since_ms,
-        until_ms=until_ms,
-        text=text,
-    )
+    chosen = {await find_stream(reader, stream) for stream in streams or ()}
+    if project is not None and (inside := project_streams((await catalog_of(reader))[0], project)) is not None:
+        chosen = chosen & inside if streams else inside
+        if not chosen:
+            note(NOTHING_THERE.format(project))
+            return
+    wanted = filter_of(types=types, actors=actors, since=since, until=until, streams=tuple(sorted(chosen)), text=text)
     lines = Lines(Output(json), with_stream=True)
     if limit is None:
         async for record in reader.query(wanted):
@@ -77,4 +57,4 @@ async def query(
         if fault is not None:
             raise fault
     if not lines.printed:
-        note("No event fits." if reader.head >= 0 else f"The log is empty: {EMPTY_HINT}.")
+        note("No event fits." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")

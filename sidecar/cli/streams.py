@@ -8,33 +8,53 @@ import typer
 
 from sidecar.cli.shared.arguments import LimitOption
 from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
+    from sidecar.views.catalog import Catalog
 
-STATUS_STYLES = {"active": "bold green", "unknown": "yellow", "ended": "dim"}
+STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "yellow", "ended": "dim"}
 
 
-async def streams(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
-    """List the streams of the log, newest first."""
+FIGURES = ("turns", "records", "sessions", "tokens", "cost")
+ROOMY = 130
+"""Columns from which on the table has every figure."""
+
+LEAST_TITLE = 10
+"""Columns that a title gets even where that makes the table too wide."""
+
+
+async def streams(
+    context: typer.Context, limit: LimitOption = None, project: ProjectOption = None, json: JsonFlag = False
+) -> None:
+    """List the streams of the log, newest first.
+
+    Inside a project its own streams come first.
+    """
     from sidecar.cli.shared.output import Output
-    from sidecar.views.select import EMPTY_HINT, catalog_of, open_reader
+    from sidecar.cli.shared.project import project_streams, streams_here
+    from sidecar.views.select import catalog_of, empty_text, open_reader
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     catalog, fault = await catalog_of(reader)
     removed = await reader.removed()
+    chosen = project_streams(catalog, project)
+    here = streams_here(catalog) if project is None else set()
     found = [
         catalog.stream_json(stream_id) | {"pruned": removed[stream_id].first_offset if stream_id in removed else 0}
         for stream_id in catalog.streams
+        if chosen is None or stream_id in chosen
     ]
-    found.sort(key=lambda stream: int(stream["last_ts"]), reverse=True)
+    found.sort(key=lambda stream: (stream["stream_id"] in here, int(stream["last_ts"])), reverse=True)
     found = found[:limit]
     if json:
         for stream in found:
             out.object(stream)
     elif found and out.terminal:
         _stream_table(out, found)
+        _print_waiting(out, catalog, chosen)
     else:
         for stream in found:
             _stream_cells(out, stream)
@@ -43,7 +63,16 @@ async def streams(context: typer.Context, limit: LimitOption = None, json: JsonF
     if (cut_off := await reader.cut_off()) is not None:
         note(f"{cut_off}.")
     if not found:
-        note(f"No streams yet: {EMPTY_HINT}.")
+        elsewhere = chosen is not None and catalog.streams
+        note(NOTHING_THERE.format(project) if elsewhere else f"No streams yet: {empty_text(reader)}.")
+
+
+def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> None:
+    from sidecar.cli.shared.project import waiting_lines
+    from streams.identity import system_identity
+
+    for line in waiting_lines(catalog, chosen, system_identity().now_ms()):
+        out.prose("", line, STATUS_STYLES["waiting"])
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
@@ -51,43 +80,62 @@ def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
 
     names = ("stream_id", "status", "records", "sessions", "turns", "cost")
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
-    out.cells(*(str(stream[name]) for name in names), *times, _named(stream))
+    out.cells(*(str(stream[name]) for name in names), *times, stream["directory"], _named(stream))
 
 
 def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    from sidecar.cli.shared.output import SHORT_ID, WHOLE_ID_WIDTH, shortened
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened, truncated
+    from sidecar.cli.shared.project import shown_directory
     from sidecar.views.wording import ago, amount, money, one_line
     from streams.identity import system_identity
 
     now = system_identity().now_ms()
-    whole_id, roomy = out.width >= WHOLE_ID_WIDTH, out.width >= 110
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name, least in (("stream", SHORT_ID + 1), ("status", 7), ("last", 8)):
-        table.add_column(name, no_wrap=True, min_width=least)
-    for name in ("turns", *(("records", "sessions", "tokens", "cost") if roomy else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("title", no_wrap=True, overflow="ellipsis", ratio=1)
+    whole_id = out.width >= WHOLE_ID_WIDTH
+    figures = FIGURES if out.width >= ROOMY else FIGURES[:1] if whole_id else ()
+    rows = []
     for stream in found:
-        status, name = stream["status"], stream["stream_id"]
         tokens = stream["tokens"].get("total") or sum(stream["tokens"].values())
-        figures = [amount(stream["records"]), str(stream["sessions"]), amount(tokens) if tokens else "-"]
+        shown = {
+            "turns": str(stream["turns"]),
+            "records": amount(stream["records"]),
+            "sessions": str(stream["sessions"]),
+            "tokens": amount(tokens) if tokens else "-",
+            "cost": money(stream["cost"]),
+        }
+        rows.append(
+            [
+                one_line(stream["stream_id"]) if whole_id else shortened(one_line(stream["stream_id"])),
+                stream["status"],
+                ago(max(now - stream["last_ts"], 0)),
+                *(shown[name] for name in figures),
+                truncated(one_line(shown_directory(stream["directory"])), out.width // 5),
+                one_line(_named(stream)),
+            ]
+        )
+    names = ["stream", "status", "last", *figures, "directory", "title"]
+    columns = zip(names[:-1], *(row[:-1] for row in rows), strict=True)
+    taken = sum(max(map(cell_len, column)) + 1 for column in columns)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=True, justify="right" if name in figures else "left")
+    for row in rows:
+        title = truncated(row[-1], max(out.width - taken - 1, LEAST_TITLE))
         table.add_row(
-            Text(name if whole_id else shortened(name)),
-            Text(status, STATUS_STYLES.get(status, "")),
-            ago(max(now - stream["last_ts"], 0)),
-            str(stream["turns"]),
-            *([*figures, money(stream["cost"])] if roomy else []),
-            Text(one_line(_named(stream))),
+            *(Text(t, STATUS_STYLES.get(t, "") if n == 1 else "") for n, t in enumerate(row[:-1])), Text(title)
         )
     out.console.print(table)
 
 
 def _named(stream: dict[str, Any]) -> str:
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
-    without = "(the sidecar itself)" if stream["stream_id"] == "system" else "(its beginning was removed)"
+    if stream["stream_id"] == "system":
+        without = "(the sidecar itself)"
+    else:
+        without = "(forgotten)" if stream["forgotten"] else "(its beginning was removed)"
     pruned = f" ({stream['pruned']} pruned)" if stream["pruned"] else ""
     return f"{stream['title'] or ('' if stream['sessions'] else without)}{joined}{pruned}"

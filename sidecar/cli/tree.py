@@ -9,6 +9,7 @@ import typer
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import LimitOption
 from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.project import ProjectOption
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,16 +35,22 @@ async def tree(
         ),
     ] = None,
     limit: LimitOption = None,
+    project: ProjectOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Show sessions and turns, and what came of them."""
     from sidecar.cli.shared.output import Output
-    from sidecar.views.select import EMPTY_HINT, family_of, find_session, open_reader, records_of
+    from sidecar.cli.shared.project import NOTHING_THERE, project_streams
+    from sidecar.views.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     if stream is None:
-        printed = await _whole_tree(out, reader, limit)
+        chosen = project_streams((await catalog_of(reader))[0], project) if project is not None else None
+        printed = await _whole_tree(out, reader, limit, chosen)
+        if not printed and chosen is not None:
+            note(NOTHING_THERE.format(project))
+            return
     else:
         stream, session = await find_session(reader, stream)
         overview, fault = await _overview(records_of(reader, await family_of(reader, stream)))
@@ -52,7 +59,7 @@ async def tree(
         if fault is not None:
             raise fault
     if not printed:
-        note(f"No sessions yet: {EMPTY_HINT}." if stream is None else f"{stream} holds no session.")
+        note(f"No sessions yet: {empty_text(reader)}." if stream is None else f"{stream} holds no session.")
 
 
 async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
@@ -69,8 +76,10 @@ async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLo
     return overview, None
 
 
-async def _whole_tree(out: Output, reader: LogReader, limit: int | None) -> int:
+async def _whole_tree(out: Output, reader: LogReader, limit: int | None, chosen: set[str] | None) -> int:
     """Print every session, or those below the newest ``limit`` roots; returns how many roots there were.
+
+    ``chosen`` are the streams to print; ``None`` for all.
 
     Where the log finds a stream's records by an index, one family is read and printed after the other, so
     that the first is there at once and a log of any length needs little memory.
@@ -80,13 +89,13 @@ async def _whole_tree(out: Output, reader: LogReader, limit: int | None) -> int:
 
     if not reader.is_indexed:
         overview, fault = await _overview(reader.read_all())
-        roots = overview.roots()
+        roots = [root for root in overview.roots() if chosen is None or root.stream in chosen]
         printed = _print_roots(out, overview, roots[-limit:] if limit else roots)
         if fault is not None:
             raise fault
         return printed
     catalog, fault = await catalog_of(reader)
-    heads = catalog.roots()
+    heads = [root for root in catalog.roots() if chosen is None or root.stream in chosen]
     for root in heads[-limit:] if limit else heads:
         streams = tuple(catalog.lineage.streams_of(root.id))
         overview, torn = await _overview(reader.query(Filter(streams=streams)))

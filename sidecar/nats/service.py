@@ -15,6 +15,7 @@ from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
+from sidecar.extras import extra_command
 from sidecar.home import Home, HomeError, private_directory
 from sidecar.nats.settings import external_options, mirror_bytes
 from streams.store import StreamStore
@@ -34,7 +35,10 @@ LIBRARY = frozenset({"nats", "nkeys", "nacl"})
 DRAIN_SECONDS: Final = 2.0
 """How long a stopping sidecar waits for the mirror to catch up. The next sidecar continues from there."""
 
-MISSING = "the library nats-py is missing; pip install 'opencode-durable-stream[nats]'"
+
+def missing() -> str:
+    """What is missing without the NATS library, and the command that installs it."""
+    return f"the library nats-py is missing; run: {extra_command('nats')}"
 
 
 class MirrorSource(NamedTuple):
@@ -86,7 +90,7 @@ class NatsService:
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] not in LIBRARY:
                 raise
-            self._fail(MISSING)
+            self._fail(missing())
             return
         if self._config.mode == "embedded":
             try:

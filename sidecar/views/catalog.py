@@ -6,25 +6,38 @@ sidecar keeps a snapshot of it, and commands read that and the few records after
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 import msgspec
 
 from bridge.opencode.capture.tokens import add_tokens
+from sidecar.views.wording import one_line
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
 
 CATALOG: Final = "catalog"
 """Name of its snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 1
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 2
 """Version of the dumped catalog and of the fold; snapshots of another version are not used."""
 
 
 @dataclass(slots=True)
+class Ask:
+    """A permission or a question that nobody has answered yet. ``since_ms`` is in ms since 1970."""
+
+    request: str
+    session: str
+    event: str
+    since_ms: int
+    text: str
+
+
+@dataclass(slots=True)
 class SessionView:
-    """One session: its title, agent and latest turn."""
+    """One session: its title, agent, latest turn and open asks."""
 
     id: str
     stream: str
@@ -33,6 +46,7 @@ class SessionView:
     ended: str | None = None
     turn: str | None = None
     is_turn_open: bool = False
+    asks: dict[str, Ask] = field(default_factory=dict)
 
     @property
     def is_active(self) -> bool:
@@ -42,11 +56,18 @@ class SessionView:
 
 @dataclass(slots=True)
 class StreamView:
-    """One stream's figures. Times are the events' own, in ms since 1970."""
+    """One stream's figures. Times are the events' own, in ms since 1970.
+
+    ``directory`` is where OpenCode ran, ``project`` OpenCode's id of the project; both are empty if unknown.
+    """
 
     id: str
     first_position: int
     records: int = 0
+    forgotten: int = 0
+    directory: str = ""
+    project: str = ""
+    last_position: int = NOTHING
     first_ts: int = 0
     last_ts: int = 0
     turns: int = 0
@@ -95,10 +116,13 @@ class Catalog:
         if stream is None:
             stream = self.streams[event.stream_id] = StreamView(event.stream_id, record.position, first_ts=event.ts)
         stream.records += 1
+        stream.last_position = record.position
         stream.first_ts = min(stream.first_ts, event.ts)
         stream.last_ts = max(stream.last_ts, event.ts)
         if event.type == "capture.gap":
             self.gaps += 1
+        if is_forgotten(payload):
+            stream.forgotten += 1
         session_id = payload.get("session")
         if not isinstance(session_id, str):
             return
@@ -120,12 +144,20 @@ class Catalog:
 
     def _session(self, record: Record, stream: StreamView, session: SessionView) -> None:
         event, payload = record.event, record.event.payload
-        session.title = as_text(payload.get("title")) if event.type in _TITLED else session.title
+        if event.type in _TITLED:
+            session.title = as_text(payload.get("title")) or session.title
+        if event.type in _ENDS_ASKS:
+            # OpenCode keeps its asks in memory: they end with the turn and with the process.
+            session.asks.clear()
         if event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
             session.ended = None
+            stream.directory = stream.directory or as_text(payload.get("directory"))
+            stream.project = stream.project or as_text(payload.get("project"))
         elif event.type == ENDED:
             session.ended = as_text(payload.get("reason")) or "ended"
+        elif event.type == "workflow.checkpoint":
+            self._checkpoint(record, session)
         elif event.type == "turn.started":
             # An earlier turn without an end is over too: OpenCode died, and the session continues.
             stream.turns += 1
@@ -133,11 +165,38 @@ class Catalog:
             session.turn, session.is_turn_open = as_text(payload.get("message")), True
         elif event.type == "turn.ended" and payload.get("message") == session.turn:
             session.is_turn_open = False
+            session.asks.clear()
         elif event.type == "execution.step":
             stream.cost = add_cost(stream.cost, payload)
             add_tokens(stream.tokens, payload.get("tokens"))
 
+    def _checkpoint(self, record: Record, session: SessionView) -> None:
+        payload = record.event.payload
+        request = as_text(payload.get("request"))
+        if payload.get("state") == "asked":
+            text = asked_text(payload)[:_ASK_LENGTH]
+            session.asks[request] = Ask(request, session.id, record.event.id, record.event.ts, text)
+        else:
+            session.asks.pop(request, None)
+
     # Queries
+
+    def asks(self, streams: Collection[str] | None = None) -> list[Ask]:
+        """What waits for a person, the oldest first; only in ``streams`` if they are given."""
+        found = [
+            ask
+            for session in self.sessions.values()
+            if session.asks and (streams is None or session.stream in streams)
+            for ask in session.asks.values()
+        ]
+        return sorted(found, key=lambda ask: ask.since_ms)
+
+    def directory(self, stream_id: str) -> str:
+        """Where the stream's session ran; of a joined stream that does not know, where its root ran."""
+        stream = self.streams.get(stream_id)
+        if stream is not None and not stream.directory:
+            stream = self.streams.get(self.root_stream(stream_id))
+        return stream.directory if stream is not None else ""
 
     def own_session(self, stream_id: str) -> SessionView | None:
         """The session that a stream is named after: the first of its own; ``None`` for ``system`` and the like."""
@@ -153,8 +212,13 @@ class Catalog:
         return root.stream if root is not None else stream_id
 
     def status(self, stream_id: str) -> str:
-        """``active`` while a turn is open; else ``ended``, ``unknown`` (its parent is not known) or ``idle``."""
+        """``waiting`` for a person, ``active`` while a turn is open; else ``ended``, ``idle``, or ``unknown``.
+
+        The parent of an ``unknown`` session is not known.
+        """
         stream = self.streams[stream_id]
+        if any(self.sessions[session].asks for session in stream.sessions):
+            return "waiting"
         if any(self.sessions[session].is_active for session in stream.sessions):
             return "active"
         own = self.own_session(stream_id)
@@ -175,6 +239,10 @@ class Catalog:
             "last_ts": stream.last_ts,
             "status": self.status(stream_id),
             "title": own.title if own is not None else "",
+            "directory": self.directory(stream_id),
+            "project": stream.project,
+            "asks": [asdict(ask) for ask in self.asks({stream_id})],
+            "forgotten": stream.forgotten,
             "sessions": len(stream.sessions),
             "turns": stream.turns,
             "cost": stream.cost,
@@ -197,6 +265,22 @@ class Catalog:
         return [self.sessions[s.id] for s in self.lineage.roots() if s.id in self.sessions]
 
 
+def asked_text(payload: dict[str, Any]) -> str:
+    """What an ask is about, on one line: ``bash rm -rf build``, or the question."""
+    questions = payload.get("questions")
+    if isinstance(questions, list):
+        return one_line("; ".join(as_text(q.get("question")) for q in questions if isinstance(q, dict)))
+    metadata, patterns = payload.get("metadata"), payload.get("patterns")
+    command = as_text(metadata.get("command")) if isinstance(metadata, dict) else ""
+    wanted = command or (", ".join(map(as_text, patterns)) if isinstance(patterns, list) else "")
+    return one_line(f"{as_text(payload.get('permission')) or as_text(payload.get('kind'))} {wanted}")
+
+
+def is_forgotten(payload: dict[str, Any]) -> bool:
+    """True if only the digest of the payload is left."""
+    return set(payload) == {"$sha256"}
+
+
 def as_text(value: Any) -> str:
     """``value`` if it is a string, else the empty string."""
     return value if isinstance(value, str) else ""
@@ -210,6 +294,9 @@ def add_cost(total: float, payload: dict[str, Any]) -> float:
 
 
 _TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended"})
+_ENDS_ASKS: Final = frozenset({RESUMED, ENDED, "turn.started"})
+_ASK_LENGTH: Final = 300
+"""Characters of an ask that a snapshot keeps."""
 _LINEAGE: Final = frozenset({CREATED, RESUMED, "lineage.linked"})
 
 

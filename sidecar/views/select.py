@@ -70,9 +70,6 @@ class AllPruned(SelectError):
         self.stream = stream
 
 
-_NEWEST = 1000
-"""Records at the end of the log in which the newest session is looked for."""
-
 _SHOWN = 5
 """Near matches that an error names."""
 
@@ -156,7 +153,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if fitting:
         raise Ambiguous(f"{given!r} fits {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
     if not seen:
-        raise NoLog(f"the log holds no stream yet, so not {given!r} either; {EMPTY_HINT}")
+        raise NoLog(empty_text(reader))
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
     raise NotFound(f"there is no stream {given!r}; {hint}")
@@ -170,22 +167,6 @@ def pruned_text(stream: str, gone: Gone) -> str | None:
     count = gone.first_offset
     what = "its first record was" if count == 1 else f"its first {count} records were"
     return f"{stream}: {what} pruned, last on {day}"
-
-
-async def newest_stream(reader: LogReader) -> str:
-    """The stream that was written to last; a session's if any is among the newest records.
-
-    Raises:
-        NoLog: the log is empty.
-    """
-    head = reader.head
-    newest = session = None
-    async for record in reader.read_all(after=max(head - _NEWEST, NOTHING)):
-        newest = record.event.stream_id
-        session = newest if newest.startswith("ses_") else session
-    if newest is None:
-        raise NoLog(f"the log holds no stream yet; {EMPTY_HINT}")
-    return session or newest
 
 
 async def find_event(reader: LogReader, given: str) -> Record:
@@ -216,6 +197,8 @@ async def find_event(reader: LogReader, given: str) -> Record:
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
         raise Ambiguous(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
+    if reader.head == NOTHING:
+        raise NoLog(empty_text(reader))
     hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
     raise NotFound(f"there is no event {given!r}; {hint}")
 
@@ -321,7 +304,12 @@ async def newest(records: AsyncIterator[Record], count: int) -> tuple[list[Recor
     return list(kept), None
 
 
-EMPTY_HINT = "install the plugin with `durable-stream install` and work in OpenCode, or look at `durable-stream status`"
+def empty_text(reader: LogReader) -> str:
+    """Why there is nothing to show: which home is empty, and what to do about it."""
+    home = reader.store.parent
+    if not home.is_dir():
+        return f"the home {home} does not exist; check --home and DURABLE_STREAM_HOME, or run `durable-stream install`"
+    return f"nothing was recorded in {home}; check --home, or run `durable-stream doctor` to see why"
 
 
 def _some(names: list[str]) -> str:

@@ -48,6 +48,15 @@ def ago(ms: int) -> str:
     return "just now"
 
 
+def rough_span(ms: int) -> str:
+    """A duration in one unit, rounded down: ``12 s``, ``2 min``, ``3 h``, ``4 d``."""
+    seconds = max(ms, 0) // 1000
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
 def amount(number: float) -> str:
     """A count, short: ``987``, ``12.3k``, ``4.5M``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):

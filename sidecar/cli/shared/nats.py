@@ -32,11 +32,11 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
     try:
         from sidecar.nats.reaching import sessions_of
     except ModuleNotFoundError as error:
-        from sidecar.nats.service import LIBRARY, MISSING
+        from sidecar.nats.service import LIBRARY, missing
 
         if error.name is None or error.name.split(".")[0] not in LIBRARY:
             raise
-        raise Failure("nats-library", MISSING) from None
+        raise Failure("nats-library", missing()) from None
     return sessions_of(home, config)
 
 

@@ -197,10 +197,16 @@ def _escaped(found: re.Match[str]) -> str:
 
 def fitted(text: str, width: int) -> str:
     """``text`` on one line of exactly ``width`` columns of a terminal, where some characters take two."""
+    from rich.cells import set_cell_size
+
+    return set_cell_size(truncated(one_line(text), width), width)
+
+
+def truncated(text: str, width: int) -> str:
+    """``text`` on at most ``width`` columns of a terminal; "…" stands for what was cut."""
     from rich.cells import cell_len, set_cell_size
 
-    text = one_line(text)
-    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
 def padded(text: str, width: int) -> str:
@@ -211,8 +217,8 @@ def padded(text: str, width: int) -> str:
 
 
 def shortened(name: str) -> str:
-    """An id as a narrow terminal shows it: its end, which is enough to name it."""
-    return name if len(name) <= SHORT_ID else f"…{name[-SHORT_ID:]}"
+    """An id as a narrow terminal shows it: its end, which is enough to name it and can be copied as it stands."""
+    return name[-SHORT_ID:]
 
 
 def held_text(summary: Summary) -> str:

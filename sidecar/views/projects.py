@@ -1,0 +1,45 @@
+"""Which streams belong to a project: those that ran in its directory, or in another worktree of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from sidecar.views.catalog import Catalog
+
+_NO_PROJECT = ("", "global")
+"""OpenCode's project id of a directory without a repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A directory, absolute and without symlinks, and all below it."""
+
+    root: str
+
+    def holds(self, directory: str) -> bool:
+        """True if ``directory`` is this project's root or below it; false for the empty one."""
+        return bool(directory) and PurePath(directory).is_relative_to(self.root)
+
+    def streams(self, catalog: Catalog) -> set[str]:
+        """The streams that ran in this directory, or in a directory that OpenCode gave the same project id."""
+        directories = {stream_id: catalog.directory(stream_id) for stream_id in catalog.streams}
+        inside = {stream_id for stream_id, directory in directories.items() if self.holds(directory)}
+        ids = {catalog.streams[stream_id].project for stream_id in inside} - set(_NO_PROJECT)
+        return inside | {stream.id for stream in catalog.streams.values() if stream.project in ids}
+
+
+def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:
+    """The stream that was written to last, a session's if there is one; only among ``streams`` if they are given."""
+    found = [stream for stream in catalog.streams.values() if streams is None or stream.id in streams]
+    found.sort(key=lambda stream: (bool(stream.sessions), stream.last_position))
+    return found[-1].id if found else None
+
+
+def short_directory(directory: str, home: str) -> str:
+    """A directory as people write it: ``~/shop``."""
+    path = PurePath(directory)
+    if home and path.is_relative_to(home):
+        return str(PurePath("~") / path.relative_to(home))
+    return directory
