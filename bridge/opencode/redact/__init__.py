@@ -75,7 +75,7 @@ _TELLING: Final = re.compile(r"(?i)(?:token|key)$")
 """Key names that satisfy the rules which require a name before a value."""
 
 _PASSES: Final = 8
-"""Most passes over a text, each after a replacement by the last; the second usually finds nothing."""
+"""Most passes over one text. They repeat until one replaces nothing, which is usually the second."""
 
 
 class Redactor:

@@ -36,7 +36,7 @@ _TAIL = (
     r"(?:[_-]?(?i:access|key|base|value|string|prod(?:uction)?|dev|test|staging|live|old|new|primary|secondary"
     r"|admin|[0-9]{1,3})(?![a-z])){0,3}"
 )
-# One character of an unquoted value. Punctuation and quotes belong to it only if more of the value follows.
+# One element of an unquoted value. Punctuation and quotes belong to it only if more of the value follows.
 _PLAIN = (
     r"""(?:[^\s"'\\,;&)\]}|`]|[,&](?![\s"'\\]|\Z|[\w.-]{1,40}=)|[;)\]}|`](?![\s"'\\,;)\]}]|\Z)"""
     r"""|\\{0,15}["'](?=[A-Za-z0-9!@#$%^&*(])|\\(?![nrtu"'\\]))"""
@@ -73,7 +73,7 @@ class Rule:
     pattern ``before`` matches. Keywords in lower case match in any case. A
     secret without a fixed word has a ``shape`` instead: a pattern for a part of
     it, which must begin with a literal, for speed. ``regex`` matches from the
-    beginning; its last matched group, or else the whole match, is replaced.
+    beginning; its only matched group, or else the whole match, is replaced.
     ``word`` requires the match to begin a word, ``base64 = false`` that it is
     not inside base64 text, ``entropy`` that many bits per byte of the secret.
     """
