@@ -1,9 +1,9 @@
 """Connects with the client library, and overrides its client where that misbehaves.
 
 Only this file and ``client_errors.py`` import the library. Its reconnecting is off: pull subscriptions may stay dead
-after a reconnect (nats.py issue 504), and messages that it sends again may arrive after later ones.
+after a reconnect (nats.py issue 504), and messages that it resends may arrive after later ones.
 
-A comment at each override, private methods included, says what the library does otherwise.
+A comment at each override, private methods included, says what the library would do instead.
 """
 
 from __future__ import annotations
