@@ -190,7 +190,7 @@ class JetStreamEventBus:
             (pattern,),
             ack_wait_s=self._ack_wait_s,
             max_ack_pending=_MAX_ACK_PENDING,
-            # A work queue has no starting point: it delivers what is left.
+            # A work queue has no starting point: it delivers everything unhandled.
             new_only=start == "new" and stream.retention != "workqueue",
             inactive_s=FORGOTTEN_SECONDS if durable is None else 0,
             metadata={_REDELIVERY: kept, _DURABLE: durable or ""},

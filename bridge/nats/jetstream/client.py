@@ -161,7 +161,7 @@ class GuardedClient(Client):
             await super()._process_pong()
 
     async def _process_op_err(self, e: Exception) -> None:
-        # The library first writes what is left, to a peer that may never read again, and reports the end only then.
+        # The library first writes all unsent data, to a peer that may never read again, and only then reports the end.
         if not self._ended.done() and not self.is_connecting:
             self._ended.set_result(short(e))
         self.abort()

@@ -7,7 +7,7 @@ reports the differences:
 ``missing``      the stream lacks a message that it must have
 ``extra``        it has a message that it must not have: a second one of a record, or one of a
                  record that the log never had
-``changed``      subject, headers or body are not what ``messages.mirrored`` gives for the record
+``changed``      subject, headers or body differ from what ``messages.mirrored`` gives for the record
 ``order``        it comes after a message of a later record
 ``unforgotten``  it still holds a payload that the log has forgotten
 ===============  ===============================================================================

@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Late:
-    """A held item whose successor comes at once: an abort waits for idle, idle for unfinished tools."""
+    """An item held for what follows at once: an abort waits for idle, idle for unfinished tools."""
 
     entry: Entry
     deadline: float

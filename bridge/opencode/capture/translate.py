@@ -152,7 +152,7 @@ class Translator(Parts):
                 progress = self._place(session_id, waiting, give_up=False) or progress
 
     def _place(self, session_id: str, waiting: _Waiting, *, give_up: bool) -> bool:
-        """Write a session's first event, then its held hooks. ``give_up``: even if its place is unknown."""
+        """Write a session's first event, then its held hooks, if its place is known or ``give_up`` is set."""
         info = waiting.info
         parent_id = text(mapping(info).get("parentID"))
         parent = self.state.sessions.get(parent_id) if parent_id else None

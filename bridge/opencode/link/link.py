@@ -246,7 +246,7 @@ class SidecarLink(_Link):
         return self.acks.acked > before
 
     def data_to_send(self) -> list[str]:
-        """As in the base class; the last message is one cumulative ack for all items finished since the previous."""
+        """As in the base class, with one cumulative ack at the end for all items finished since the last ack."""
         self._ack()
         return super().data_to_send()
 
