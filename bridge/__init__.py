@@ -1,4 +1,4 @@
-"""Translation between the log and other worlds: OpenCode's hooks, NATS.
+"""Translates between the log and other systems: OpenCode's hooks, NATS.
 
 Layer rule: imports ``streams``, never ``sidecar`` (``tests/test_layers.py``).
 """

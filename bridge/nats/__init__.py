@@ -1,1 +1,1 @@
-"""The NATS side of the bridge: subjects, headers, payloads, streams, connections and the mirror's messages."""
+"""The NATS side of the bridge: subjects, headers, payloads, streams, connections, and the mirror's messages."""

@@ -1,8 +1,8 @@
-"""The headers of a message: filling in what is missing, checking what is there. Pure.
+"""Fills in missing message headers and checks the others. Pure.
 
-Nothing that a foreign name holds can end a header or begin another one: names
-are of letters, digits and ``-_``, values of printable ASCII, and what comes from
-free text goes through ``header_text``.
+No foreign text can end a header or begin another: header names consist of
+letters, digits and ``-_``, values of printable ASCII, and free text is encoded
+by ``header_text``.
 
 Times in headers are decimal milliseconds since 1970, UTC, as everywhere else.
 
@@ -35,14 +35,14 @@ USER_ID: Final = "CG-User-ID"
 CHANNEL_ID: Final = "CG-Channel-ID"
 CONTEXT_ID: Final = "CG-Context-ID"
 TRACE_MADE: Final = "CG-Trace-Generated"
-"""``true`` when the ``traceparent`` was made by the publisher because none, or no valid one, came."""
+"""``true`` if the publisher made the ``traceparent``, because it was missing or invalid."""
 
 LOG: Final = "DS-Log"
 POSITION: Final = "DS-Position"
 OFFSET: Final = "DS-Offset"
 HASH: Final = "DS-Hash"
 FORM: Final = "DS-Form"
-"""What the body of a record's message is: see ``bridge/nats/mirror/messages.py``."""
+"""The form of the body of a record's message: see ``bridge/nats/mirror/messages.py``."""
 
 RESERVED: Final = "CG-"
 MAX_DEPTH_DIGITS: Final = 6
@@ -51,9 +51,9 @@ _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
 
 
 class HeaderLines(Mapping[str, str]):
-    """Headers as they are sent: ``text`` is ``count`` lines of ``Name: value``, with CR LF at their ends.
+    """Headers as sent: ``text`` is ``count`` lines of ``Name: value``, each ending in CR LF.
 
-    For the many messages whose headers are only sent; they are read out of the text when somebody asks.
+    For the many messages whose headers are only sent. The text is parsed on first access.
     """
 
     __slots__ = ("_count", "_read", "text")
@@ -82,19 +82,19 @@ class HeaderLines(Mapping[str, str]):
 
 
 def header_lines(headers: Mapping[str, str]) -> str:
-    """Headers as they are sent; nothing of them is checked."""
+    """Headers as sent, without any check."""
     if isinstance(headers, HeaderLines):
         return headers.text
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
 def are_lines(text: str, count: int) -> bool:
-    """Whether a text of headers is ASCII and as many lines: one too many would be somebody else's header."""
+    """True if header text is ASCII and has exactly ``count`` lines: one more would be a forged header."""
     return text.count("\n") == text.count("\r") == count and text.isascii()
 
 
 class ProtocolViolation(ValueError):
-    """A message breaks the L0 protocol. ``code`` is the protocol's own word, ``reason`` is for people."""
+    """A message violates the L0 protocol. ``code`` is the protocol's term, ``reason`` is for people."""
 
     def __init__(self, reason: str, code: str = "protocol_violation") -> None:
         super().__init__(reason, code)
@@ -105,10 +105,10 @@ class ProtocolViolation(ValueError):
 
 
 def header_text(text: str) -> str:
-    """Free text as a header's value: UTF-8 with all but printable ASCII, and ``%``, written as ``%XX``.
+    """Encode free text as a header value: UTF-8, with ``%`` and all but printable ASCII written as ``%XX``.
 
-    ``urllib.parse.unquote`` reads it. Text that would be over ``MAX_VALUE`` is cut and ends in ``%~`` and 32 hex
-    digits of its SHA-256; the empty text is ``%_``.
+    ``urllib.parse.unquote`` decodes it. A value longer than ``MAX_VALUE`` is cut and ends in ``%~`` and 32 hex
+    digits of the text's SHA-256. The empty text is ``%_``.
     """
     if len(text) <= MAX_VALUE and "%" not in text and is_header_value(text):
         return text
@@ -116,7 +116,7 @@ def header_text(text: str) -> str:
         return "%_"
     raw = text.encode("utf-8", "surrogatepass")
     parts = [chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in raw]
-    # A client strips white space at the ends.
+    # Clients strip white space at the ends.
     for end in (0, -1):
         if parts[end] == " ":
             parts[end] = "%20"
@@ -129,10 +129,10 @@ def header_text(text: str) -> str:
 
 
 class Filled(NamedTuple):
-    """Headers ready to be sent, and what had to be done for that; each note is worth counting.
+    """Complete headers, and notes on the changes that they needed, for counting.
 
-    Notes: ``trace_made`` (none came), ``trace_invalid`` (what came was none,
-    one was made), ``tracestate_dropped``, ``reserved_keys`` (``CG-*`` in the payload).
+    Notes: ``trace_made`` (no trace came), ``trace_invalid`` (an invalid one was
+    replaced), ``tracestate_dropped``, ``reserved_keys`` (``CG-*`` in the payload).
     """
 
     headers: dict[str, str]
@@ -154,14 +154,14 @@ def fill_headers(
 ) -> Filled:
     """Complete the headers of a ``cmd`` or ``evt`` message; ``str`` messages have none.
 
-    What is given is kept, but for a bad ``traceparent`` or ``tracestate``.
-    ``origin`` names the trace when none came; ``message_type`` and ``sender``
-    may be any text. ``CG-Recursion-Depth`` is never made up: see
-    ``bridge/nats/l0/recursion.py``; one that is given must be well formed.
+    Given headers are kept, except for a bad ``traceparent`` or ``tracestate``.
+    ``origin`` determines the trace if none came; ``message_type`` and ``sender``
+    may be any text. ``CG-Recursion-Depth`` is never invented (see
+    ``bridge/nats/l0/recursion.py``); a given one must be well formed.
 
     Raises:
         HeaderError: a given header cannot be sent.
-        ProtocolViolation: the given ``CG-Recursion-Depth`` is none.
+        ProtocolViolation: the given ``CG-Recursion-Depth`` is not a depth.
     """
     notes: list[str] = []
     came = dict(given)
@@ -177,7 +177,7 @@ def fill_headers(
         headers[TRACESTATE] = state
     headers[TRACEPARENT] = str(trace)
     if state is not None and TRACESTATE not in headers:
-        # What vendors keep there belongs to the trace that is not continued.
+        # Vendors' data belongs to the trace, which is not continued.
         notes.append("tracestate_dropped")
     warnings: list[str] = []
     if RECURSION_DEPTH in headers:
@@ -200,11 +200,11 @@ def _is_tracestate(value: str) -> bool:
 
 
 def read_depth(headers: Mapping[str, str]) -> int:
-    """The recursion depth that a message says it has.
+    """The recursion depth in a message's headers.
 
     Raises:
-        ProtocolViolation: there is none, or it is not a plain decimal number (no
-            sign, space, leading zero or other digits) of at most ``MAX_DEPTH_DIGITS``.
+        ProtocolViolation: there is none, or it is not a plain decimal number (no sign,
+            space, leading zero or non-ASCII digit) of at most ``MAX_DEPTH_DIGITS`` digits.
     """
     value = headers.get(RECURSION_DEPTH)
     if value is None:
@@ -215,15 +215,15 @@ def read_depth(headers: Mapping[str, str]) -> int:
 
 
 def depth_header(depth: int) -> dict[str, str]:
-    """The header of a depth; merge it into the others. Raises ``ProtocolViolation`` for a negative or huge one."""
+    """The header for a depth, to merge into the others. Raises ``ProtocolViolation`` if it is negative or huge."""
     headers = {RECURSION_DEPTH: str(depth)}
     read_depth(headers)
     return headers
 
 
 def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
-    """The payload's top-level keys that begin like a header of the protocol, in upper or lower case."""
-    # This runs for every record; the third character rules out nearly all keys.
+    """The payload's top-level keys that begin like the protocol's headers, in any case."""
+    # This runs for every record, and the third character excludes nearly all keys.
     return tuple(
         [
             key
@@ -234,10 +234,10 @@ def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def message_id(event_id: str, *, rebuild: int = 0, part: str = "") -> str:
-    """``Nats-Msg-Id`` of a message made from an event.
+    """The ``Nats-Msg-Id`` of a message made from an event.
 
     The record itself has the event's id, its L0 message ``{event}:l0`` and a
-    second one ``{event}:l0:{part}``. A rebuild numbers them, ``{event}:{rebuild}``:
-    the server still takes the old ids for duplicates after a purge.
+    second one ``{event}:l0:{part}``. A rebuild appends its number, ``{event}:{rebuild}``,
+    because after a purge the server still treats the old ids as duplicates.
     """
     return ":".join([event_id, *([part] if part else []), *([str(rebuild)] if rebuild else [])])

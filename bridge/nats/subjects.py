@@ -1,4 +1,4 @@
-"""Building and parsing the subjects of the mirror and of the L0 protocol. Pure.
+"""Builds and parses the subjects of the mirror and of the L0 protocol. Pure.
 
 ::
 
@@ -7,10 +7,10 @@
     dlq.{durable}.{subject}                                               a dead letter
     cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix} the L0 protocol
 
-Every name is one token, written by ``escape``; only a type's and a suffix's
-dots stay dots, so that ``execution.>`` can be asked for. A token is built from
-``A-Za-z0-9_-~`` and ``%`` alone, so that no name can add a token, a
-wildcard, white space or a line to a subject.
+``escape`` makes one token of every name. Only the dots of a type or suffix
+stay dots, so that ``execution.>`` is a valid filter. A token consists only of
+``A-Za-z0-9_-~`` and ``%``, so no name can add a token, a wildcard, white
+space or a line to a subject.
 
 Source: seed 002, 1; seed 000, "Streams"; DESIGN 9.
 """
@@ -27,13 +27,13 @@ from streams.bus.subjects import ONE, REST, SubjectError, check_pattern, check_s
 
 PROTOCOL_VERSION: Final = "v1"
 CHANNEL: Final = "public"
-"""The channel of everything that is captured: who may see it, not where it is stored."""
+"""The channel of everything captured. A channel says who may see a message, not where it is stored."""
 
 NO_PROJECT: Final = "_"
-"""The project of a record that belongs to none: the sidecar's own, and a session's before its project is known."""
+"""The project of records without one: the sidecar's own, and a session's until its project is known."""
 
 MAX_TOKEN: Final = 255
-"""Most characters of one escaped name. Subjects built of them stay below ``MAX_SUBJECT``."""
+"""Most characters of one escaped name. It keeps subjects below ``MAX_SUBJECT``."""
 
 MAX_SUFFIX_TOKENS: Final = 4
 
@@ -57,12 +57,12 @@ _DIGEST = 32
 
 @lru_cache(maxsize=8192)
 def escape(name: str) -> str:
-    """The one token that stands for ``name``: its UTF-8 bytes, those but ``A-Za-z0-9_-~`` as ``%XX``.
+    """Encode ``name`` as one token: its UTF-8 bytes, with all but ``A-Za-z0-9_-~`` written as ``%XX``.
 
-    Different names have different tokens, and ``unescape`` gives the name
-    back, whatever Unicode it is (lone surrogates included). A token that would
-    be longer than ``MAX_TOKEN`` is cut and ends in ``%~`` and 32 hex digits of
-    the name's SHA-256: still the same for the same name, but not to be turned back.
+    Different names have different tokens, and ``unescape`` restores any Unicode
+    name, lone surrogates included. A token that would be longer than
+    ``MAX_TOKEN`` is cut and ends in ``%~`` and 32 hex digits of the name's
+    SHA-256. It is still the same for the same name, but cannot be restored.
     """
     if _SAFE_TEXT.fullmatch(name) is not None and len(name) <= MAX_TOKEN:
         return name
@@ -80,11 +80,11 @@ def _shorten(token: str, raw: bytes, limit: int) -> str:
 
 
 def unescape(token: str) -> str:
-    """The name that ``escape`` wrote as ``token``.
+    """Restore the name that ``escape`` encoded as ``token``.
 
     Raises:
-        SubjectError: the token was shortened, or is not what ``escape`` writes
-            (then another spelling of the same name would exist).
+        SubjectError: the token was shortened, or ``escape`` would write it
+            differently (so that the name would have two spellings).
     """
     if token == _EMPTY:
         return ""
@@ -108,16 +108,16 @@ def unescape(token: str) -> str:
 
 @lru_cache(maxsize=1024)
 def escape_dotted(name: str) -> str:
-    """``name`` with its dots kept: one token for each part, an empty part included."""
+    """Encode ``name`` but keep its dots: one token per part, including empty parts."""
     return ".".join([escape(part) for part in name.split(".")])
 
 
 def unescape_dotted(tokens: str) -> str:
-    """The name that ``escape_dotted`` wrote. Raises ``SubjectError`` as ``unescape`` does."""
+    """Restore the name that ``escape_dotted`` encoded. Raises ``SubjectError`` as ``unescape`` does."""
     return ".".join([unescape(token) for token in tokens.split(".")])
 
 
-# The mirror's own families
+# The mirror's own subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class RecordSubject:
     type: str
 
     def __str__(self) -> str:
-        """The subject. Raises ``SubjectError`` when the type alone makes it too long; no event's does."""
+        """The subject. Raises ``SubjectError`` if the type makes it too long, which no event's type does."""
         names = ".".join([escape(self.project), escape(self.log), escape(self.stream)])
         return check_subject(f"evt.{names}.{escape_dotted(self.type)}")
 
@@ -153,7 +153,7 @@ class CommandSubject:
     type: str
 
     def __str__(self) -> str:
-        """The subject. Raises ``SubjectError`` when the type alone makes it too long."""
+        """The subject. Raises ``SubjectError`` if the type makes it too long."""
         names = ".".join([escape(self.project), escape(self.workspace), escape(self.agent)])
         return check_subject(f"cmd.{names}.{escape_dotted(self.type)}")
 
@@ -169,38 +169,38 @@ class CommandSubject:
 def record_pattern(
     project: str | None = None, log: str | None = None, stream: str | None = None, type_: str | None = None
 ) -> str:
-    """The pattern of records; ``None`` stands for any. ``type_`` may end in ``.>`` or hold ``*`` tokens."""
+    """The pattern for records; ``None`` matches any. ``type_`` may end in ``.>`` or contain ``*`` tokens."""
     names = [ONE if name is None else escape(name) for name in (project, log, stream)]
     return check_pattern(".".join(["evt", *names, REST if type_ is None else _pattern_of(type_)]))
 
 
 def log_pattern(log: str) -> str:
-    """Every record of one home's log: what ``mirror rebuild`` purges, and nothing else."""
+    """The pattern for all records of one home's log. ``mirror rebuild`` purges these and nothing else."""
     return record_pattern(log=log)
 
 
 def commands_pattern(project: str, workspace: str, agent: str) -> str:
-    """Every command for one agent: the filter of its consumer. Two agents' filters never overlap."""
+    """The pattern for all commands to one agent, its consumer's filter. Two agents' filters never overlap."""
     return check_pattern(f"cmd.{escape(project)}.{escape(workspace)}.{escape(agent)}.{REST}")
 
 
 def consumer_name(agent: str) -> str:
-    """The durable pull consumer of an agent, ``{agent}_consumer`` (seed 000); at most ``MAX_TOKEN`` characters."""
+    """The name of an agent's durable pull consumer, ``{agent}_consumer`` (seed 000); at most ``MAX_TOKEN`` long."""
     token, limit = escape(agent), MAX_TOKEN - len(_CONSUMER)
     if len(token) > limit:
         token = _shorten(token, agent.encode("utf-8", "surrogatepass"), limit)
     return token + _CONSUMER
 
 
-# The L0 protocol's families
+# The L0 protocol's subjects
 
 
 @dataclass(frozen=True, slots=True)
 class L0Subject:
     """``cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}``.
 
-    ``suffix`` names the operation or the event; its dots stay dots, for families such as
-    ``cmd.sys.pmo.internal.*``, so a subject has eight tokens or a few more.
+    ``suffix`` names the operation or the event. Its dots stay dots, for families such as
+    ``cmd.sys.pmo.internal.*``, so a subject has at least eight tokens.
     """
 
     project: str
@@ -212,7 +212,7 @@ class L0Subject:
     ver: str = PROTOCOL_VERSION
 
     def __str__(self) -> str:
-        """The subject. Raises ``SubjectError`` for an unknown category or component, or a suffix of too many parts."""
+        """The subject. Raises ``SubjectError`` for an unknown category or component, or too many suffix parts."""
         check_kind(self.category, self.component, self.suffix)
         return check_subject(
             f"cg.{escape(self.ver)}.{escape(self.project)}.{escape(self.channel)}."
@@ -221,7 +221,7 @@ class L0Subject:
 
     @property
     def short(self) -> str:
-        """The subject without its place, as the documents write it: ``evt.agent.{target}.step``."""
+        """The subject without version, project and channel, as in the documents: ``evt.agent.{target}.step``."""
         return f"{self.category}.{self.component}.{escape(self.target)}.{escape_dotted(self.suffix)}"
 
     @classmethod
@@ -254,10 +254,10 @@ def l0_pattern(
     suffix: str | None = None,
     ver: str = PROTOCOL_VERSION,
 ) -> str:
-    """The pattern of L0 subjects (seed 002's ``subject_pattern``); ``None`` stands for any.
+    """The pattern for L0 subjects (seed 002's ``subject_pattern``); ``None`` matches any.
 
-    ``suffix`` may end in ``.>`` or hold ``*`` tokens. A pattern never spans
-    versions: their payloads differ.
+    ``suffix`` may end in ``.>`` or contain ``*`` tokens. A pattern never spans
+    versions, because their payloads differ.
     """
     tokens = ["cg", escape(ver), *(ONE if name is None else escape(name) for name in (project, channel))]
     tokens += [category or ONE, component or ONE, ONE if target is None else escape(target)]
@@ -270,13 +270,13 @@ def stream_pattern(category: Category, ver: str = PROTOCOL_VERSION) -> str:
 
 
 def is_lossy(subject: str) -> bool:
-    """Whether a subject belongs to ``str``: on core NATS, in no stream, without trace and recursion depth."""
+    """True if a subject belongs to ``str``: on core NATS, in no stream, without trace and recursion depth."""
     tokens = subject.split(".")
     return len(tokens) >= 8 and tokens[0] == "cg" and tokens[4] == "str"
 
 
 def check_kind(category: str, component: str, suffix: str) -> None:
-    """Raises ``SubjectError`` unless the L0 protocol knows this category and component, and the suffix is in bounds."""
+    """Raise ``SubjectError`` if category or component is unknown, or the suffix has too many parts."""
     if category not in CATEGORIES:
         raise SubjectError(category, f"no category of the L0 protocol; it knows {', '.join(CATEGORIES)}")
     if component not in COMPONENTS:
@@ -290,7 +290,7 @@ def _pattern_of(dotted: str) -> str:
 
 
 def _split(subject: str, parts: int, form: str) -> list[str]:
-    """Into ``parts`` pieces, the last with the dots that are left."""
+    """Split into ``parts`` pieces; the last one keeps the remaining dots."""
     tokens = check_subject(subject).split(".", parts - 1)
     if len(tokens) < parts:
         raise SubjectError(subject, f"too few tokens for {form}")

@@ -1,1 +1,1 @@
-"""OpenCode's side of the bridge: hooks, the link's frames, the link protocol. All pure, all sans-I/O."""
+"""OpenCode's side of the bridge: hooks, link frames, link protocol, redaction. All pure, all sans-I/O."""

@@ -1,16 +1,16 @@
 /**
- * `call` frames: the sidecar asks for a method of OpenCode's in-process client.
+ * Answers `call` frames: the sidecar calls a method of OpenCode's in-process client.
  *
- * Under the TUI OpenCode listens on no port, so this is the only way in. What
- * is not in the table is refused: a link is not a shell.
+ * Under the TUI OpenCode listens on no port, so this is the only way in. Methods
+ * that are not in the table are refused: a link is not a shell.
  */
 
 /** @typedef {import("./counters.js").Counters} Counters */
 /** @typedef {{code: "unknown_method" | "opencode" | "unavailable" | "timeout", message: string, status?: number}} CallError */
 
-/** A result frame may be 16 MiB with its envelope; length counts UTF-16 units, so bytes are checked. */
+/** A result frame may have 16 MiB with its envelope. Checked in bytes, because length counts UTF-16 units. */
 const MAX_RESULT_BYTES = 15 * 1024 * 1024;
-/** Calls in progress at once. */
+/** Most calls in progress at once. */
 const MAX_CALLS = 64;
 
 /** @type {Record<string, (client: any, args: any) => Promise<any>>} */
@@ -50,7 +50,7 @@ export class Calls {
   }
 
   /**
-   * Execute a call and make its `result` frame.
+   * Run a call and encode its `result` frame.
    *
    * @param {{id?: unknown, method?: unknown, args?: unknown}} frame
    * @returns {Promise<string>} the frame's text; never rejects. After "timeout"

@@ -1,10 +1,9 @@
 /**
- * Where an item goes: to the socket, to the spool, or into memory.
+ * Decides where an item goes: to the socket, to the spool, or into memory.
  *
- * One order holds everywhere: all that is in the spool has lower seqs than all
- * that is in memory. So a resend reads the spool first, then memory, and the
- * seqs on a socket only rise. Memory holds an item that is alone in flight, and
- * what the spool refused.
+ * Invariant: everything in the spool has lower seqs than everything in memory.
+ * So a resend reads the spool first, then memory, and the seqs on a socket only
+ * rise. Memory holds a single item in flight, and items that the spool refused.
  */
 import { encodeGap } from "./item.js";
 import { Queue, nextRun } from "./queue.js";
@@ -13,25 +12,25 @@ import { Window } from "./window.js";
 /** @typedef {import("./spool.js").Line} Line */
 /** @typedef {import("./queue.js").Run} Run */
 
-/** Most items and bytes of one `hooks` frame; a bigger item goes alone. */
+/** Most items and bytes in one `hooks` frame; a bigger item goes alone. */
 const FRAME_ITEMS = 256;
 const FRAME_BYTES = 1024 * 1024;
 
 /**
- * A bigger item goes to the spool too: beyond the kernel's socket buffers Bun
- * keeps frames in the process (and says bufferedAmount 0 all the same), where
- * kill -9 loses them.
+ * A bigger item also goes to the spool. What exceeds the kernel's socket buffers
+ * stays in Bun's process (although bufferedAmount says 0), where kill -9 loses
+ * it.
  */
 const KERNEL_HOLDS_BYTES = 128 * 1024;
 
 /**
- * What is needed of the link.
+ * The required part of the link.
  *
  * @typedef {object} Sender
- * @property {boolean} live whether items may be sent
- * @property {(text: string) => boolean} send false when the link was lost over it
- * @property {() => void} watch something is in flight: see that its ack is not late
- * @property {() => void} fail give this link up and make another
+ * @property {boolean} live true if items may be sent
+ * @property {(text: string) => boolean} send returns false if that lost the link
+ * @property {() => void} watch drop the link if the ack of what is in flight is late
+ * @property {() => void} fail drop this link and open another
  */
 
 export class Capture {
@@ -41,14 +40,14 @@ export class Capture {
   #counters;
   /** @type {Sender} */
   #link;
-  /** Highest seq on the current socket; equals #acked while there is none. */
+  /** Highest seq sent on the current socket; equals #acked without a socket. */
   #sent = 0;
   #acked = 0;
   /** @type {Line[]} read from the spool, not yet sent */
   #chunk = [];
   #draining = false;
   #closed = false;
-  /** Grows with each link, so that a read begun for an older one stops. */
+  /** Incremented for each link, so that a read for an older link stops. */
   #life = 0;
 
   /**
@@ -65,19 +64,19 @@ export class Capture {
     this.#link = link;
   }
 
-  /** Highest seq given out. */
+  /** Highest seq assigned. */
   get lastSeq() {
     return this.#queue.last;
   }
 
-  /** Whether nothing waits for an acknowledgement. */
+  /** True if nothing waits for an acknowledgement. */
   get settled() {
     return this.#acked >= this.#queue.last && !this.#queue.hasGap;
   }
 
   /**
-   * Hand an item on, in this tick: it is in the kernel when this returns,
-   * unless the spool failed.
+   * Pass an item on in this tick. When this returns, the kernel has it, unless
+   * the spool failed.
    *
    * @param {string} text
    * @param {number} bytes
@@ -88,7 +87,7 @@ export class Capture {
     this.#handOn();
   }
 
-  /** An item could not be made: tell the sidecar in its place. */
+  /** Report an item that could not be encoded, in its place. */
   addLost() {
     this.#counters.lost_unserialisable += 1;
     this.#queue.lose("unserialisable", 0);
@@ -99,7 +98,7 @@ export class Capture {
   /**
    * The link is up. Resend what the sidecar does not have, then continue live.
    *
-   * @param {number} ackedSeq the sidecar's word; below our own it says nothing new
+   * @param {number} ackedSeq as the sidecar reports it; ignored if lower than ours
    * @param {unknown} windowSize
    */
   welcomed(ackedSeq, windowSize) {
@@ -110,7 +109,7 @@ export class Capture {
     this.#pump();
   }
 
-  /** @param {number} seq all up to it is durable */
+  /** @param {number} seq everything up to it is durable */
   acknowledged(seq) {
     const through = Math.min(seq, this.#sent);
     if (through <= this.#acked) return;
@@ -120,7 +119,7 @@ export class Capture {
     this.#pump();
   }
 
-  /** The link is gone: nothing that is only in memory stays only there. */
+  /** The link is gone: move what is only in memory to the spool. */
   lost() {
     this.#life += 1;
     this.#window.reset(undefined);
@@ -131,7 +130,7 @@ export class Capture {
     if (this.#closed) this.#spool.leave();
   }
 
-  /** The instance ends: send what fits, and leave the rest to the sidecar in the spool once no ack can come any more. */
+  /** The instance ends: send what fits. Once no more acks can come, leave the spool with the rest to the sidecar. */
   close() {
     this.#closed = true;
     this.#tellGaps(true);
@@ -141,7 +140,7 @@ export class Capture {
     else if (!this.#link.live) this.#spool.leave();
   }
 
-  /** How long the oldest item in flight has waited without any progress, ms. */
+  /** How long the items in flight have waited without progress, ms. */
   waitingMs() {
     return this.#window.waitingMs(performance.now());
   }
@@ -158,7 +157,7 @@ export class Capture {
     }
   }
 
-  /** @param {boolean} atOnce also over the memory limit: there is no later */
+  /** @param {boolean} atOnce even over the memory limit, because there is no later */
   #tellGaps(atOnce) {
     if (!this.#queue.hasGap) return;
     if (!this.#queue.room(0)) this.#spill();
@@ -171,10 +170,10 @@ export class Capture {
   }
 
   /**
-   * After this the item outlives a kill -9 of this process. The socket alone is
-   * enough for one item in flight. With more, an ack that the sidecar writes to
-   * the dead socket can make it close and drop what it had not read yet
-   * (measured: 418 of 500 frames), so those go to the spool as well.
+   * After this the item survives a kill -9 of this process. For one item in
+   * flight the socket alone suffices. With more, an ack that the sidecar writes
+   * to the dead socket can make it close and drop what it has not read yet
+   * (measured: 418 of 500 frames), so those also go to the spool.
    */
   #handOn() {
     this.#pump();
@@ -182,7 +181,7 @@ export class Capture {
     if (!alone || this.#queue.hasAfter(this.#sent)) this.#spill();
   }
 
-  /** Move what memory holds to the spool, as far as the spool takes it. */
+  /** Move items from memory to the spool, as far as it accepts them. */
   #spill() {
     while (this.#queue.length > 0 && this.#spool.usable) {
       const items = this.#queue.oldest(FRAME_BYTES);
@@ -192,7 +191,7 @@ export class Capture {
     }
   }
 
-  /** Send what may be sent: the spool first, in its own time, then memory, now. */
+  /** Send what may be sent: first the spool, asynchronously, then memory, at once. */
   #pump() {
     if (!this.#link.live) return;
     if (this.#spool.lastSeq > this.#sent) {
@@ -205,7 +204,7 @@ export class Capture {
     }
   }
 
-  /** Send the spool's lines; ends when the window closes, the link changes, or none is left. */
+  /** Send the spool's lines until the window is full, the link changes, or none is left. */
   async #drain() {
     if (this.#draining) return;
     this.#draining = true;
@@ -214,7 +213,7 @@ export class Capture {
       while (life === this.#life && this.#link.live && this.#window.room > 0) {
         if (this.#chunk.length === 0) {
           if (this.#spool.lastSeq <= this.#sent) break;
-          // Looked at in this very tick: what a hook appends while `read` is awaited is not missing.
+          // Checked in this very tick: lines that a hook appends while `read` is awaited are not missing.
           if (this.#spool.atEnd) {
             this.#chunk = this.#withGaps([], true);
             continue;
@@ -230,22 +229,22 @@ export class Capture {
         if (!this.#send(run, lines[lines.length - 1].end)) break;
       }
     } catch {
-      // The lines are still in the file: a next link tries again, or the sidecar takes them in.
+      // The lines are still in the file: the next link tries again, or the sidecar imports them.
       this.#counters.spool_read_failures += 1;
       if (life === this.#life) this.#link.fail();
     } finally {
       this.#draining = false;
     }
-    // A new link found this drain still running, or the spool is sent and memory is next.
+    // Either a new link came while this drain still ran, or the spool is sent and memory is next.
     if (life !== this.#life || this.#spool.lastSeq <= this.#sent) this.#pump();
   }
 
   /**
-   * The lines to send, in order. The spool's seqs have no holes, so what is
-   * missing was damaged in the file: a gap item under its last seq stands for it.
+   * The lines to send, in order. The spool's seqs have no gaps, so missing lines
+   * were damaged in the file. A gap item with the last missing seq replaces them.
    *
    * @param {Line[]} lines
-   * @param {boolean} atEnd whether no more lines follow
+   * @param {boolean} atEnd true if no more lines follow
    * @returns {Line[]}
    */
   #withGaps(lines, atEnd) {
@@ -261,7 +260,7 @@ export class Capture {
       last = seq;
     };
     for (const line of lines) {
-      // Lines in flight were spilled as well; they come by here and are passed over.
+      // Skip lines in flight: they were spilled too.
       if (line.seq <= last || line.seq > lastSeq) continue;
       tellUpTo(line.seq - 1, line.start);
       whole.push(line);
@@ -273,7 +272,7 @@ export class Capture {
 
   /**
    * @param {Run} run
-   * @param {number} end place in the spool after it, -1 for memory
+   * @param {number} end place in the spool after the run, -1 for memory
    */
   #send(run, end) {
     const text = `{"type":"hooks","first_seq":${run.first},"items":[${run.texts.join(",")}]}`;

@@ -1,35 +1,35 @@
 /**
- * What the shim counts instead of printing: OpenCode owns the terminal, so a
- * number here is the only trace of a fault. Every key exists from the start,
+ * Counters, which the shim has instead of output: OpenCode owns the terminal, so
+ * a number here is the only trace of a fault. All keys exist from the start,
  * which bounds the object.
  */
 
-/** @returns counters at zero; all count occurrences since the instance began */
+/** @returns counters at zero; all count occurrences since the instance started */
 export function newCounters() {
   return {
     /** items that got a seq, gap items included */
     items: 0,
-    /** items the sidecar said are durable */
+    /** items acknowledged by the sidecar as durable */
     acked: 0,
-    /** items sent, each resend counted again */
+    /** items sent, including resends */
     sent: 0,
     /** lines written to the spool */
     spooled: 0,
-    /** writes the spool refused: unwritable, full disk, or over its limit */
+    /** writes that the spool refused: unwritable, disk full, or over its limit */
     spool_failures: 0,
     /** reads of the spool that failed or met a damaged line */
     spool_read_failures: 0,
-    /** items lost because the spool had failed and memory was full */
+    /** items lost because the spool failed and memory was full */
     lost_memory_full: 0,
     /** items lost because their lines in the spool were damaged */
     lost_spool_damaged: 0,
-    /** hooks whose arguments JSON cannot express, or that stayed too big after cutting */
+    /** hooks whose arguments JSON cannot express, or that were too big even after cutting */
     lost_unserialisable: 0,
-    /** items in which long strings were cut */
+    /** items with long strings that were cut */
     cut: 0,
     lossy_sent: 0,
     lossy_dropped: 0,
-    /** throws caught in a hook body; each is a bug or a hostile argument */
+    /** errors caught in a hook body; each is a bug or a hostile argument */
     hook_errors: 0,
     connects: 0,
     welcomes: 0,
@@ -39,11 +39,11 @@ export function newCounters() {
     handshake_timeouts: 0,
     /** challenges with a wrong proof */
     impostors: 0,
-    /** older sidecars that were asked to make room for the one that belongs to this shim */
+    /** older sidecars asked to make room for the one that belongs to this shim */
     upgrades: 0,
-    /** links that did not come about because one side no longer speaks the other's protocol */
+    /** links that failed because one side no longer speaks the other's protocol */
     refusals: 0,
-    /** a home, token or sidecar.json that is not ours or that others may read */
+    /** a home, token or sidecar.json that we do not own or that others may read */
     unsafe_files: 0,
     bad_frames: 0,
     unknown_frames: 0,

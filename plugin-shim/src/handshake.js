@@ -1,20 +1,20 @@
 /**
- * Proving that both sides hold the home's token without sending it.
+ * Lets both sides prove that they hold the home's token, without sending it.
  *
- * The port is part of the message, so a proof made for the sidecar's port is
- * worth nothing to a process that took another one and relays.
+ * The port is part of the message, so a process that relays from another port
+ * cannot use a proof made for the sidecar's port.
  */
 import { createHmac, randomBytes, timingSafeEqual } from "node:crypto";
 import { PROTOCOL, SHIM_VERSION, isNewer } from "./version.js";
 
-/** @returns 64 hex chars, never used twice */
+/** @returns 64 hex chars, different each time */
 export function newNonce() {
   return randomBytes(32).toString("hex");
 }
 
 /**
  * @param {string} token 64 hex chars, taken as ASCII
- * @param {"sidecar" | "shim"} side whose proof it is
+ * @param {"sidecar" | "shim"} side the side that proves itself
  * @param {number} port of the sidecar
  * @param {string} clientNonce
  * @param {string} sidecarNonce
@@ -40,12 +40,12 @@ export function isNonce(value) {
 }
 
 /**
- * What a proved sidecar's challenge says of going on with it. hello, challenge,
- * identify and bye are the same in every protocol, so that this can be told.
+ * Decide from its challenge how to continue with a proved sidecar. All protocol
+ * versions share hello, challenge, identify and bye, so this always works.
  *
- * usable: identify and wait for its word; one that no longer speaks our protocol
- * says so, and counts us. outdated: identify and ask it to make room. hopeless:
- * it is too old for us and asking did not help, because what we start is not newer.
+ * usable: identify and wait for its answer; a sidecar that no longer speaks our
+ * protocol says so, and counts us. outdated: identify and ask it to make room.
+ * hopeless: it is too old, and asking did not help: what we start is not newer.
  *
  * @param {{protocol?: unknown, sidecar_version?: unknown}} challenge
  * @param {Pick<import("./start.js").Starter, "mayAsk" | "fits">} starter

@@ -1,17 +1,17 @@
 /**
- * One hook call as JSON text.
+ * Encodes one hook call as JSON text.
  *
- * OpenCode mutates the objects it hands to hooks, so the text is made while
- * the hook runs and never later. From here on an item is text: the frames and
- * the spool are put together by concatenation, never parsed again.
+ * OpenCode mutates the objects that it passes to hooks, so they must be encoded
+ * while the hook runs. From here on an item is text: frames and spool lines are
+ * built by concatenation, and nothing parses it again.
  */
 
-/** Items above this are cut: a frame may hold 16 MiB, and the rest is its envelope. */
+/** Larger items are cut: a frame may have 16 MiB, and the difference is for its envelope. */
 export const MAX_ITEM_BYTES = 15 * 1024 * 1024;
 
-/** Strings longer than this (UTF-16 units) are cut in an item that is too big. */
+/** In an item that is too big, strings longer than this (UTF-16 units) are cut. */
 const CUT_ABOVE = 1024 * 1024;
-/** What stays of a cut string (UTF-16 units). */
+/** Length to which a string is cut (UTF-16 units). */
 const CUT_TO = 64 * 1024;
 
 /**
@@ -26,11 +26,11 @@ const CUT_TO = 64 * 1024;
  * @param {number} t when the hook was called, ms UTC
  * @param {unknown} input
  * @param {unknown} output
- * @returns {Encoded | null} null when JSON cannot express it (circular, BigInt,
- *   a getter that throws) or cutting did not make it small enough
+ * @returns {Encoded | null} null if JSON cannot express it (circular, BigInt,
+ *   a getter that throws) or it is still too big after cutting
  */
 export function encodeItem(hook, t, input, output) {
-  // A missing output is null, not absent: the four keys are the contract.
+  // A missing output is null, not absent: the contract requires all four keys.
   const item = { hook, t, input: input ?? null, output: output ?? null };
   try {
     const text = JSON.stringify(item);
@@ -40,13 +40,13 @@ export function encodeItem(hook, t, input, output) {
     const shortBytes = Buffer.byteLength(short);
     return shortBytes <= MAX_ITEM_BYTES ? { text: short, bytes: shortBytes, cut: true } : null;
   } catch {
-    // Counted by the caller as lost; there is nothing else to say about it.
+    // The caller counts it as lost.
     return null;
   }
 }
 
 /**
- * A cut string stays a string, so that readers which expect text still get it.
+ * Cut a long string. The result is a string, because readers expect text.
  *
  * @param {string} _key
  * @param {unknown} value
@@ -60,13 +60,13 @@ function cutLongString(_key, value) {
  * @typedef {object} Gap
  * @property {number} lost items
  * @property {"memory_full" | "unserialisable" | "spool_damaged"} reason
- * @property {number} [bytes] of their text; 0 when no text could be made. Not known of damaged lines
- * @property {number} [first_seq] of the lost items. Only those that the spool lost had seqs
+ * @property {number} [bytes] of their text; 0 if there was no text. Absent for damaged lines
+ * @property {number} [first_seq] of the lost items; only items lost by the spool had seqs
  * @property {number} [last_seq] of the lost items
  */
 
 /**
- * The item that tells the sidecar what is missing.
+ * Encode the item that reports a gap to the sidecar.
  *
  * @param {Gap} gap
  * @param {number} t ms UTC

@@ -1,17 +1,17 @@
 /**
- * One instance's websocket connection to the sidecar, and its renewal.
+ * Keeps one instance's websocket connection to the sidecar, and renews it.
  *
- * The states are a table; whatever is not in it changes nothing. Until the
- * sidecar has proved that it holds the home's token, nothing of the user's is
- * sent, not even the project's name.
+ * The states are a table; an event that is not in it changes nothing. Until the
+ * sidecar has proved that it holds the home's token, no user data is sent, not
+ * even the project's name.
  */
 import { isNonce, isProof, judge, makeProof, newNonce } from "./handshake.js";
 import { PROTOCOL, SHIM_VERSION } from "./version.js";
 
 /**
- * waiting: the back-off runs. locating: the home's files are read. asking: an
- * older sidecar was asked to make room, and its end is waited for. closing:
- * `bye` is said, the last acks may still come. disposed: for good.
+ * waiting: the back-off runs. locating: reading the home's files. asking: an
+ * older sidecar was asked to make room; waiting for its end. closing: `bye` is
+ * sent, the last acks may still come. disposed: closed for good.
  *
  * @typedef {"waiting" | "locating" | "opening" | "proving" | "identifying" | "asking" | "live" | "closing" | "disposed"} State
  * @typedef {"try" | "found" | "absent" | "open" | "proved" | "ask" | "welcome" | "lost" | "dispose"} Happening
@@ -30,36 +30,36 @@ export const NEXT = {
   disposed: {},
 };
 
-/** A link that lived this long was a good one: the back-off begins again after it. */
+/** After a link that lived this long, the back-off starts over. */
 const GOOD_LINK_MS = 5000;
-/** How long after `bye` the last acks are waited for. */
+/** How long to wait for the last acks after `bye`. */
 const LINGER_MS = 1000;
 /** Most characters of a frame from a sidecar that has not proved itself. */
 const MAX_UNPROVED = 64 * 1024;
-/** So many tries are enough for the longest back-off. */
+/** A number of tries that leads to the longest back-off. */
 const MANY_TRIES = 30;
-/** Lossy bytes sent with no word from the sidecar; more would pile up in this process. */
+/** Most lossy bytes sent without a frame from the sidecar; more would pile up in this process. */
 const MAX_LOSSY_BYTES = 4 * 1024 * 1024;
 /**
- * Most frames taken on one link beyond the acks of what was sent on it; then it is given up and rebuilt.
- * A sidecar without end would starve OpenCode, and the answers to its calls would pile up here.
+ * Most frames accepted on one link, besides the acks of what was sent on it; then the link is dropped and rebuilt.
+ * A flood would starve OpenCode, and the answers to the sidecar's calls would pile up here.
  */
 const MAX_FRAMES = 10_000;
-/** Most acks that one `hooks` frame can have: one an item. */
+/** Most acks for one `hooks` frame: one per item. */
 const ACKS_A_FRAME = 256;
 
 const OPEN = 1;
 
 /**
  * @typedef {object} Timings all in ms
- * @property {number} ackTimeoutMs an ack later than this counts as no link; also bounds the handshake
+ * @property {number} ackTimeoutMs without an ack for this long the link is dropped; also limits the handshake
  * @property {number} backoffMinMs
  * @property {number} backoffMaxMs
  * @property {number} refusedMs pause after a sidecar that does not speak our protocol: only an upgrade helps
  */
 
 /**
- * What the link tells and asks; see `Capture`.
+ * What the link reports to and asks; see `Capture`.
  *
  * @typedef {object} Listener
  * @property {(ackedSeq: number, window: unknown) => void} welcomed
@@ -95,14 +95,14 @@ export class Link {
   #refused = false;
   #liveSinceMs = 0;
   #lossyBytes = 0;
-  /** How many more frames this link may bring. */
+  /** How many more frames this link accepts. */
   #framesLeft = 0;
-  /** @type {NodeJS.Timeout | undefined} the one of the state: back-off, handshake or linger */
+  /** @type {NodeJS.Timeout | undefined} the state's timer: back-off, handshake or linger */
   #timer;
   /** @type {NodeJS.Timeout | undefined} */
   #watchTimer;
 
-  /** What the sidecar pushed for the hooks that must answer at once. @type {Record<string, unknown>} */
+  /** Data from the sidecar for the hooks that must answer at once. @type {Record<string, unknown>} */
   context = {};
 
   /** @param {LinkParts} parts */
@@ -115,12 +115,12 @@ export class Link {
     return this.#state;
   }
 
-  /** Whether items may be sent. */
+  /** True if items may be sent. */
   get live() {
     return this.#state === "live";
   }
 
-  /** Begin, in a later tick: OpenCode waits for the plugin to load. @param {Listener} listener */
+  /** Start in a later tick, because OpenCode waits for the plugin to load. @param {Listener} listener */
   start(listener) {
     this.#listener = listener;
     this.#after(0, () => void this.#attempt());
@@ -130,7 +130,7 @@ export class Link {
    * Send a frame on the live link.
    *
    * @param {string} text
-   * @returns {boolean} false when it did not go out; the link is then given up
+   * @returns {boolean} false if it was not sent; the link is then dropped
    */
   send(text) {
     try {
@@ -139,13 +139,13 @@ export class Link {
         return true;
       }
     } catch {
-      // Falls through: a socket that throws is as good as closed.
+      // Falls through: treat a socket that throws as closed.
     }
     this.fail();
     return false;
   }
 
-  /** Send items that may be lost; they are dropped when the link is not live or the sidecar is silent. @param {string} text */
+  /** Send items that may be lost: dropped if the link is not live or the sidecar is silent. @param {string} text */
   sendLossy(text) {
     const { counters } = this.#parts;
     if (!this.live || this.#lossyBytes > MAX_LOSSY_BYTES || !this.send(`{"type":"lossy","items":[${text}]}`)) {
@@ -156,25 +156,25 @@ export class Link {
     counters.lossy_sent += 1;
   }
 
-  /** Something is in flight: give the link up if its ack is late. Cheap to call again. */
+  /** Watch what is in flight: drop the link if an ack is late. Cheap to call again. */
   watch() {
     this.#framesLeft = Math.min(MAX_FRAMES, this.#framesLeft + ACKS_A_FRAME);
     if (this.#watchTimer) return;
     this.#armWatch(this.#parts.timings.ackTimeoutMs);
   }
 
-  /** Give this socket up; the next try comes after the back-off. */
+  /** Drop this socket; the next try comes after the back-off. */
   fail() {
     this.#end("lost");
   }
 
-  /** Say `bye` and end for good. What is unacknowledged is in the spool by now. */
+  /** Send `bye` and close for good. Everything unacknowledged is in the spool by now. */
   dispose() {
     if (this.#state === "live") {
       this.send('{"type":"bye","reason":"disposed"}');
     }
     if (this.#state === "live" && !this.#listener?.settled) {
-      // Acks that still come in save the sidecar the work of taking the spool in.
+      // Acks that still arrive save the sidecar from importing the spool.
       this.#move("dispose");
       this.#after(LINGER_MS, () => this.#end("lost"));
     } else {
@@ -183,7 +183,7 @@ export class Link {
     }
   }
 
-  /** @param {Happening} happening @returns {boolean} whether the table knows it here */
+  /** @param {Happening} happening @returns {boolean} true if the state's row has it */
   #move(happening) {
     const next = NEXT[this.#state][happening];
     if (!next) return false;
@@ -195,7 +195,7 @@ export class Link {
   #after(ms, act) {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(act, ms);
-    // OpenCode's exit never waits for us.
+    // OpenCode must be able to exit without waiting for us.
     this.#timer.unref?.();
   }
 
@@ -262,7 +262,7 @@ export class Link {
     if (this.#state === "proving") {
       this.#challenged(frame);
     } else if (this.#state === "asking") {
-      // It is not spoken with any more; when it has closed, ours is started.
+      // Ignore the old sidecar's frames; when it has closed, ours is started.
     } else if (frame.type === "bye") {
       this.#refusedBy(frame.reason);
       this.fail();
@@ -288,7 +288,7 @@ export class Link {
       case "call": {
         const socket = this.#socket;
         void calls.answer(frame).then((text) => {
-          // The answer to a call of an older link would be taken for another's.
+          // On a newer link, the answer would be mistaken for that of another call.
           if (this.#socket === socket && this.live) this.send(text);
         });
         break;
@@ -335,13 +335,13 @@ export class Link {
     }
   }
 
-  /** What a sidecar's `bye` means for the next try. @param {unknown} reason */
+  /** Apply the reason of a sidecar's `bye` to the next try. @param {unknown} reason */
   #refusedBy(reason) {
     if (reason === "unsupported") {
       this.#parts.counters.refusals += 1;
       this.#refused = true;
     }
-    // Nothing changes soon for these; and a sidecar that makes room must not be replaced by its like.
+    // These do not change soon; and a sidecar that makes room must not be replaced by one of the same version.
     if (reason === "auth" || reason === "protocol" || reason === "upgrade" || reason === "replaced") this.#tries = MANY_TRIES;
   }
 
@@ -366,13 +366,13 @@ export class Link {
     try {
       socket?.close();
     } catch {
-      // It is not ours any more; whatever state it is in, it is ending.
+      // Whatever its state, it is ending, and we no longer use it.
     }
     if (socket) this.#parts.counters.lost_links += 1;
     if (was === "live" || was === "closing") this.#listener?.lost();
     if (was === "live" && performance.now() - this.#liveSinceMs >= GOOD_LINK_MS) this.#tries = 0;
     if (this.#state !== "waiting") return;
-    // Closed before it opened: refused, so nothing of ours listens there.
+    // Closed before it opened: the connection was refused, so our sidecar does not listen there.
     if (was === "opening") this.#parts.starter.start();
     this.#backOff();
   }
@@ -382,7 +382,7 @@ export class Link {
     const ms = this.#refused ? refusedMs : Math.min(backoffMaxMs, backoffMinMs * 2 ** Math.min(this.#tries, MANY_TRIES));
     this.#refused = false;
     this.#tries += 1;
-    // Jitter, so that the shims of a machine do not all knock at once.
+    // Jitter, so that a machine's shims do not all connect at once.
     this.#after(ms * (0.5 + Math.random() / 2), () => void this.#attempt());
   }
 

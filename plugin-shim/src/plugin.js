@@ -1,9 +1,9 @@
 /**
  * The plugin: OpenCode's hooks in, items out.
  *
- * A throw in a hook loses the user's prompt, and a hook that waits holds
- * OpenCode up. So every body is wrapped, nothing is awaited, and nothing is
- * ever printed: the terminal belongs to OpenCode.
+ * An error thrown in a hook loses the user's prompt, and a hook that waits blocks
+ * OpenCode. So every body is wrapped, nothing is awaited, and nothing is ever
+ * printed: the terminal belongs to OpenCode.
  */
 import { randomBytes } from "node:crypto";
 import fs from "node:fs";
@@ -22,10 +22,10 @@ const ASK_VERSION_MS = 3000;
 
 /**
  * @typedef {object} Options
- * @property {string[]} [command] starts a sidecar; DURABLE_STREAM_COMMAND, else "durable-stream" on the PATH
- * @property {string} [home] DURABLE_STREAM_HOME, else the platform's data directory
- * @property {number} [memoryLimit] bytes of items held when the spool fails, default 32 MiB
- * @property {number} [spoolLimit] bytes of the spool file, default 256 MiB
+ * @property {string[]} [command] starts a sidecar; default DURABLE_STREAM_COMMAND, else "durable-stream" on the PATH
+ * @property {string} [home] default DURABLE_STREAM_HOME, else the platform's data directory
+ * @property {number} [memoryLimit] most bytes of items in memory while the spool fails, default 32 MiB
+ * @property {number} [spoolLimit] most bytes of the spool file, default 256 MiB
  * @property {number} [ackTimeoutMs] default 3000
  * @property {number} [backoffMinMs] default 50
  * @property {number} [backoffMaxMs] default 2000
@@ -34,13 +34,13 @@ const ASK_VERSION_MS = 3000;
  * @property {NodeJS.ProcessEnv} [env] default process.env
  * @property {any} [WebSocket] default the global one
  * @property {any} [spawn] default child_process.spawn
- * @property {(counters: import("./counters.js").Counters) => void} [onCounters] gets the live counters of each instance
+ * @property {(counters: import("./counters.js").Counters) => void} [onCounters] receives each instance's live counters
  */
 
 /**
- * Make the plugin function that OpenCode calls once for each directory.
+ * Make the plugin function, which OpenCode calls once per directory.
  *
- * With DURABLE_STREAM=off the function returns no hooks and does nothing.
+ * With DURABLE_STREAM=off it returns no hooks and does nothing.
  *
  * @param {Options} [options]
  * @returns {(input: any) => Promise<Record<string, any>>} never rejects
@@ -52,7 +52,7 @@ export function create(options = {}) {
       if (env.DURABLE_STREAM?.trim().toLowerCase() === "off") return {};
       return newInstance(options, env, input ?? {});
     } catch {
-      // Without a link OpenCode still works; with a throw here it would report a broken plugin.
+      // OpenCode works without a link, but would report a broken plugin if this threw.
       return {};
     }
   };
@@ -61,7 +61,7 @@ export function create(options = {}) {
 /**
  * @param {Options} options
  * @param {NodeJS.ProcessEnv} env
- * @param {any} input what OpenCode gives a plugin
+ * @param {any} input what OpenCode passes to a plugin
  */
 function newInstance(options, env, input) {
   const counters = newCounters();
@@ -111,7 +111,7 @@ function newInstance(options, env, input) {
   askVersion(input.client, version);
 
   /**
-   * One hook's whole work.
+   * Do a hook's whole work.
    *
    * @param {string} hook
    * @param {unknown} hookInput
@@ -120,10 +120,10 @@ function newInstance(options, env, input) {
   const take = (hook, hookInput, output) => {
     try {
       const type = hook === "event" ? typeOf(hookInput) : undefined;
-      // A new session bears the version of the OpenCode that makes it.
+      // A new session carries the version of the OpenCode that created it.
       if (type === "session.created") version.value ??= versionIn(hookInput);
       const lossy = type === "message.part.delta";
-      // Most deltas are dropped; only then is their text not made.
+      // Most deltas are dropped here, without encoding them.
       if (lossy && !record && !link.context.lossy) {
         counters.lossy_dropped += 1;
         return;
@@ -169,7 +169,7 @@ function typeOf(hookInput) {
   try {
     return hookInput?.event?.type;
   } catch {
-    // A getter that throws: encoding it fails too and tells of the loss.
+    // A getter that throws: encoding it fails too, and that reports the loss.
     return undefined;
   }
 }
@@ -179,15 +179,15 @@ function versionIn(hookInput) {
   try {
     return textOrNull(hookInput.event.properties.info.version);
   } catch {
-    // Another shape of the event: the health route will tell.
+    // The event has another shape: the health route has the version too.
     return null;
   }
 }
 
 /**
- * OpenCode tells a plugin no version; its health route does, also in-process.
- * Asked when OpenCode has started and not waited for (it costs 165 ms at
- * start-up): a first link may say null.
+ * OpenCode does not tell a plugin its version, but its health route does, also
+ * in-process. It is asked later and not awaited, because it costs 165 ms at
+ * start-up. So a first link may say null.
  *
  * @param {any} client
  * @param {{value: string | null}} version
@@ -198,7 +198,7 @@ function askVersion(client, version) {
       const { data } = await client._client.get({ url: "/global/health" });
       version.value ??= textOrNull(data?.version);
     } catch {
-      // An OpenCode without that route has no version to tell: it stays null.
+      // An OpenCode without that route: the version stays null.
     }
   }, ASK_VERSION_MS);
   timer.unref?.();
@@ -210,7 +210,7 @@ function textOrNull(value) {
 }
 
 /**
- * The debug option DURABLE_STREAM_RECORD: every hook as a line that `play` can send again.
+ * The debug option DURABLE_STREAM_RECORD: writes every hook as a line that `play` can replay.
  *
  * @param {string | undefined} file
  * @param {import("./counters.js").Counters} counters

@@ -1,9 +1,9 @@
 /**
- * The items that are only in memory, and the numbering of all items.
+ * Holds the items that are only in memory, and numbers all items.
  *
  * Pure: no clock, no I/O. Seqs are 1, 2, 3, ... over the life of an instance,
- * without holes. An item that is lost here never had a seq; the gap item that
- * tells of it has one.
+ * without gaps. An item lost here never had a seq; the gap item that reports
+ * the loss has one.
  */
 
 /** @typedef {import("./item.js").Gap} Gap */
@@ -23,20 +23,20 @@
  * @property {string[]} texts
  */
 
-/** After memory was full, items are refused until it is this empty: one gap item tells of the whole burst. */
+/** Once memory is full, refuse items until it is only this full, so that one gap item covers the whole burst. */
 const ROOM_AGAIN = 0.75;
 
 export class Queue {
   /** @type {Item[]} */
   #items = [];
-  /** Index of the first live entry of #items; what is before it is gone. */
+  /** Index of the first live entry of #items; earlier entries are dropped. */
   #head = 0;
   #limit;
   #full = false;
-  /** @type {Map<string, Gap & {bytes: number}>} by reason: gaps not yet told, in the order they opened */
+  /** @type {Map<string, Gap & {bytes: number}>} unreported gaps by reason, in the order they opened */
   #gaps = new Map();
 
-  /** Highest seq given out. */
+  /** Highest seq assigned. */
   last = 0;
   /** Bytes of item text held. */
   bytes = 0;
@@ -50,14 +50,14 @@ export class Queue {
     return this.#items.length - this.#head;
   }
 
-  /** Whether a gap waits to be told. */
+  /** True if there is an unreported gap. */
   get hasGap() {
     return this.#gaps.size > 0;
   }
 
   /**
-   * Whether `bytes` more may be held. Once the answer was no, it stays no until
-   * a quarter of the limit is free.
+   * True if there is room for `bytes` more. Once false, it stays false until a
+   * quarter of the limit is free.
    *
    * @param {number} bytes
    */
@@ -68,7 +68,7 @@ export class Queue {
   }
 
   /**
-   * Append an item under the next seq. The caller has asked `room`.
+   * Append an item under the next seq. Call `room` first.
    *
    * @param {string} text
    * @param {number} bytes
@@ -79,7 +79,7 @@ export class Queue {
   }
 
   /**
-   * An item is lost: it is counted in the gap of its reason.
+   * Count a lost item in the gap of its reason.
    *
    * @param {"memory_full" | "unserialisable"} reason
    * @param {number} bytes
@@ -91,7 +91,7 @@ export class Queue {
     this.#gaps.set(reason, gap);
   }
 
-  /** @returns {Gap[]} the gaps to be told now; they are forgotten here */
+  /** @returns {Gap[]} the unreported gaps; this removes them */
   takeGaps() {
     const gaps = [...this.#gaps.values()];
     this.#gaps.clear();
@@ -104,13 +104,13 @@ export class Queue {
    * @param {number} after
    * @param {number} maxItems at least 1
    * @param {number} maxBytes a bigger item comes alone
-   * @returns {Run | null} null when there is none
+   * @returns {Run | null} null if there is none
    */
   next(after, maxItems, maxBytes) {
     return nextRun(this.#items, this.#indexAfter(after), maxItems, maxBytes);
   }
 
-  /** The oldest items, at most `maxBytes` of them but at least one; empty when none is held. @param {number} maxBytes */
+  /** The oldest items, up to `maxBytes` but at least one; empty if there are none. @param {number} maxBytes */
   oldest(maxBytes) {
     let end = this.#head;
     let bytes = 0;
@@ -121,13 +121,13 @@ export class Queue {
     return this.#items.slice(this.#head, end);
   }
 
-  /** Forget the items up to and with `seq`: they are durable, or in the spool. @param {number} seq */
+  /** Drop the items up to and including `seq`: they are durable, or in the spool. @param {number} seq */
   dropThrough(seq) {
     while (this.#head < this.#items.length && this.#items[this.#head].seq <= seq) {
       this.bytes -= this.#items[this.#head].bytes;
       this.#head += 1;
     }
-    // Shifting on each drop would be quadratic; the dead part is cut off when it is the bigger one.
+    // Shifting on each drop would be quadratic, so cut the dead part off once it is the bigger one.
     if (this.#head > 64 && this.#head * 2 > this.#items.length) {
       this.#items = this.#items.slice(this.#head);
       this.#head = 0;
@@ -137,7 +137,7 @@ export class Queue {
     }
   }
 
-  /** Whether an item above `seq` is held. @param {number} seq */
+  /** True if there is an item above `seq`. @param {number} seq */
   hasAfter(seq) {
     return this.length > 0 && this.#items[this.#items.length - 1].seq > seq;
   }
@@ -156,7 +156,7 @@ export class Queue {
 }
 
 /**
- * A run from `start`: it ends before a hole in the seqs, because a frame says
+ * A run from `start`. It ends before a gap in the seqs, because a frame states
  * only its first seq.
  *
  * @param {Item[]} items ascending

@@ -1,13 +1,13 @@
 /**
  * The spool: one instance's unacknowledged items in a file.
  *
- * The first line is a header, then one line an item:
- * {"seq":n,"sum":"...","item":{...}}, seqs without holes. A line whose sum is
- * wrong is damaged and never sent; so a seq that is missing is an item lost to
- * damage, and nothing else. Written synchronously and without fsync: the page cache
- * outlives a killed OpenCode, and that is what the spool is for. If this
- * process dies, the sidecar takes the file in; if it lives, the lines are read
- * back and sent, and the file goes once all of them are acknowledged.
+ * The first line is a header, then there is one line per item:
+ * {"seq":n,"sum":"...","item":{...}}, seqs without gaps. A line with a wrong sum
+ * is damaged and never sent, so a missing seq always means an item lost to
+ * damage. Written synchronously and without fsync: the page cache survives a
+ * killed OpenCode, which is the spool's purpose. If this process dies, the
+ * sidecar imports the file. If it lives, it reads the lines back and sends them,
+ * and deletes the file once all of them are acknowledged.
  */
 import { createHash } from "node:crypto";
 import fs from "node:fs";
@@ -15,27 +15,27 @@ import path from "node:path";
 import { MAX_ITEM_BYTES } from "./item.js";
 
 /** @typedef {import("./queue.js").Item} Item */
-/** @typedef {Item & {start: number, end: number}} Line an item with the places of its line */
+/** @typedef {Item & {start: number, end: number}} Line an item with start and end of its line */
 
-/** How much is read at once; a longer line is read alone. */
+/** How much to read at once; a longer line is read alone. */
 const CHUNK_BYTES = 256 * 1024;
-/** For how long an emptied file is kept: making one costs ten times an append, and hooks come in bursts. */
+/** How long to keep an emptied file: creating one costs ten times an append, and hooks come in bursts. */
 const KEEP_MS = 1000;
-/** After a failed open or write, for how long the disk is left alone. */
+/** How long to wait after a failed open or write. */
 const RETRY_MS = 1000;
 
-/** No line is longer: an item and what stands around it. */
+/** Longest line: an item and its envelope. */
 const MAX_LINE_BYTES = MAX_ITEM_BYTES + 1024;
 
 const BEFORE_TEXT = /^\{"seq":([1-9]\d{0,15}),"sum":"([0-9a-f]{16})","item":/;
-/** So many bytes of a line hold all that stands before its item. */
+/** Most bytes of a line before its item. */
 const MAX_BEFORE_TEXT = 64;
 
 /**
  * @typedef {object} SpoolOptions
- * @property {string} dir made with mode 0700 when missing
+ * @property {string} dir created with mode 0700 if missing
  * @property {string} name of the file
- * @property {() => object} header what the first line says, asked when a file is begun
+ * @property {() => object} header content of the first line, called when a file is created
  * @property {number} limit most bytes of one file
  * @property {import("./counters.js").Counters} counters
  */
@@ -47,23 +47,23 @@ export class Spool {
   #size = 0;
   #full = false;
   #retryAtMs = 0;
-  /** Place of the first item's line. */
+  /** Offset of the first item's line. */
   #headerEnd = 0;
   /** @type {NodeJS.Timeout | undefined} */
   #removal;
-  /** Place of the first line not wholly acknowledged. */
+  /** Offset of the first line that is not acknowledged. */
   #startAt = 0;
-  /** Place of the next line to read. */
+  /** Offset of the next line to read. */
   #readAt = 0;
-  /** Grows when places change under a read that is in progress. */
+  /** Incremented when offsets change during a read. */
   #life = 0;
   #reading = false;
-  /** Files left so far. */
+  /** Number of files left to the sidecar so far. */
   #left = 0;
-  /** @type {number[]} descriptors to close when the read in progress ends */
+  /** @type {number[]} descriptors to close when the current read ends */
   #closing = [];
 
-  /** Highest seq in the file; 0 when there is no file. */
+  /** Highest seq in the file; 0 if there is no file. */
   lastSeq = 0;
 
   /** @param {SpoolOptions} options */
@@ -75,17 +75,17 @@ export class Spool {
     return path.join(this.#options.dir, this.#options.name);
   }
 
-  /** Whether all lines were read. */
+  /** True if all lines were read. */
   get atEnd() {
     return this.#readAt >= this.#size;
   }
 
-  /** Place after the last line. */
+  /** Offset after the last line. */
   get end() {
     return this.#size;
   }
 
-  /** Whether `append` may succeed now; cheap, for a hook's hot path. */
+  /** True if `append` may succeed now; cheap, for a hook's hot path. */
   get usable() {
     return !this.#full && performance.now() >= this.#retryAtMs;
   }
@@ -94,9 +94,9 @@ export class Spool {
    * Write items at the end, in order.
    *
    * @param {Item[]} items ascending, all above `lastSeq`
-   * @returns {number} how many of them, from the first, are written whole. Fewer
-   *   than given means the file is at its limit or the disk failed; the file
-   *   then still ends with a whole line.
+   * @returns {number} how many of them, from the first, are completely written.
+   *   If fewer than given, the file is at its limit or the disk failed; the file
+   *   still ends with a complete line.
    */
   append(items) {
     if (!this.usable) return 0;
@@ -111,10 +111,10 @@ export class Spool {
   }
 
   /**
-   * The next undamaged lines, at most one chunk of them; an empty list when
-   * `rewind` or `remove` came in between, when all of the chunk was damaged, and at the end.
+   * The next undamaged lines, at most one chunk. An empty list after an intervening
+   * `rewind` or `remove`, if the whole chunk was damaged, and at the end.
    *
-   * @returns {Promise<Line[]>} rejects when the disk fails
+   * @returns {Promise<Line[]>} rejects if the disk fails
    */
   async read() {
     const fd = this.#fd;
@@ -135,7 +135,7 @@ export class Spool {
           return lines;
         }
         if (length >= left || length >= MAX_LINE_BYTES) {
-          // Lines are written whole and end: this is damage, or somebody cut the file.
+          // Every complete line has a newline: the file is damaged, or somebody cut it.
           this.#options.counters.spool_read_failures += 1;
           this.#readAt = got < buffer.length ? this.#size : this.#readAt + got;
           return [];
@@ -147,18 +147,18 @@ export class Spool {
     }
   }
 
-  /** All before `place` is acknowledged: never read it again. @param {number} place */
+  /** Everything before `place` is acknowledged: never read it again. @param {number} place offset */
   release(place) {
     if (place > this.#startAt) this.#startAt = place;
   }
 
-  /** Read again from the first line not acknowledged. */
+  /** Read again from the first unacknowledged line. */
   rewind() {
     this.#life += 1;
     this.#readAt = this.#startAt;
   }
 
-  /** Empty the file, and delete it if it stays empty: all of it is acknowledged. */
+  /** Empty the file, because all of it is acknowledged; delete it if it stays empty. */
   clear() {
     if (this.#fd === null) return;
     try {
@@ -174,21 +174,21 @@ export class Spool {
     this.#removal ??= setTimeout(() => this.#removeIdle(), KEEP_MS).unref();
   }
 
-  /** Delete the file: all of it is acknowledged. */
+  /** Delete the file, because all of it is acknowledged. */
   remove() {
     if (this.#fd === null) return;
     try {
       fs.unlinkSync(this.path);
     } catch {
-      // Gone already, or it stays for the sidecar, to which its lines are duplicates.
+      // It is already gone, or the sidecar imports it and finds only duplicates.
       this.#options.counters.spool_failures += 1;
     }
     this.close();
   }
 
   /**
-   * Leave the file to the sidecar, which takes one of this name although our
-   * process lives. Nothing is written to it any more.
+   * Rename the file so that the sidecar imports it although our process lives.
+   * Nothing more is written to it.
    */
   leave() {
     if (this.#fd === null) return;
@@ -196,13 +196,13 @@ export class Spool {
       fs.renameSync(this.path, this.path.replace(/jsonl$/, `left${this.#left}.jsonl`));
       this.#left += 1;
     } catch {
-      // It keeps its name, and is taken in when our process has ended.
+      // It keeps its name, and the sidecar imports it when our process has ended.
       this.#options.counters.spool_failures += 1;
     }
     this.close();
   }
 
-  /** Let go of the file and leave it to the sidecar. */
+  /** Close the file and leave it to the sidecar. */
   close() {
     if (this.#fd === null) return;
     if (this.#reading) this.#closing.push(this.#fd);
@@ -223,7 +223,7 @@ export class Spool {
   #open() {
     if (this.#fd !== null) return;
     const { dir, header } = this.#options;
-    // The home first: root may write into any, and what it makes there is its own.
+    // Check the home first: root can write into anybody's, and would own what it creates there.
     for (const [place, look] of /** @type {[string, typeof fs.statSync][]} */ ([[path.dirname(dir), fs.statSync], [dir, fs.lstatSync]])) {
       fs.mkdirSync(place, { recursive: true, mode: 0o700 });
       const about = look(place);
@@ -234,7 +234,7 @@ export class Spool {
     const { O_RDWR, O_APPEND, O_CREAT, O_EXCL, O_NOFOLLOW = 0 } = fs.constants;
     const fd = fs.openSync(this.path, O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600);
     try {
-      // The umask took its share of the mode.
+      // The umask may have reduced the mode.
       fs.fchmodSync(fd, 0o600);
       const line = Buffer.from(`${JSON.stringify(header())}\n`);
       writeAll(fd, line);
@@ -258,7 +258,7 @@ export class Spool {
       const line = `{"seq":${item.seq},"sum":"${sumOf(item.seq, item.text)}","item":${item.text}}\n`;
       room -= item.bytes + (line.length - item.text.length);
       if (room < 0) {
-        // Order leaves no choice: until the file is emptied, what follows waits behind this one in memory.
+        // To keep the order, later items wait behind this one in memory until the file is emptied.
         this.#full = true;
         this.#options.counters.spool_failures += 1;
         break;
@@ -285,12 +285,12 @@ export class Spool {
     try {
       fs.ftruncateSync(fd, this.#size);
     } catch {
-      // With a torn line in it nothing may follow; what is whole can still be read back.
+      // Nothing may follow a torn line; the complete lines can still be read back.
       this.#full = true;
     }
   }
 
-  /** @param {Buffer} chunk whole lines, the first of them at #readAt */
+  /** @param {Buffer} chunk complete lines, the first of them at #readAt */
   #parse(chunk) {
     /** @type {Line[]} */
     const lines = [];
@@ -307,7 +307,7 @@ export class Spool {
 
 /**
  * @param {Buffer} line
- * @returns {{seq: number, text: string} | null} null when it is damaged
+ * @returns {{seq: number, text: string} | null} null if it is damaged
  */
 function parseLine(line) {
   const before = line.toString("latin1", 0, MAX_BEFORE_TEXT).match(BEFORE_TEXT);
@@ -318,7 +318,7 @@ function parseLine(line) {
 }
 
 /**
- * The seq is in the sum too: a changed one must not pass for another item's.
+ * The sum includes the seq, so that a changed seq cannot pass for another item's.
  *
  * @param {number} seq
  * @param {string | Buffer} text
@@ -349,6 +349,6 @@ function closeQuietly(fd) {
   try {
     fs.closeSync(fd);
   } catch {
-    // The descriptor is gone either way, and its data was handed over by write.
+    // The descriptor is gone either way, and write has passed its data to the kernel.
   }
 }

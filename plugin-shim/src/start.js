@@ -1,5 +1,5 @@
 /**
- * Finding the home and its sidecar, and starting one where none runs.
+ * Finds the home and its sidecar, and starts a sidecar if none runs.
  */
 import { spawn as spawnChild } from "node:child_process";
 import { randomBytes } from "node:crypto";
@@ -9,11 +9,11 @@ import path from "node:path";
 
 /** @typedef {import("./counters.js").Counters} Counters */
 
-/** The longest pause between two starts, and how long one that runs may take to be found, ms. */
+/** Longest pause between two starts, and longest time from a sidecar's start until it listens, ms. */
 export const SPAWN_MAX_MS = 5000;
-/** The pause before the third start; before the second there is none. */
+/** Pause before the third start; the second has none. */
 const SPAWN_MIN_MS = 250;
-/** How often one process asks older sidecars to make room: when what it starts is not newer, that is of no use. */
+/** How often one process asks older sidecars to make room. Asking is useless if what it starts is not newer. */
 const MAX_ASKS = 3;
 
 // Process-wide, because one process may hold several copies and versions of this plugin.
@@ -22,14 +22,14 @@ const STARTS = Symbol.for("durable-stream.starts");
 const ASKS = Symbol.for("durable-stream.asks");
 const shared = /** @type {Record<symbol, any>} */ (/** @type {unknown} */ (globalThis));
 
-/** @returns {string} 32 hex chars, one for the life of this process */
+/** @returns {string} 32 hex chars, the same for the life of this process */
 export function bootId() {
   shared[BOOT] ??= randomBytes(16).toString("hex");
   return shared[BOOT];
 }
 
 /**
- * The platform's data directory, the same that the sidecar computes.
+ * The platform's data directory, as the sidecar computes it.
  *
  * @param {NodeJS.ProcessEnv} env
  */
@@ -51,8 +51,8 @@ export function defaultHome(env) {
  */
 
 /**
- * Where the sidecar of a home listens. "absent": none runs, start one.
- * "unsafe": its files cannot be trusted, so neither link nor start.
+ * Where the sidecar of a home listens. "absent": none runs, so start one.
+ * "unsafe": its files cannot be trusted, so neither connect nor start.
  *
  * @param {string} home
  * @returns {Promise<Place | "absent" | "unsafe">} never rejects
@@ -74,7 +74,7 @@ export async function locate(home) {
 class UnsafeFile extends Error {}
 
 /**
- * A home of another user is not a place for us, even when we may write there, as root may.
+ * Refuse a home of another user, even if we could write there, as root can.
  *
  * @param {string} home
  */
@@ -83,7 +83,7 @@ async function checkOwner(home) {
 }
 
 /**
- * A file that only we could have written and can read.
+ * Read a file that only we could have written and can read.
  *
  * @param {string} file
  */
@@ -116,11 +116,11 @@ function codeOf(error) {
 }
 
 /**
- * When the next start of a sidecar is due. Pure: the clock is a parameter, ms.
+ * Decides when the next start of a sidecar is due. Pure: the clock is a parameter, ms.
  *
- * A first one at once, and one more at once when it ended: it was killed, or
- * another was leaving. Then the pauses double. Work done ends the count: a
- * sidecar that is killed after it was of use is replaced at once again.
+ * The first start is due at once. So is a second when the first sidecar ended,
+ * because it was killed or another was leaving. Then the pauses double. Progress
+ * resets the count: a sidecar killed after useful work is replaced at once.
  */
 export class Pace {
   #starts = 0;
@@ -137,11 +137,11 @@ export class Pace {
     this.#starts += 1;
     const pauseMs = this.#starts < 2 ? 0 : SPAWN_MIN_MS * 2 ** Math.min(this.#starts - 2, 10);
     this.#dueMs = nowMs + Math.min(SPAWN_MAX_MS, pauseMs);
-    // While ours is on its way to listening a second one would be of no use.
+    // While ours is still starting, a second one is useless.
     this.#runsUntilMs = nowMs + SPAWN_MAX_MS;
   }
 
-  /** The one started last is gone. */
+  /** The sidecar started last has ended. */
   ended() {
     this.#runsUntilMs = -Infinity;
   }
@@ -153,7 +153,7 @@ export class Pace {
   }
 }
 
-/** Starts sidecars for one instance; the pace is the whole process's. */
+/** Starts sidecars for one instance; all instances of the process share the pace. */
 export class Starter {
   #how;
 
@@ -169,7 +169,7 @@ export class Starter {
     this.#how = how;
   }
 
-  /** @returns {Pace} one for each home */
+  /** @returns {Pace} the home's own */
   get #pace() {
     const paces = (shared[STARTS] ??= new Map());
     if (!paces.has(this.#how.home)) paces.set(this.#how.home, new Pace());
@@ -181,27 +181,27 @@ export class Starter {
     return (shared[ASKS] ??= new Map());
   }
 
-  /** Work was done: the next start is due at once. */
+  /** A sidecar did useful work: the next start is due at once. */
   progressed() {
     this.#pace.progressed();
   }
 
-  /** Whether to ask an older sidecar to make room; counts as asked. */
+  /** True if an older sidecar should be asked to make room; counts as asking. */
   mayAsk() {
     const asked = this.#asks.get(this.#how.home) ?? 0;
     this.#asks.set(this.#how.home, asked + 1);
     return asked < MAX_ASKS;
   }
 
-  /** A sidecar as new as we are runs: what is started is not older, so asking is of use again. */
+  /** A sidecar as new as we are runs. So what we start is not older, and asking is useful again. */
   fits() {
     this.#asks.delete(this.#how.home);
   }
 
   /**
-   * Start a sidecar if one is due, detached: it outlives OpenCode and never
-   * touches its terminal. If another process was faster, ours ends by itself;
-   * if an older one is leaving, ours waits for that.
+   * Start a sidecar if one is due. It is detached: it outlives OpenCode and never
+   * touches its terminal. If another process was faster, ours exits; if an older
+   * sidecar is leaving, ours waits for it.
    */
   start() {
     const { command, home, env, counters, spawn = spawnChild } = this.#how;
@@ -213,7 +213,7 @@ export class Starter {
     try {
       const child = spawn(command[0], [...command.slice(1), "--home", home, "serve", "--idle-exit"], {
         cwd: "/",
-        // OpenCode's own variables (its server's password among them) are not the sidecar's business.
+        // The sidecar does not need OpenCode's own variables, which include its server's password.
         env: Object.fromEntries(Object.entries(env).filter(([name]) => !name.startsWith("OPENCODE_"))),
         detached: true,
         stdio: "ignore",

@@ -1,13 +1,13 @@
-/** The shim's version; a test holds it equal to package.json's. */
+/** The shim's version; a test checks that package.json has the same. */
 export const SHIM_VERSION = "0.1.0";
 
 /** The link protocol this shim speaks. */
 export const PROTOCOL = 1;
 
 /**
- * Whether one release is later than another. What does not begin with three
- * numbers is never newer; what follows them does not count. The sidecar judges
- * by the same rule.
+ * True if one release is later than another. A version that does not begin with
+ * three numbers is never newer; anything after them is ignored. The sidecar
+ * uses the same rule.
  *
  * @param {unknown} one
  * @param {unknown} other

@@ -1,12 +1,12 @@
 /**
  * The frames in flight on one socket: sent, not yet acknowledged.
  *
- * Pure: the clock is a parameter, in ms that never run backwards.
+ * Pure: the clock is a parameter, in ms, and never goes back.
  */
 
-/** Items in flight when the sidecar names no window. */
+/** Most items in flight if the sidecar names no window. */
 const DEFAULT_SIZE = 512;
-/** Bytes in flight beyond which nothing more is sent; one bigger frame goes alone. */
+/** With this many bytes in flight nothing more is sent; a bigger frame goes alone. */
 const MAX_BYTES = 8 * 1024 * 1024;
 
 /**
@@ -14,7 +14,7 @@ const MAX_BYTES = 8 * 1024 * 1024;
  * @property {number} first
  * @property {number} last
  * @property {number} bytes
- * @property {number} end place in the spool after its last line, -1 when it did not come from there
+ * @property {number} end place in the spool after its last line, -1 if it does not come from there
  */
 
 export class Window {
@@ -25,7 +25,7 @@ export class Window {
   #bytes = 0;
   #progressMs = 0;
 
-  /** Begin again for a socket. @param {unknown} size most items in flight, as `welcome` gave it */
+  /** Start over for a new socket. @param {unknown} size most items in flight, from `welcome` */
   reset(size) {
     this.#size = typeof size === "number" && size >= 1 ? Math.floor(size) : DEFAULT_SIZE;
     this.#frames = [];
@@ -56,11 +56,11 @@ export class Window {
   }
 
   /**
-   * Take an acknowledgement. A frame acknowledged in part stays in flight with its rest.
+   * Take an acknowledgement. The rest of a partly acknowledged frame stays in flight.
    *
    * @param {number} seq
    * @param {number} nowMs
-   * @returns {number} place in the spool up to which all is acknowledged, -1 when that did not move
+   * @returns {number} place in the spool up to which all is acknowledged, -1 if it did not move
    */
   ack(seq, nowMs) {
     let end = -1;
@@ -84,8 +84,8 @@ export class Window {
   }
 
   /**
-   * For how long the sidecar has acknowledged nothing although something is in
-   * flight; 0 when nothing is. A slow sidecar that makes progress is not late.
+   * How long the sidecar has acknowledged nothing while frames are in flight; 0
+   * without any in flight. A slow sidecar that makes progress is not late.
    *
    * @param {number} nowMs
    */

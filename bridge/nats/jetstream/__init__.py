@@ -1,1 +1,1 @@
-"""NATS JetStream: a connection, the streams on it, publishing, pulling, the event bus. The only room with I/O."""
+"""NATS JetStream: connection, streams, publishing, pulling, event bus. The only package of the NATS side with I/O."""

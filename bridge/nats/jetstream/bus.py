@@ -62,8 +62,8 @@ class JetStreamEventBus:
     how messages are requested, except that a subscription always handles one
     message at a time.
 
-    ``counts``: published, duplicates, handled, failed, dead, and given_up (a failed message that becomes no dead
-    letter: it is one already, or its subscription has no durable).
+    ``counts``: published, duplicates, handled, failed, dead, and given_up (a failed message that does not become a
+    dead letter, because it is one already or its subscription has no durable).
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class JetStreamEventBus:
             (pattern,),
             ack_wait_s=self._ack_wait_s,
             max_ack_pending=_MAX_ACK_PENDING,
-            # A work queue has no starting point: it delivers what is left.
+            # A work queue has no starting point: it delivers everything unhandled.
             new_only=start == "new" and stream.retention != "workqueue",
             inactive_s=FORGOTTEN_SECONDS if durable is None else 0,
             metadata={_REDELIVERY: kept, _DURABLE: durable or ""},
@@ -211,7 +211,7 @@ class JetStreamEventBus:
         self._subscriptions.discard(subscription)
 
     async def bury(self, delivery: Delivery, durable: str | None, stream: str, reason: str) -> None:
-        """Store a message that is given up as a dead letter.
+        """Store a message that has finally failed as a dead letter.
 
         Raises:
             NatsError: storing failed.
@@ -284,7 +284,7 @@ class JetStreamSubscription:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not the handler was cancelled, but something that it awaited.
+            # Something that the handler awaited was cancelled, not the handler itself.
             return self._failed(delivery, error)
         except Exception as error:  # noqa: BLE001 - every error of a handler is a failed attempt
             return self._failed(delivery, error)

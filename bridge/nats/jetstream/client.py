@@ -1,9 +1,9 @@
 """Connects with the client library, and overrides its client where that misbehaves.
 
 Only this file and ``client_errors.py`` import the library. Its reconnecting is off: pull subscriptions may stay dead
-after a reconnect (nats.py issue 504), and messages that it sends again may arrive after later ones.
+after a reconnect (nats.py issue 504), and messages that it resends may arrive after later ones.
 
-A comment at each override, private methods included, says what the library does otherwise.
+A comment at each override, private methods included, says what the library would do instead.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class GuardedClient(Client):
             await super()._process_pong()
 
     async def _process_op_err(self, e: Exception) -> None:
-        # The library first writes what is left, to a peer that may never read again, and reports the end only then.
+        # The library first writes all unsent data, to a peer that may never read again, and only then reports the end.
         if not self._ended.done() and not self.is_connecting:
             self._ended.set_result(short(e))
         self.abort()

@@ -2,7 +2,7 @@
 
 The loop never assumes that a subscription is alive (nats.py issue 504). Every
 request for messages asks for heartbeats. If they stop, the consumer is gone, or
-the connection ends, the loop makes connection, consumer and subscription again.
+the connection ends, the loop recreates connection, consumer and subscription.
 """
 
 from __future__ import annotations

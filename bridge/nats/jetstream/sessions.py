@@ -1,4 +1,4 @@
-"""Keeps one connection open, and opens the next one with the settings of that moment."""
+"""Keeps one connection open, and reopens it with the current settings."""
 
 from __future__ import annotations
 

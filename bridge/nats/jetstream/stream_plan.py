@@ -1,9 +1,9 @@
-"""The streams on the server, as data, and what to do about those that are there. Pure.
+"""The required streams, as data, and what to do about those on the server. Pure.
 
-``wanted`` says which streams there must be. ``plan`` compares them with what a
-server answered (its JSON, times in nanoseconds) and says for each: create,
-update, keep, or refuse, with reasons. Only what this table names is compared;
-an update keeps all other settings of an administrator.
+``wanted`` lists the required streams. ``plan`` compares them with the server's
+answer (its JSON, times in nanoseconds) and decides for each: create, update,
+keep, or refuse, with reasons. Only settings named here are compared; an update
+keeps all other settings of an administrator.
 
 Source: seed 000, "Streams"; seed 002, 2.1; DESIGN 9; corrections in FEATURES.
 """
@@ -48,7 +48,7 @@ class StreamDefinition:
     """Whether the stream accepts atomic batches, if the server supports them."""
 
     def config(self, server: tuple[int, int]) -> dict[str, Any]:
-        """The configuration to create it with, in the server's JSON; ``server`` is its (major, minor) version."""
+        """The configuration for creating it, in the server's JSON; ``server`` is the (major, minor) version."""
         config: dict[str, Any] = {
             "name": self.name,
             "description": self.description,
@@ -107,7 +107,7 @@ def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that differs: what the server has and what it must be."""
+    """One setting that differs: the server's value and the required one."""
 
     setting: str
     found: Any

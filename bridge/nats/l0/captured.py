@@ -57,7 +57,7 @@ class IncompleteRecord(ValueError):
 
 
 def l0_messages(event: StreamEvent, context: RecordContext) -> list[L0Message]:
-    """The L0 messages of one record, in order; empty when it has no L0 meaning.
+    """The L0 messages of one record, in order; empty if it has no L0 meaning.
 
     Raises:
         IncompleteRecord: it has one, but its session, turn or payload is unknown (or forgotten).

@@ -56,7 +56,7 @@ class ContextProjection:
         self._projects: dict[str, str] = {}
 
     def apply(self, record: Record) -> None:
-        """Apply one record. Each record once, in position order."""
+        """Apply one record. Call it once per record, in position order."""
         event = record.event
         session_id = _session_of(event)
         if session_id is None:
@@ -118,7 +118,7 @@ class ContextProjection:
         return dumped
 
     def dump(self) -> bytes:
-        """Everything, for a snapshot of version ``CONTEXT_VERSION``."""
+        """The whole projection, for a snapshot of version ``CONTEXT_VERSION``."""
         return _ADAPTER.dump_json(_Dump(self._sessions, self._projects))
 
     @classmethod

@@ -1,6 +1,6 @@
 """The payloads of the L0 protocol, one model per family. Pure.
 
-Required and optional fields are seed 002's, 5.1 to 5.11. An absent
+Seed 002, 5.1 to 5.11, defines the required and optional fields. An absent
 optional field stays absent. Unknown fields survive a round trip, so payloads of
 newer senders are accepted. Bodies are canonical JSON (``streams/hashing.py``).
 Sizes are bounded: large values are sent as pointers (cards and boxes).
@@ -64,7 +64,7 @@ Epoch = Annotated[StrictInt, Field(ge=0, lt=2**53)]
 
 
 class L0Payload(BaseModel):
-    """Base of all payloads: frozen, strict about types; unknown fields are allowed."""
+    """Base of all payloads: frozen, with strict types; unknown fields are allowed."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -81,7 +81,7 @@ class L0Payload(BaseModel):
 
     @classmethod
     def what(cls) -> str:
-        """The payload's name as errors and documents say it: ``tool_result``."""
+        """The payload's name in errors and documents, such as ``tool_result``."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     @classmethod
@@ -89,7 +89,7 @@ class L0Payload(BaseModel):
         """Validate ``fields``.
 
         Raises:
-            PayloadError: names every field at fault.
+            PayloadError: some fields are invalid; it names them all.
         """
         try:
             return cls.model_validate(fields)
@@ -101,14 +101,14 @@ class L0Payload(BaseModel):
         """Read a message's body.
 
         Raises:
-            PayloadError: no JSON, too large, too deep, or fields at fault. Such a
-                message is a dead letter, never acknowledged as handled.
+            PayloadError: not JSON, too large, too deep, or invalid fields. Such a
+                message becomes a dead letter and is never acknowledged as handled.
         """
         if len(body) > MAX_BODY:
             raise PayloadError(cls.what(), (f"{len(body)} bytes, more than {MAX_BODY}",))
         try:
             fields = orjson.loads(body)
-        except ValueError:  # orjson's own error is one
+        except ValueError:  # the base of orjson's error
             raise PayloadError(cls.what(), ("the body is no JSON",)) from None
         if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
             repairs = Repairs()
@@ -118,14 +118,14 @@ class L0Payload(BaseModel):
         return cls.parse(fields)
 
     def fields(self) -> dict[str, Any]:
-        """What was given, unknown fields included; optional fields that were absent stay so."""
+        """The given fields, including unknown ones; absent optional fields stay absent."""
         return self.model_dump(exclude_unset=True)
 
     def encode(self) -> bytes:
         """The canonical bytes.
 
         Raises:
-            PayloadError: they are more than ``MAX_BODY`` (unknown fields count).
+            PayloadError: they exceed ``MAX_BODY``; unknown fields count.
         """
         body = canonical(self.fields())
         if len(body) > MAX_BODY:
@@ -141,7 +141,7 @@ def _faults(error: ValidationError) -> tuple[str, ...]:
 
 
 class Wakeup(L0Payload):
-    """5.1: a doorbell without content. The request is in the agent's inbox."""
+    """5.1: a notification without content. The request is in the agent's inbox."""
 
     agent_id: Id
     inbox_id: Id | None = None
@@ -150,7 +150,7 @@ class Wakeup(L0Payload):
 
 
 class ToolResult(L0Payload):
-    """5.2: a tool's report, written into the agent's inbox; then a wakeup."""
+    """5.2: a tool's report, written into the agent's inbox; a wakeup follows."""
 
     FORBIDDEN: ClassVar[dict[str, str]] = {"result": "put it into a card and send `tool_result_card_id`"}
 
@@ -164,7 +164,7 @@ class ToolResult(L0Payload):
 
     @property
     def closes_slot(self) -> bool:
-        """Whether the waiting call is answered; ``partial`` keeps its slot open."""
+        """True if this answers the waiting call; ``partial`` keeps its slot open."""
         return self.status != "partial"
 
     @property
@@ -174,7 +174,7 @@ class ToolResult(L0Payload):
 
 
 class Stop(L0Payload):
-    """5.3: cancel a turn, written into the agent's inbox; then a wakeup."""
+    """5.3: cancels a turn, written into the agent's inbox; a wakeup follows."""
 
     agent_id: Id
     agent_turn_id: Id
@@ -183,7 +183,7 @@ class Stop(L0Payload):
 
 
 class ToolCommand(L0Payload):
-    """5.4 and 5.5: run a tool, a service's or a built-in one. A card holds the arguments."""
+    """5.4 and 5.5: runs a tool, either a service's or a built-in one. A card contains the arguments."""
 
     FORBIDDEN: ClassVar[dict[str, str]] = {"args": "put them into a card and send `tool_call_card_id`"}
 
@@ -199,7 +199,7 @@ class ToolCommand(L0Payload):
 
 
 class Step(L0Payload):
-    """5.6: a step of a turn, for those who watch."""
+    """5.6: a step of a turn, for observers."""
 
     agent_turn_id: Id
     step_id: Id
@@ -208,7 +208,7 @@ class Step(L0Payload):
 
 
 class Task(L0Payload):
-    """5.7: a turn reached its end."""
+    """5.7: a turn has ended."""
 
     agent_turn_id: Id
     status: Id
@@ -221,7 +221,7 @@ class Task(L0Payload):
 
 
 class Chunk(L0Payload):
-    """5.8: a piece of an answer while it is made. Lossy: nothing may be decided by it."""
+    """5.8: a piece of an unfinished answer. Lossy, so nothing may depend on it."""
 
     agent_turn_id: Id
     step_id: Id
@@ -232,7 +232,7 @@ class Chunk(L0Payload):
 
 
 class State(L0Payload):
-    """5.9: an agent's state changed. A signal: the truth is the log."""
+    """5.9: an agent's state changed. Only a signal: the log is authoritative."""
 
     agent_id: Id
     agent_turn_id: Id
@@ -244,7 +244,7 @@ class State(L0Payload):
 
 
 class UiAction(L0Payload):
-    """5.10: a person did something in a user interface. Its tool must allow that; by default none does."""
+    """5.10: a person acted in a user interface. The tool must allow that; by default none does."""
 
     action_id: Id
     agent_id: Id
@@ -256,17 +256,17 @@ class UiAction(L0Payload):
 
     @property
     def key(self) -> str:
-        """What makes two actions the same: ``action_id``."""
+        """The key that identifies an action: ``action_id``."""
         return self.action_id
 
     @property
     def message_is_uuid7(self) -> bool:
-        """Whether ``message_id``, if there is one, is a UUIDv7 and may be used to correlate."""
+        """True if there is a ``message_id`` and it is a UUIDv7, and so usable for correlation."""
         return self.message_id is not None and _UUID7.fullmatch(self.message_id) is not None
 
 
 class UiActionAck(L0Payload):
-    """5.11: the answer to 5.10. ``status`` is ``accepted``, ``busy`` or ``rejected``; others may come."""
+    """5.11: the answer to 5.10. ``status`` is ``accepted``, ``busy`` or ``rejected``; others may be added."""
 
     action_id: Id
     agent_id: Id
@@ -283,10 +283,10 @@ _UUID7 = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-7[0-9a-fA-F]{3}-[89abAB][0-9
 def effective_after_execution(
     report: ToolResult, content: Any, tool_name: str | None, trusted_tools: frozenset[str]
 ) -> AfterExecution:
-    """What happens after a tool: the report's word, or the result's own (``result.__cg_control.after_execution``).
+    """What happens after a tool: the report decides, or the result (``result.__cg_control.after_execution``).
 
-    ``content`` is the result card's. A result is only heeded from a tool on the
-    allow-list: otherwise any tool output could end a turn.
+    ``content`` is the result card's. Only results of tools on the allow-list
+    count; otherwise any tool output could end a turn.
     """
     if tool_name is None or tool_name not in trusted_tools or not isinstance(content, dict):
         return report.after_execution

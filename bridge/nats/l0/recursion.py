@@ -1,10 +1,10 @@
-"""How deep a chain of calls may go: one decision table, no I/O.
+"""Limits how deep a chain of calls may go: one decision table, no I/O.
 
-A user's task has depth 0, and what it spawns is one deeper. The depth is computed
-at the one place that spawns (``next_depth``) and verified by both sides of
-every hop, always: a message without one is a violation, not a 0. What is known
-of a chain is kept under its ``correlation_id``; where that and the message
-disagree, nothing is done. Depth alone does not bound cost: budgets do.
+A user's task has depth 0, and each spawned task is one deeper. Only the spawner
+computes the depth (``next_depth``), and both sides of every hop verify it. A
+message without a depth is a violation, not depth 0. A chain's depth is recorded
+under its ``correlation_id``; if the message disagrees, nothing is done. Depth
+alone does not limit cost: budgets do.
 
 ===============  ==================  ====================  =======================
 operation        header              recorded              then
@@ -15,7 +15,7 @@ report           given               given, the same       that depth
 join_response    given               given, the same       that depth
 ===============  ==================  ====================  =======================
 
-and for any operation, a depth at or above the limit ends the chain.
+For any operation, a depth at or above the limit ends the chain.
 
 Source: seed 002, 3 ("Recursion depth"); FEATURES C15, C18-C25 and corrections.
 """
@@ -42,7 +42,7 @@ Need = Literal["must", "may", "zero"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operation needs: its header's depth and the recorded one; ``zero`` is "absent or 0"."""
+    """What an operation requires of the header's depth and of the recorded one; ``zero`` is "absent or 0"."""
 
     header: Need
     recorded: Need
@@ -56,15 +56,15 @@ RULES: Final[dict[Operation, Rule]] = {
 }
 
 MODES: Final = frozenset({"call"})
-"""How ``enqueue`` may be used; ``transfer`` and ``notify`` are violations."""
+"""Allowed modes of ``enqueue``; ``transfer`` and ``notify`` are violations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Verdict on a message. ``depth`` is the depth to record for its chain; ``None`` unless accepted.
 
-    Refused by the publisher, nothing is sent; refused by the consumer, nothing
-    is started. Either way the chain ends, and ``failed_task`` reports it.
+    If the publisher refuses, it sends nothing; if the consumer refuses, it starts
+    nothing. Either way the chain ends, and ``failed_task`` reports it.
     """
 
     verdict: Verdict
@@ -84,7 +84,7 @@ def judge(
     mode: str = "call",
     limit: int = MAX_DEPTH,
 ) -> Decision:
-    """Decide about one message. ``recorded`` is the depth kept under its ``correlation_id``, ``None`` if none is."""
+    """Judge one message. ``recorded`` is the depth recorded under its ``correlation_id``, or ``None``."""
     if operation == "enqueue" and mode not in MODES:
         return Decision(VIOLATION, reason=f"enqueue knows the mode `call` only, not {mode[:40]!a}")
     try:
@@ -107,7 +107,7 @@ def judge(
 
 
 def next_depth(depth: int) -> int:
-    """The depth of what is spawned from ``depth``. Only who spawns calls this, once, before ``enqueue``.
+    """The depth of a task spawned from ``depth``. Only the spawner calls this, once, before ``enqueue``.
 
     Raises:
         ProtocolViolation: ``depth`` is negative.

@@ -1,7 +1,7 @@
-"""The one table of the L0 protocol's families: which subject carries which payload.
+"""The table of the L0 protocol's message families: which subject carries which payload.
 
-Publishers and consumers look payloads up here and ``docs/subjects.md`` is
-printed from it, so neither can say what the other does not do.
+Publishers and consumers look payloads up here, and ``docs/subjects.md`` is
+generated from it, so code and documentation cannot disagree.
 
 Source: seed 002, 5.
 """
@@ -33,7 +33,7 @@ Carried = Literal["cmd", "evt", "str", "inbox"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One row. ``target`` and ``suffix`` are literal, or ``*`` for any; a suffix may end in a ``*``."""
+    """One row. ``target`` and ``suffix`` are literal, or ``*`` for any; a suffix may end in ``*``."""
 
     section: str
     category: Carried
@@ -44,11 +44,11 @@ class Family:
     route: str
     note: str = ""
     target_word: str = ""
-    """What stands for the target, in documents."""
+    """The placeholder for the target in documents."""
 
     @property
     def short(self) -> str:
-        """``evt.agent.{agent}.step``; an inbox message has its kind alone."""
+        """``evt.agent.{agent}.step``; for an inbox message only its kind."""
         if self.category == "inbox":
             return f"inbox {self.suffix}"
         suffix = self.suffix.replace(ONE, "{tool}")
@@ -155,11 +155,11 @@ FAMILIES: Final[tuple[Family, ...]] = (
 PAYLOADS: Final[dict[tuple[Carried, Component, str], type[L0Payload]]] = {
     (family.category, family.component, family.suffix): family.model for family in FAMILIES
 }
-"""(category, component, suffix) → model; the suffix of a family may be or end in ``*``."""
+"""(category, component, suffix) → model; a suffix may be ``*`` or end in it."""
 
 
 def family_of(subject: L0Subject) -> Family | None:
-    """The row of a subject, or ``None`` when the protocol has no payload for it."""
+    """The row of a subject, or ``None`` if the protocol has no payload for it."""
     for family in FAMILIES:
         if (
             family.category == subject.category
@@ -180,11 +180,11 @@ def inbox_model(kind: str) -> type[L0Payload]:
 
 
 def decode(subject: str, body: bytes) -> tuple[L0Subject, L0Payload]:
-    """What a message of the L0 protocol says.
+    """Decode a message of the L0 protocol.
 
     Raises:
         SubjectError: the subject is not of the protocol, or of no known family.
-        PayloadError: the body does not keep what the subject promises.
+        PayloadError: the body does not match the subject.
     """
     parsed = L0Subject.parse(subject)
     family = family_of(parsed)

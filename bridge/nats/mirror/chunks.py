@@ -35,7 +35,7 @@ class Delta(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A chunk to be published for a session now."""
+    """A session's chunk that is ready to publish."""
 
     session: str
     chunk: Chunk

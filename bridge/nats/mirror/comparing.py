@@ -5,9 +5,9 @@ reports the differences:
 
 ===============  ===============================================================================
 ``missing``      the stream lacks a message that it must have
-``extra``        it has one that it must not have: a second one of the same record, or one of a
+``extra``        it has a message that it must not have: a second one of a record, or one of a
                  record that the log never had
-``changed``      subject, headers or body are not what ``messages.mirrored`` gives for the record
+``changed``      subject, headers or body differ from what ``messages.mirrored`` gives for the record
 ``order``        it comes after a message of a later record
 ``unforgotten``  it still holds a payload that the log has forgotten
 ===============  ===============================================================================
@@ -212,7 +212,7 @@ class Comparer:
     def takes_exactly(self, message: KeptMessage) -> bool:
         """Take the message if it equals the next expected one byte for byte; otherwise return false and change nothing.
 
-        Nearly all messages do, and this check costs a tenth of ``take``.
+        Nearly all messages are equal, and this check costs a tenth of ``take``.
         """
         current, headers = self._current, message.headers
         if current is None or not current.open or not isinstance(headers, HeaderBlock):
@@ -349,7 +349,7 @@ class Comparer:
         return gone is not None and record.offset < gone.forgotten_to and is_forgotten(record.event)
 
     def _of_no_record(self, position: int, message: KeptMessage) -> list[Difference]:
-        """A message of a position that the log does not have: it was pruned, or never was."""
+        """Judge a message whose position the log does not have: it was pruned, or never existed."""
         stream, offset = _stream_and_offset(message)
         if self._family == "meanings" and self._removed:
             pruned = any(gone.first_offset for gone in self._removed.values())
@@ -392,10 +392,10 @@ class Comparer:
         return [self._difference("changed", record.position, message, f"not as published: {', '.join(different)}")]
 
     def _fitting(self, message: KeptMessage, held: _Held, part: str, rebuild: int) -> Message | None:
-        """What would be published of it to a server that takes messages of just this size."""
+        """The message that would be published to a server whose limit is exactly this message's size."""
         sent = {name: value for name, value in message.headers.items() if _is_ours(name) or name == h.MESSAGE_ID}
         if h.FORM in sent:
-            sent[h.FORM] = "forgotten"  # as which headers are counted before the form is known
+            sent[h.FORM] = "forgotten"  # headers are measured with this form, before the form is known
         limit = BATCH_RESERVE + wire_size(sent, len(message.body))
         made = mirrored(held.record, held.context, replace(self._mirror, rebuild=rebuild, max_payload=limit))
         return next((each for each in made.messages if _split_id(each.headers[h.MESSAGE_ID])[1] == part), None)
@@ -430,7 +430,7 @@ class Comparer:
         return ""
 
     def _count_lacking(self, position: int) -> int:
-        """How many messages of a record are missing; what lacks for a reason is counted under it."""
+        """How many messages of a record are missing. Those absent for a reason are counted under the reason."""
         lacking = self._lacking(position).bit_count()
         if not lacking:
             return 0
@@ -442,12 +442,12 @@ class Comparer:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a header is the publisher's and says something of the record, and not of its way to the server."""
+    """True if a header is the publisher's and describes the record, not its transport to the server."""
     return not name.startswith("Nats-")
 
 
 def _split_id(text: str) -> tuple[str, str, int]:
-    """Event id, part and rebuild of a message id; empty texts and 0 where it is none of ours."""
+    """Event id, part and rebuild of a message id; ``""``, ``"?"`` and 0 if it is not ours."""
     found = _ID.fullmatch(text)
     if found is None:
         return "", "?", 0
@@ -455,7 +455,7 @@ def _split_id(text: str) -> tuple[str, str, int]:
 
 
 def _stream_and_offset(message: KeptMessage) -> tuple[str | None, int | None]:
-    """The stream and the offset that a record's message names."""
+    """The stream and the offset in a record's message; each ``None`` if unreadable."""
     try:
         stream = orjson.loads(message.body)["stream_id"]
     except (ValueError, LookupError, TypeError):
@@ -465,7 +465,7 @@ def _stream_and_offset(message: KeptMessage) -> tuple[str | None, int | None]:
 
 
 def _same_place(one: str, other: str) -> bool:
-    """Whether two subjects differ in their project alone."""
+    """True if two subjects differ at most in their project."""
     if one.startswith("evt."):
         at = 1
     elif one.startswith("cg."):

@@ -82,7 +82,7 @@ class Mirror:
 class RecordMessages(NamedTuple):
     """The messages of one record, in the order in which they are published; the record's own is the last.
 
-    ``notes`` are for counting: ``trace_made``, ``pointer``, ``stub``, ``l0_skipped:{why}``, …
+    Count the ``notes``: ``trace_made``, ``pointer``, ``stub``, ``l0_skipped:{why}``, …
     """
 
     messages: tuple[Message, ...]
@@ -113,10 +113,10 @@ def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> M
 
 
 def is_forgotten(event: StreamEvent) -> bool:
-    """Whether an event's payload is nothing but a digest, as ``forget`` leaves it.
+    """True if an event's payload is only a digest, as ``forget`` leaves it.
 
-    A payload that was of this form from the beginning looks the same; a reader
-    of the chain tries both.
+    A payload that always had this form looks the same; a reader of the chain
+    tries both.
     """
     digest = event.payload.get("$sha256")
     return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
@@ -129,8 +129,8 @@ def _own_message(
     subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
     if isinstance(event.metadata.get(h.TRACESTATE), str):
         return _own_message_by_name(record, context, mirror, subject)
-    # Nearly every message comes here: what it shares with many others is looked up, the rest is written as text.
-    # A test holds both ways to each other.
+    # Nearly every message comes here: look up what it shares with many others, and write the rest as text.
+    # A test checks that both ways agree.
     shared = _shared_lines(
         event.stream_id, event.traceparent, context.depth, mirror.log, mirror.version, event.type, event.source.agent
     )
@@ -142,7 +142,7 @@ def _own_message(
     form, body = _body(event, mirror.max_payload - BATCH_RESERVE - VERSION_LINE_BYTES - len(text) - _LONGEST_FORM)
     text, count = f"{text}{form}\r\n", shared.lines + _OWN_LINES
     if not h.are_lines(text, count):
-        # A log that was tampered with: no text of it may pass for a line. What becomes of it is the publisher's matter.
+        # The log was tampered with, and its text must not pass for a header line. The publisher decides what to do.
         return _own_message_by_name(record, context, mirror, subject)
     found = h.reserved_keys(event.payload)
     notes, warnings = _noted(shared.notes, found) if found else (shared.notes, ())
@@ -249,9 +249,9 @@ def _filled_plainly(
     identity: str,
     payload: dict[str, Any] | None,
 ) -> h.Filled:
-    """What ``fill_headers`` does, where all that is given is our own and no vendor's state is passed on.
+    """Do as ``fill_headers`` does, for headers that are all ours and no vendor's state to forward.
 
-    What most messages share is looked up. A test holds both to each other.
+    Headers shared by most messages are looked up. A test checks that both functions agree.
     """
     trace, notes = _trace_of(event.stream_id, event.traceparent)
     headers |= _shared_headers(trace, bool(notes), mirror.version, message_type, event.source.agent)
@@ -269,7 +269,7 @@ def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, .
 
 @lru_cache(maxsize=1024)
 def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
-    """The trace of an event, and why it was made if it was."""
+    """The trace of an event; if it was made here, also the note that says why."""
     trace = parse_traceparent(traceparent) if traceparent is not None else None
     if trace is not None:
         return trace, ()
@@ -297,7 +297,7 @@ class _Shared(NamedTuple):
 def _shared_lines(
     stream: str, traceparent: str | None, depth: int | None, log: str, version: str, type_: str, agent: str
 ) -> _Shared:
-    """What the record's own message has in common with others, as it is sent."""
+    """The header lines that the record's own message shares with others, as sent."""
     trace, notes = _trace_of(stream, traceparent)
     headers = {} if depth is None else _depth_header(depth)
     headers = {**headers, LOG: _header_text(log), **_shared_headers(trace, bool(notes), version, type_, agent)}

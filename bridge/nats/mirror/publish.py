@@ -91,8 +91,8 @@ class RunStored:
 
 
 class KnownL0:
-    """The L0 messages that the server has, by event and part and regardless of their rebuild number. Used for records
-    that may have been published before. Reads a subject back at its first use."""
+    """The L0 messages on the server, by event and part, regardless of rebuild number. Used for records that may
+    have been published before. Reads each subject back on first use."""
 
     def __init__(self) -> None:
         self._subjects: dict[str, set[str]] = {}

@@ -72,7 +72,7 @@ class Resume:
 
 
 def resume_plan(known: MirrorState, stream: StreamSurvey, log: LogSurvey) -> Resume:
-    """Where to resume. ``known`` is what is left of the mirror's own state; its places are ignored."""
+    """Where to resume. ``known`` is what remains of the mirror's own state; its contexts are ignored."""
     last = stream.last
     rebuild = max(known.rebuild, last.rebuild if last is not None else 0)
     if last is None or stream.first is None:

@@ -1,1 +1,1 @@
-"""Capture: from OpenCode's hooks to events. Pure."""
+"""Capture: turns OpenCode's hooks into events. Pure."""

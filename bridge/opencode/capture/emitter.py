@@ -1,4 +1,4 @@
-"""Making events from hook items: the lowest floor of the translator. Pure."""
+"""Makes events from hook items: the translator's bottom layer. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from streams.identity import Identity
 from streams.lineage import CREATED, LINKED, RESUMED, traceparent
 
 HOLD_S = 2.0
-"""Longest time an item waits, unacknowledged, for its pair or its parent."""
+"""Longest time that an item waits, unacknowledged, for its pair or its parent."""
 
 _ROOTS = frozenset({"human.input", CREATED, RESUMED, LINKED, "capture.gap", "opencode.unreadable"})
-"""Event types that begin a chain of causes; elsewhere a missing cause is counted."""
+"""Event types that begin a causal chain; for all others a missing cause is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which plugin instance an item came from: the boot (one OpenCode process) and the instance in it."""
+    """The plugin instance that sent an item: the boot (one OpenCode process) and the instance in it."""
 
     boot_id: str
     instance: str
@@ -32,7 +32,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One item of one origin; it is finished when everything it makes is durable."""
+    """One item of one origin. It is finished when all events made from it are durable."""
 
     origin: Origin
     seq: int
@@ -40,7 +40,7 @@ class Token:
 
 @dataclass(slots=True)
 class Drained:
-    """What is ready: append ``events`` in order, then finish ``done``; ask OpenCode about ``asks``."""
+    """Results: append ``events`` in order, then finish ``done``; ask OpenCode about ``asks``."""
 
     events: list[StreamEvent] = field(default_factory=list)
     done: list[Token] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Late:
-    """An item that waits for what follows at once: an abort for idle, idle for unfinished tools."""
+    """An item held for what follows at once: an abort waits for idle, idle for unfinished tools."""
 
     entry: Entry
     deadline: float
@@ -65,7 +65,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part belongs: payload fields that say so, its cause, actor, turn and model."""
+    """Where a part belongs: the payload fields for that, its cause, agent, user message and model."""
 
     payload: dict[str, Any]
     cause: str | None
@@ -76,7 +76,7 @@ class Place:
 
 
 class Emitter:
-    """Stamps events, remembers them in the state, and collects what is ready."""
+    """Stamps events, applies them to the state, and collects the results."""
 
     def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
         self.state, self.hold_s = state, hold_s
@@ -86,24 +86,24 @@ class Emitter:
         self._out = Drained()
 
     def drain(self) -> Drained:
-        """Everything ready since the last call, in order."""
+        """Return everything that became ready since the last call, in order."""
         out, self._out = self._out, Drained()
         return out
 
     def finish(self, token: Token) -> None:
-        """The item needs nothing more than what was emitted so far to become durable."""
+        """Mark an item as done: once the events emitted so far are durable, it is finished."""
         self._out.done.append(token)
 
     def ask(self, session_id: str, origin: Origin) -> None:
-        """Somebody should ask OpenCode about this session, best through ``origin``."""
+        """Request that OpenCode is asked about this session, preferably through ``origin``."""
         self._out.asks.append((session_id, origin))
 
     def late(self, entry: Entry) -> Late:
-        """Hold an item from now on."""
+        """Hold an item; its deadline is ``hold_s`` from now."""
         return Late(entry, self.now + self.hold_s)
 
     def own_key(self, entry: Entry) -> str:
-        """The last part of a key for a hook without an id of its own."""
+        """The last part of the key for a hook that has no id."""
         origin = entry.token.origin
         return f"{origin.boot_id}:{origin.instance}:{entry.token.seq}"
 
@@ -120,7 +120,7 @@ class Emitter:
         trace: str | None,
         correlation: str | None = None,
     ) -> StreamEvent:
-        """Make one event and remember it in the state, as replaying the log would."""
+        """Make one event and apply it to the state, as a replay of the log would."""
         metadata: dict[str, Any] = {}
         if entry is not None:
             metadata = shapes.present(
@@ -163,7 +163,7 @@ class Emitter:
         correlation: str | None = None,
         turn: Place | Turn | None = None,
     ) -> StreamEvent:
-        """Emit an event of a session (or of ``system``), filling in what its turn tells."""
+        """Emit an event of a session (or of ``system``); its turn fills in what is missing."""
         if isinstance(turn, Place):
             cause, correlation = cause or turn.cause, correlation or turn.user
             actor = actor or turn.agent
@@ -185,14 +185,14 @@ class Emitter:
 
 
 def safe_stream(session_id: str) -> str:
-    """A stream id for a session id, whatever a foreign program put there."""
+    """A valid stream id for any session id, even one that a foreign program made up."""
     if is_stream_id(session_id):
         return session_id
     return "x-" + sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def safe_key(key: str) -> str:
-    """An idempotency key of bounded length that prints on one line."""
+    """An idempotency key of bounded length, printable on one line."""
     if len(key) <= 400 and key.isprintable():
         return key
     scope = key.partition(":")[0]

@@ -1,11 +1,11 @@
 """The shapes of hooks that the rules understand. Pure.
 
-A rule may drop a hook only when it knows that the hook is not final. So an item
-is first compared with the shape of its source: what its rule reads to decide,
-and what it records in a field of a fixed type. An item that does not fit is
-kept whole, and no rule guesses at it.
+A rule may drop a hook only if it knows that the hook is not final. So each item
+is first checked against the shape of its source. The shape covers the fields
+that the rule reads to decide, and those it records with a fixed type. An item
+that does not fit is kept whole; no rule guesses.
 
-Fields that no rule reads may have any shape, and fields may be added.
+Fields that no rule reads may have any shape. New fields are allowed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bridge.opencode.capture.shapes import mapping, properties_of
 from bridge.opencode.link.frames import HookItem
 
 Shape: TypeAlias = "type | str | frozenset[str] | dict[str, Shape] | list[Shape] | Callable[[Any], bool]"
-"""A type, a constant, one of some strings, an object's fields (``name?`` may be missing or null), a list of one
-shape, or a test."""
+"""A type, a constant string, a set of allowed strings, an object's fields (``name?`` may be missing or null), a
+list whose items share one shape, or a predicate."""
 
 
 def _id(value: Any) -> bool:
@@ -68,14 +68,14 @@ _MESSAGES: Final[dict[str, Shape]] = {
         "providerID?": _id,
     },
 }
-"""``message.updated`` by role."""
+"""Shapes of ``message.updated``, by role."""
 
 _SPAN: Final[Shape] = {"start": _time, "end?": _time}
 
 _BEGUN: Final[Shape] = {"metadata?": {"sessionId?": _id}}
 _ENDED: Final[Shape] = {"metadata?": {"sessionId?": _id}, "title?": str, "time?": _SPAN}
 _TOOL_STATES: Final[dict[str, Shape]] = {"pending": _BEGUN, "running": _BEGUN, "completed": _ENDED, "error": _ENDED}
-"""A tool part's ``state`` by status."""
+"""Shapes of a tool part's ``state``, by status."""
 
 _TEXT: Final[Shape] = {
     "id": _id,
@@ -98,14 +98,14 @@ _PARTS: Final[dict[str, Shape]] = {
         "cost?": _number,
         "snapshot?": str,
     },
-    # These are noise, or stand in the input.
+    # These are noise, or already in the input.
     **{kind: {} for kind in ("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask")},
 }
-"""Message parts by type."""
+"""Shapes of message parts, by type."""
 
 
 def _one_of(kinds: dict[str, Shape], name: str) -> Callable[[Any], bool]:
-    """An object whose field ``name`` says which of some shapes it has."""
+    """Test for an object whose field ``name`` selects its shape among ``kinds``."""
 
     def check(value: Any) -> bool:
         kind = mapping(value).get(name)
@@ -146,7 +146,7 @@ PROPERTIES: Final[dict[str, Shape]] = {
     "tool.execute.after": {"sessionID": _id, "callID": _id, "tool": _id},
     "capture.gap": {},
 }
-"""The properties of a bus event, or a hook's input, by what ``source_of`` calls it."""
+"""Shapes of a bus event's properties or a hook's input, by the name that ``source_of`` returns."""
 
 OUTPUTS: Final[dict[str, Shape]] = {
     "chat.message": {
@@ -155,16 +155,16 @@ OUTPUTS: Final[dict[str, Shape]] = {
     },
     "tool.execute.after": {"title?": str, "metadata?": dict},
 }
-"""The output of a hook that has one."""
+"""Shapes of the outputs of hooks that have one."""
 
 _SESSIONLESS: Final = frozenset({"session.error", "session.diff", "todo.updated", "file.edited", "capture.gap"})
-"""Sources that may name no session."""
+"""Sources that need not name a session."""
 
 
 def is_known(item: HookItem) -> bool:
-    """Whether the rule of this item's source understands it.
+    """True if the rule of this item's source understands it.
 
-    Always true for a source without a shape: it is dropped by its name, or kept whole anyway.
+    Always true for a source without a shape: it is dropped by name, or kept whole anyway.
     """
     source = shapes.source_of(item)
     if source not in PROPERTIES:
@@ -179,7 +179,7 @@ def is_known(item: HookItem) -> bool:
 
 
 def _named_sessions(item: HookItem) -> list[Any]:
-    """The session ids that an item holds in its known places, each once."""
+    """The distinct session ids in an item's known places."""
     properties = properties_of(item)
     holders = [properties, *(mapping(properties.get(name)) for name in ("info", "part"))]
     holders.append(mapping(mapping(item.output).get("message")))
@@ -191,7 +191,7 @@ def _named_sessions(item: HookItem) -> list[Any]:
 
 
 def fits(shape: Shape, value: Any) -> bool:
-    """Whether ``value`` has this shape."""
+    """True if ``value`` has this shape."""
     if isinstance(shape, dict):
         return isinstance(value, dict) and all(_field_fits(name, one, value) for name, one in shape.items())
     if isinstance(shape, list):

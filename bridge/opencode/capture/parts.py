@@ -1,4 +1,4 @@
-"""What the translator does with message parts: steps, outputs, child sessions. Pure."""
+"""Rules for message parts: steps, outputs, child sessions. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from streams.identity import Identity
 
 @dataclass(slots=True)
 class _Open:
-    """A tool part that has not ended, and where it belongs."""
+    """A tool part that has not ended, with its session and call."""
 
     session: str
     part: str
     call: str
     inputs: set[str] = field(default_factory=set)
-    """Digests of its inputs. It has two when OpenCode makes one part of two calls with one id."""
+    """Digests of its inputs. There are two if OpenCode merges two calls with the same id into one part."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _After:
 
 
 class Parts(Turns):
-    """Steps, outputs and the child sessions that tools start."""
+    """Handles steps, outputs and the child sessions that tools start."""
 
     def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
         super().__init__(identity, state, clean, hold_s)
@@ -53,12 +53,12 @@ class Parts(Turns):
             del self._open[part]
 
     def deadlines(self) -> list[float]:
-        """When held items must be written at the latest."""
+        """The latest times at which held items must be written."""
         late = [*self._aborts.values(), *self._endings.values(), *self._errors.values()]
         return [after.deadline for after in self._afters] + [one.deadline for one in late]
 
     def expire(self, now: float) -> None:
-        """Write what has waited long enough."""
+        """Write the held items whose deadline has passed."""
         for after in [a for a in self._afters if a.deadline <= now]:
             self._afters.remove(after)
             self._write_after(after)
@@ -99,7 +99,7 @@ class Parts(Turns):
         return False
 
     def _is_copied(self, session: SessionState, message: str) -> bool:
-        """Whether an answer is history that a fork brought along: it is older than the first message given here."""
+        """True if a fork copied this answer into the session: it is older than the session's first message."""
         if session.misread:
             return False
         if message in self._copied:
@@ -172,16 +172,16 @@ class Parts(Turns):
         return True
 
     def _is_echo(self, session: SessionState, call: str, given: Any) -> bool:
-        """Whether the step of this call is recorded: the provider's call ids repeat, so the input decides."""
+        """True if the step of this call is recorded. Providers reuse call ids, so the input decides."""
         return input_digest(self.clean(given)) in session.calls.get(call, "").split()
 
     def _take_afters(self, session: SessionState, call: str, state: dict[str, Any]) -> list[_After]:
-        """The held hooks that say the same as a tool part that ended: one from each plugin copy.
+        """Take the held hooks of a tool part that ended: one from each plugin copy.
 
         Two calls may share an id, so the input decides. A plugin may have
-        changed a call's input before it ran: then no held hook has the part's
-        input, and the one input that is left is the changed one; but a part
-        that is recorded is only sent again, and its twin waits by itself.
+        changed a call's input before it ran. Then no held hook has the part's
+        input, and the only remaining input is the changed one. A part that is
+        already recorded is a resend and takes no such hook.
         """
         held = [after for after in self._afters if after.session == session.id and after.call == call]
         taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]
@@ -192,14 +192,14 @@ class Parts(Turns):
         return taken
 
     def _write_after(self, after: _After) -> None:
-        """The part's end never came: the hook alone becomes the step."""
+        """Make the step from the hook alone, because the part's end never came."""
         session = self.state.sessions.get(after.session)
-        if session is None:  # pruned or forgotten while the hook was held: nothing more is to be known of it
+        if session is None:  # pruned or forgotten while the hook was held
             self.counts["session_removed:tool.execute.after"] += 1
             self.finish(after.entry.token)
             return
         opened = [t for t in self._open.values() if t.session == after.session and t.call == after.call]
-        # A part of two calls takes the step of the one that OpenCode ends it with: which one is not known yet.
+        # A part of two calls gets the step of the call that ends it, which is not known yet.
         part = next((one.part for one in opened if len(one.inputs) < 2), None)
         if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args")):
             self.counts["duplicate:tool.execute.after"] += 1
@@ -214,5 +214,5 @@ class Parts(Turns):
 
 
 def _given(entry: Entry) -> str:
-    """The digest of the input that a ``tool.execute.after`` names."""
+    """The digest of the input of a ``tool.execute.after``."""
     return input_digest(entry.item.input.get("args"))

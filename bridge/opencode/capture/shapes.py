@@ -1,7 +1,7 @@
-"""Reading what OpenCode hands to hooks, and the payloads made from it. Pure.
+"""Reads what OpenCode passes to hooks, and makes payloads from it. Pure.
 
 OpenCode's types lag behind what it sends, so nothing here trusts a shape:
-what is missing is left out, what is odd is kept as it is.
+missing values are left out, odd ones are kept as they are.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import Any
 from bridge.opencode.link.frames import HookItem
 
 _TOLD = frozenset(
-    # What a provider sent back may hold anything; the rest stands in fields of its own.
+    # A provider's response may contain anything; the other values have their own fields.
     ("responseHeaders", "responseBody", "requestBodyValues", "stack", "message", "statusCode", "isRetryable")
 )
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """``value`` if it is an object, else an empty one."""
+    """``value`` if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def text(value: Any) -> str | None:
-    """``value`` if it is a non-empty string."""
+    """``value`` if it is a non-empty string, else ``None``."""
     return value if isinstance(value, str) and value else None
 
 
 def number(value: Any) -> int | None:
-    """``value`` as milliseconds if it is a number."""
+    """``value`` as whole milliseconds if it is a number, else ``None``."""
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def present(**fields: Any) -> dict[str, Any]:
-    """The fields that have a value; JSON nulls are not worth storing."""
+    """The fields that are not ``None``; JSON nulls are not worth storing."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -42,12 +42,12 @@ def bus_event(item: HookItem) -> dict[str, Any]:
 
 
 def bus_id(item: HookItem) -> str | None:
-    """The bus event's own id; the same for every plugin copy. ``None`` for other hooks."""
+    """The bus event's id, which is the same for every plugin copy. ``None`` for other hooks."""
     return text(bus_event(item).get("id")) if item.hook == "event" else None
 
 
 def source_of(item: HookItem) -> str:
-    """What the rules table calls this item: the bus event's type, or the hook's name."""
+    """The item's name in the rules table: the bus event's type, or the hook's name."""
     if item.hook != "event":
         return item.hook
     return text(bus_event(item).get("type")) or "event"
@@ -61,7 +61,7 @@ def properties_of(item: HookItem) -> dict[str, Any]:
 
 
 def whole(item: HookItem, type_: str) -> dict[str, Any]:
-    """Everything that an item of this type holds: a bus event's properties if that is all, else input and output."""
+    """The whole content of an item: a bus event's properties if there is nothing else, otherwise input and output."""
     event = bus_event(item)
     usual = {"event": {"id": bus_id(item), "type": type_, "properties": event.get("properties")}}
     if item.output is None and item.input in (usual, {"event": present(**usual["event"])}):
@@ -78,7 +78,7 @@ def session_of(item: HookItem) -> str | None:
 
 
 def session_info(item: HookItem) -> dict[str, Any] | None:
-    """What a ``session.*`` bus event says of its session, parent included; ``None`` for other items."""
+    """The ``info`` of a ``session.*`` bus event, which names the parent; ``None`` for other items."""
     if item.hook == "event" and source_of(item).startswith("session."):
         info = properties_of(item).get("info")
         return info if isinstance(info, dict) and text(info.get("id")) else None
@@ -86,7 +86,7 @@ def session_info(item: HookItem) -> dict[str, Any] | None:
 
 
 def appeared(info: dict[str, Any], lineage: str) -> dict[str, Any]:
-    """Payload of a session that was created or resumed."""
+    """The payload for a session that was created or resumed."""
     return present(
         session=info.get("id"),
         parent=text(info.get("parentID")),
@@ -101,7 +101,7 @@ def appeared(info: dict[str, Any], lineage: str) -> dict[str, Any]:
 
 
 def model_of(info: dict[str, Any]) -> dict[str, Any] | None:
-    """``{provider, model}`` of a message, however this OpenCode spells it."""
+    """``{provider, model}`` of a message, in any of OpenCode's spellings."""
     nested = mapping(info.get("model"))
     model = text(info.get("modelID")) or text(nested.get("modelID")) or text(nested.get("id"))
     provider = text(info.get("providerID")) or text(nested.get("providerID"))
@@ -109,7 +109,7 @@ def model_of(info: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def tool_step(part: dict[str, Any]) -> dict[str, Any]:
-    """Payload of a tool part that completed or failed, without its place in session and turn."""
+    """The payload for a tool part that completed or failed, without its place in session and turn."""
     state = mapping(part.get("state"))
     time = mapping(state.get("time"))
     started, ended = number(time.get("start")), number(time.get("end"))
@@ -131,7 +131,7 @@ def tool_step(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def tool_step_from_after(item: HookItem) -> dict[str, Any]:
-    """Payload of a tool call whose part's last update never came."""
+    """The payload for a tool call whose part never got its last update."""
     given, result = mapping(item.input), mapping(item.output)
     return present(
         kind="tool",
@@ -146,7 +146,7 @@ def tool_step_from_after(item: HookItem) -> dict[str, Any]:
 
 
 def inference_step(part: dict[str, Any]) -> dict[str, Any]:
-    """Payload of a ``step-finish`` part."""
+    """The payload for a ``step-finish`` part."""
     return present(
         kind="inference",
         finish=text(part.get("reason")),
@@ -157,7 +157,7 @@ def inference_step(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def output_of(part: dict[str, Any]) -> dict[str, Any]:
-    """Payload of a text or reasoning part that ended."""
+    """The payload for a text or reasoning part that ended."""
     time = mapping(part.get("time"))
     return present(
         kind=part.get("type"),
@@ -169,7 +169,7 @@ def output_of(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def error_of(error: dict[str, Any]) -> dict[str, Any]:
-    """Payload of an error; what the provider sent back may hold anything and is left out."""
+    """The payload for an error, without the provider's response, which may contain anything."""
     data = mapping(error.get("data"))
     return present(
         name=text(error.get("name")) or "UnknownError",
@@ -181,12 +181,12 @@ def error_of(error: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_abort(error: dict[str, Any]) -> bool:
-    """An abort is not an error: it ends the turn."""
+    """True for an abort, which is not an error: it ends the turn."""
     return error.get("name") == "MessageAbortedError"
 
 
 def is_human(parts: list[Any]) -> bool:
-    """Whether a prompt has a part that a person wrote: not synthetic, not injected by us."""
+    """True if a person wrote a part of the prompt: it is neither synthetic nor injected by us."""
     objects = [mapping(part) for part in parts]
     return any(
         not part.get("synthetic") and not mapping(part.get("metadata")).get("durable_stream") for part in objects

@@ -1,8 +1,8 @@
-"""What the translator must remember of each session, as a fold over its own events.
+"""The translator's memory of each session, folded from its own events.
 
-Everything here can be rebuilt by replaying the log, so a sidecar that was
-killed continues as if nothing had happened. What cannot be rebuilt (updates
-that are not final) is kept next to it in the translator and may be lost.
+A replay of the log rebuilds all of it, so a killed sidecar continues as if
+nothing had happened. Updates that are not final cannot be rebuilt; the
+translator keeps them elsewhere, and they may be lost.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
 STATE_VERSION = 4
-"""Form of the dumped state, and of what the fold does: a greater one makes older snapshots worthless."""
+"""Version of the dumped state and of the fold. A higher version invalidates older snapshots."""
 
 REMEMBERED = 256
-"""Inputs, turns and calls remembered a session. Older ones are still once: the log knows their keys."""
+"""Inputs, turns and calls remembered per session. Older ones are still recorded only once: the log has their keys."""
 
 BUSY_SESSIONS = 64
-"""Sessions that remember so much: those that last began a turn or appeared. The state of a log of any length
-stays small, and with it the snapshot, the start and the memory."""
+"""Sessions that remember this much: those that last began a turn or appeared. This keeps the state of any log
+small, and with it the snapshot, the start-up time and the memory use."""
 
 REMEMBERED_AT_REST = 4
-"""What is remembered of each kind in the other sessions."""
+"""How many of each kind the other sessions remember."""
 
 
-# Equal states are equal bytes: a set has another order in each process, what a payload holds another one in the log.
+# Equal states must dump to equal bytes, but sets have no order, and the log reorders a payload's fields.
 Names = Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]
 Fields = Annotated[dict[str, Any], PlainSerializer(lambda found: orjson.loads(canonical(found)))]
-# A count that comes back as 10.0 would make another payload of the turn's end.
+# A count that is loaded as 10.0 would change the payload of the turn's end.
 Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sorted(found.items())))]
 
 
 @dataclass(slots=True)
 class Turn:
-    """The turn a session is in: a user message being answered."""
+    """A session's current turn: the answering of one user message."""
 
     user_message: str
     assistant_message: str
-    """The first answer; later ones sort after it, earlier turns' before."""
+    """The first answer. Later answers sort after it, those of earlier turns before it."""
     event_id: str
     started_ms: int
     boot: str
@@ -60,12 +60,12 @@ class Turn:
     cost: float = 0.0
     tokens: Sums = field(default_factory=dict)
     counted: Names = field(default_factory=set)
-    """Keys of the steps in these sums: one that is sent again, because its ack was lost, counts once."""
+    """Keys of the steps in these sums. A step that is resent because its ack was lost counts once."""
 
 
 @dataclass(slots=True)
 class SessionState:
-    """One session: where its records go and what its next event may be caused by."""
+    """One session: where its records go, and what may cause its next event."""
 
     id: str
     stream: str
@@ -76,11 +76,11 @@ class SessionState:
     directory: str | None = None
     boots: Names = field(default_factory=set)
     born: bool = False
-    """Its creation is in the log, so no turn of it can be missing before."""
+    """True if its creation is in the log, so that none of its earlier turns can be missing."""
     first_message: str | None = None
-    """The user message of its first input or turn: OpenCode's ids ascend, so what is before it came from elsewhere."""
+    """The user message of its first input or turn. OpenCode's ids ascend, so lower ones come from another session."""
     misread: bool = False
-    """Something in it was not understood and kept whole: what looks like history may be new."""
+    """True if an item was not understood and kept whole, so that apparent history may be new."""
     ended: bool = False
     title: str | None = None
     turn: Turn | None = None
@@ -90,50 +90,50 @@ class SessionState:
     inputs: OrderedDict[str, str] = field(default_factory=OrderedDict)
     turns: OrderedDict[str, str] = field(default_factory=OrderedDict)
     calls: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """Finished tool calls by the provider's call id, with the digests of their inputs."""
+    """Digests of the inputs of finished tool calls, by the provider's call id."""
     asks: OrderedDict[str, str] = field(default_factory=OrderedDict)
     errors: OrderedDict[str, str] = field(default_factory=OrderedDict)
     spawning: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """Task parts that already told of their child, with the ``agent.spawned`` event's id."""
+    """Ids of ``agent.spawned`` events, by the task part that named the child."""
 
     def rest(self) -> None:
-        """Others are busy now: forget all but the newest."""
+        """Forget all but the newest entries, because other sessions are busier now."""
         for known in (self.inputs, self.turns, self.calls, self.asks, self.errors, self.spawning):
             while len(known) > REMEMBERED_AT_REST:
                 known.popitem(last=False)
 
 
 def input_digest(value: Any) -> str:
-    """What is remembered of a tool call's input, to tell a second call with the same id from an echo."""
+    """A digest of a tool call's input, to distinguish a second call with the same id from an echo."""
     return sha256(canonical(value)).hexdigest()[:16]
 
 
 def remember(known: OrderedDict[str, str], key: str, value: str) -> None:
-    """Keep ``key``, forgetting the oldest beyond ``REMEMBERED``."""
+    """Add ``key``; forget the oldest entry beyond ``REMEMBERED``."""
     known[key] = value
     if len(known) > REMEMBERED:
         known.popitem(last=False)
 
 
 class CaptureState:
-    """All sessions, folded from capture events. ``apply`` in position order, each event once or more."""
+    """All sessions, folded from capture events. Call ``apply`` in position order, at least once per event."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, SessionState] = {}
         self.told: OrderedDict[str, str] = OrderedDict()
-        """Bus events that became an error or a compaction, which nothing else tells from a resend."""
+        """Bus events that became an error or a compaction. Only their ids identify a resend."""
         self.spawns: dict[str, str] = {}
         """The latest ``agent.spawned`` event of each child session."""
         self.busy: OrderedDict[str, None] = OrderedDict()
-        """The sessions that remember the most, the one that rested longest first."""
+        """The sessions with full memory, the least recently busy first."""
 
     def dump(self) -> bytes:
-        """Everything, as JSON that ``load`` takes; for a snapshot in the form ``STATE_VERSION``."""
+        """The whole state as JSON for ``load``, for a snapshot of version ``STATE_VERSION``."""
         return _ADAPTER.dump_json(_Dump(self.sessions, self.told, self.spawns, list(self.busy)))
 
     @classmethod
     def load(cls, dumped: bytes) -> CaptureState:
-        """The state that ``dump`` gave. Raises ``ValueError`` when it is something else."""
+        """Restore the state from the output of ``dump``. Raises ``ValueError`` for anything else."""
         found = _ADAPTER.validate_json(dumped)
         state = cls()
         state.sessions, state.told, state.spawns = found.sessions, OrderedDict(found.told), found.spawns
@@ -141,22 +141,22 @@ class CaptureState:
         return state
 
     def unknown(self) -> list[SessionState]:
-        """Sessions whose parent is not known."""
+        """Sessions whose parent is unknown."""
         return [session for session in self.sessions.values() if not session.known]
 
     def unfinished(self) -> set[str]:
-        """Streams in which a turn is in progress, as far as the log tells: its OpenCode may have died."""
+        """Streams with an open turn according to the log. Its OpenCode may have died."""
         return {session.stream for session in self.sessions.values() if session.turn is not None}
 
     def turn_of(self, session_id: str) -> str | None:
-        """The user message that a session answers now, as far as that is known."""
+        """The user message that a session is answering; ``None`` if unknown."""
         session = self.sessions.get(session_id)
         return session.turn.user_message if session is not None and session.turn is not None else None
 
     def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> None:
         """Drop these sessions and those in these streams, as a fold over a log without their payloads would.
 
-        One that is heard of again appears as resumed.
+        A dropped session that sends another hook appears as resumed.
         """
         gone = {each.id for each in self.sessions.values() if each.stream in streams or each.id in sessions}
         for session_id in gone:
@@ -165,7 +165,7 @@ class CaptureState:
             self.busy.pop(session_id, None)
 
     def apply(self, event: StreamEvent) -> None:
-        """Take one event; types that are not capture's change nothing."""
+        """Apply one event; types that capture does not make change nothing."""
         payload = event.payload
         bus_id = event.metadata.get("event")
         if event.type in ("agent.error", "lifecycle.session.compacted") and isinstance(bus_id, str):
@@ -190,7 +190,7 @@ class CaptureState:
             self._turn_started(session, event)
         elif event.type == "turn.ended":
             if session.turn is not None and session.turn.user_message == payload["message"]:
-                session.turn.counted.clear()  # its sums are reported: nothing more is added to them
+                session.turn.counted.clear()  # its sums are reported and final
                 session.last_turn, session.turn = session.turn, None
             session.last_end = event.id
         elif event.type == "execution.step":
@@ -234,12 +234,12 @@ class CaptureState:
             self._is_busy(session)
 
     def _is_busy(self, session: SessionState) -> None:
-        """Only what a record says for the first time comes here, so that one that is sent again changes nothing."""
+        """Make this the busiest session. Called only for new facts, so a resent record changes nothing."""
         self.busy[session.id] = None
         self.busy.move_to_end(session.id)
         if len(self.busy) > BUSY_SESSIONS:
             resting, _ = self.busy.popitem(last=False)
-            # A snapshot of an older version may name one that was removed.
+            # A snapshot of an older version may name a removed session.
             if resting in self.sessions:
                 self.sessions[resting].rest()
 
@@ -263,7 +263,7 @@ class CaptureState:
     def _step(self, session: SessionState, event: StreamEvent) -> None:
         payload = event.payload
         if payload.get("call"):
-            # What its `tool.execute.after` names. The part's input may be that of another call with this id.
+            # The input in `tool.execute.after`. The part's input may belong to another call with this id.
             ran = input_digest(payload.get("executed_input", payload.get("input")))
             remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {ran}"[-400:])
         turn = session.turn

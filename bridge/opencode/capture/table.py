@@ -1,7 +1,7 @@
-"""The one table that says what becomes of each OpenCode hook and bus event.
+"""The table of what each OpenCode hook and bus event becomes.
 
-The translator dispatches on it and ``docs/events.md`` is printed from it, so
-neither can say what the other does not do. Measured on OpenCode 1.18.33.
+The translator dispatches on it and ``docs/events.md`` is generated from it, so
+code and documentation cannot disagree. Measured on OpenCode 1.18.33.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["event", "state", "drop"]
-"""``event``: recorded. ``state``: not final, only remembered while it matters. ``drop``: of no lasting meaning."""
+"""``event``: recorded. ``state``: not final, remembered only while it matters. ``drop``: has no lasting meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: a hook or bus event, what it becomes, and the key that makes it once.
+    """One row: a hook or bus event, what it becomes, and the key that prevents duplicates.
 
     ``handle`` names the translator's method. ``makes`` lists the event types
-    it can lead to, ``key`` the last part of their ``{type}:{session}:{id}`` keys.
+    that it can lead to, ``key`` the last part of their ``{type}:{session}:{id}`` keys.
     """
 
     source: str
@@ -167,7 +167,7 @@ DROPPED: frozenset[str] = frozenset(
         "ide.installed",
     }
 )
-"""Catalog, plugin, terminal and toast noise: about 70 of these precede the first prompt of a process."""
+"""Catalog, plugin, terminal and toast noise. About 70 of these precede a process's first prompt."""
 
 IGNORED_HOOKS: frozenset[str] = frozenset(
     {
@@ -187,10 +187,10 @@ IGNORED_HOOKS: frozenset[str] = frozenset(
         "experimental.text.complete",
     }
 )
-"""Hooks that only let a plugin change something; older recordings hold them."""
+"""Hooks that only let a plugin change something; older recordings contain them."""
 
 FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-finish"})
-"""Part types of ``message.part.updated`` that can become an event; the others are noise or stand in the input."""
+"""Part types of ``message.part.updated`` that can become an event; the others are noise or already in the input."""
 
 BY_SOURCE: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
 UNKNOWN = Rule(
@@ -204,9 +204,9 @@ UNKNOWN = Rule(
 
 
 def rule_for(source: str) -> Rule | None:
-    """The row of a hook name or bus event type; ``None`` for what is dropped, ``UNKNOWN`` for a new type.
+    """The row of a hook name or bus event type; ``None`` if it is dropped, ``UNKNOWN`` for a new type.
 
-    What does not have the shape in ``known.py`` is treated as ``UNKNOWN``.
+    An item without the shape in ``known.py`` is treated as ``UNKNOWN``.
     """
     rule = BY_SOURCE.get(source)
     if rule is not None:

@@ -1,4 +1,4 @@
-"""Sums of token counts. It imports nothing heavy: shell completion needs it."""
+"""Sums of token counts. Imports nothing heavy, because shell completion needs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def add_tokens(total: dict[str, int | float], tokens: Any, prefix: str = "") -> None:
-    """Add a step's token counts, nested ones as ``cache_read`` and so on."""
+    """Add a step's token counts to ``total``; nested ones become ``cache_read`` and so on."""
     if not isinstance(tokens, dict):
         return
     for name, value in tokens.items():

@@ -1,13 +1,13 @@
-"""From hooks to events: the translator. Pure, sans-I/O.
+"""The translator: turns hooks into events. Pure, sans-I/O.
 
-``feed`` takes hook items as they arrive, ``drain`` gives the events they make
-and the items that are finished once those events are durable. Time comes in as
-a monotonic clock reading, so nothing here waits: an item that must (its pair or
-its parent is missing) is held at most ``hold_s`` and then written as it is.
+``feed`` takes hook items as they arrive. ``drain`` returns the events made from
+them, and the items that are finished once those events are durable. The caller
+passes in a monotonic clock, so nothing here waits. An item whose pair or parent
+is missing is held for at most ``hold_s`` and then written as it is.
 
-Hooks of one session keep their order; other sessions continue meanwhile.
+Hooks of one session keep their order; a held session does not delay others.
 
-Three floors: ``Emitter`` makes events, ``Turns`` and ``Parts`` know what each
+Three layers: ``Emitter`` makes events, ``Turns`` and ``Parts`` know what each
 hook means inside a session, ``Translator`` decides which session that is.
 
 Source: seed 004, 3.2 ("Bridging Hooks"); FEATURES D14-D16.
@@ -35,14 +35,14 @@ from streams.lineage import CREATED, ENDED, LINKED, RESUMED, traceparent
 __all__ = ["HOLD_S", "Drained", "Origin", "Token", "Translator"]
 
 _SEEN_EVENTS = 50_000
-"""Bus event ids remembered, to know what a second plugin copy tells again."""
+"""Bus event ids remembered, to recognise the repeats of a second plugin copy."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A session that cannot be placed yet: its hooks in order, until its parent or its call is known.
+    """A session that cannot be placed yet. Holds its hooks in order until its parent or its call is known.
 
-    ``first`` is the hook that made us look; ``entries`` is empty when that hook
+    ``first`` is the hook that caused the wait. ``entries`` is empty if that hook
     belongs to a child of this session.
     """
 
@@ -54,9 +54,9 @@ class _Waiting:
 
 
 class Translator(Parts):
-    """One for all links of a sidecar.
+    """Translates the hooks of all links of a sidecar.
 
-    ``state`` is folded from the log beforehand. ``clean`` redacts payloads.
+    ``state`` must already be folded from the log. ``clean`` redacts payloads.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Translator(Parts):
         self._waiting: dict[str, _Waiting] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
 
-    # What the owner calls
+    # Called by the owner
 
     def feed(self, token: Token, item: HookItem, now: float) -> None:
-        """Take one item. Order matters within one origin."""
+        """Take one item. Items of one origin must come in order."""
         self.now = now
         entry = Entry(token, item)
         source = shapes.source_of(item)
@@ -102,7 +102,7 @@ class Translator(Parts):
         self._place_waiting()
 
     def answer(self, session_id: str, info: dict[str, Any] | None, now: float) -> None:
-        """What OpenCode said of a session that was asked about; ``None`` when nobody could say."""
+        """Take OpenCode's answer about a session; ``info`` is ``None`` if there was none."""
         self.now = now
         waiting = self._waiting.get(session_id)
         if info is None or waiting is None:
@@ -111,7 +111,7 @@ class Translator(Parts):
         self._place_waiting()
 
     def tick(self, now: float) -> None:
-        """Write what has waited long enough."""
+        """Write the held items whose deadline has passed."""
         self.now = now
         for session_id, waiting in list(self._waiting.items()):
             if waiting.deadline <= now and self._waiting.get(session_id) is waiting:
@@ -120,11 +120,11 @@ class Translator(Parts):
         self.expire(now)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` has something to do next; ``None`` while nothing waits."""
+        """When ``tick`` next has something to do; ``None`` while nothing waits."""
         return min([waiting.deadline for waiting in self._waiting.values()] + self.deadlines(), default=None)
 
     def end_missing(self, session_id: str, now: float) -> None:
-        """A session of the log is no more in OpenCode: record its end, once."""
+        """Record, once, the end of a session that OpenCode no longer has."""
         self.now = now
         session = self.state.sessions.get(session_id)
         if session is not None and not session.ended:
@@ -144,7 +144,7 @@ class Translator(Parts):
     # Placing sessions
 
     def _place_waiting(self) -> None:
-        """Place every waiting session that can be placed now; one may free the next."""
+        """Place every waiting session that can be placed now. Each one may unblock others."""
         progress = bool(self._waiting)
         while progress:
             progress = False
@@ -152,7 +152,7 @@ class Translator(Parts):
                 progress = self._place(session_id, waiting, give_up=False) or progress
 
     def _place(self, session_id: str, waiting: _Waiting, *, give_up: bool) -> bool:
-        """Write a session's first event if its place is known (or given up on), then its held hooks."""
+        """Write a session's first event, then its held hooks, if its place is known or ``give_up`` is set."""
         info = waiting.info
         parent_id = text(mapping(info).get("parentID"))
         parent = self.state.sessions.get(parent_id) if parent_id else None
@@ -161,7 +161,7 @@ class Translator(Parts):
             return False
         del self._waiting[session_id]
         if not waiting.entries and info is None:
-            return True  # only its children were seen, and nobody knows it
+            return True  # only its children were seen, and OpenCode did not describe it
         is_root = info is not None and info.get("parentID") is None
         lineage = "child" if parent is not None else "root" if is_root else "unknown"
         if lineage == "unknown":
@@ -185,11 +185,11 @@ class Translator(Parts):
                 self.ask(session_id, waiting.first.token.origin)
             return False
         if parent_id and parent is None:
-            # The parent may be on its way, or older than this log: then it is asked about too.
+            # The parent may be on its way, or older than this log. Ask about it too.
             if parent_id not in self._waiting and parent_id != session_id:
                 self._waiting[parent_id] = _Waiting(waiting.first, waiting.deadline)
             return False
-        # The `task` call that made it must come first: it is the cause.
+        # The `task` call that made it is its cause, so it must come first.
         return not (created and parent is not None and parent.turn and session_id not in self.state.spawns)
 
     def _appear(self, entry: Entry, info: dict[str, Any], lineage: str, *, created: bool) -> None:
@@ -210,7 +210,7 @@ class Translator(Parts):
             self._link(orphan, session_id, entry)
 
     def _link(self, session: SessionState, parent_id: str | None, entry: Entry) -> None:
-        """Join a session that was recorded as unknown to its root; with no parent it is a root itself."""
+        """Link a session of unknown lineage to its parent's root; without a parent it is a root itself."""
         parent = self.state.sessions.get(parent_id) if parent_id else None
         if session.known or (parent_id and parent is None):
             return
@@ -228,7 +228,7 @@ class Translator(Parts):
         )
 
     def _meet(self, session: SessionState, entry: Entry) -> None:
-        """A hook of a known session: note a new boot, and a parent that was unknown so far."""
+        """Record what a hook reveals about a known session: a new boot, or a parent unknown until now."""
         info = shapes.session_info(entry.item)
         if info is not None and not session.known:
             self._link(session, text(info.get("parentID")), entry)
@@ -243,7 +243,7 @@ class Translator(Parts):
     # Running the rules
 
     def _run(self, entry: Entry, session: SessionState | None) -> None:
-        """Apply the item's rule if it has the shape that the rule understands; else, and on any fault, keep it."""
+        """Apply the item's rule. If the shape is unknown, or the rule fails, keep the item whole."""
         source = shapes.source_of(entry.item)
         rule = rule_for(source)
         held = False
@@ -264,16 +264,16 @@ class Translator(Parts):
             self.finish(entry.token)
 
     def _keep_unreadable(self, entry: Entry, session: SessionState | None, fault: Exception) -> None:
-        """An item that a rule fails on is stored as it came, and counted."""
+        """Store an item as it came, and count it, because its rule failed."""
         self.counts["unreadable"] += 1
         raw = {"hook": entry.item.hook, "input": entry.item.input, "output": entry.item.output}
         payload = {"fault": type(fault).__name__, "item": raw}
         self.put(entry, session, "opencode.unreadable", self.own_key(entry), payload)
 
-    # Rules for whole sessions (the others: turns.py, parts.py)
+    # Rules for whole sessions; for the other rules see turns.py and parts.py
 
     def session_created(self, entry: Entry, session: SessionState | None) -> bool:
-        """The event was written when the session was placed."""
+        """Do nothing: the event was written when the session was placed."""
         return False
 
     def session_deleted(self, entry: Entry, session: SessionState | None) -> bool:

@@ -1,10 +1,10 @@
-"""What the translator does with inputs, turns, errors and asks. Pure.
+"""Rules for inputs, turns, errors and asks. Pure.
 
-Each method is named in the rules table. It emits events and returns true when
+The rules table names these methods. Each emits events, and returns true if
 the item must stay unfinished for now; the method that ends the wait finishes it.
 
-What is kept here may be lost in a crash: everything that decides an event's
-content is in the state, or in a hook that is not acknowledged before.
+A crash may lose what is kept here. Everything that decides an event's content
+is in the state, or in a hook that is not acknowledged yet.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from streams.identity import Identity
 _REMEMBERED_MESSAGES = 4000
 
 _ANSWERED = frozenset({"stop", "length"})
-"""Reasons with which a model ends its last answer; ``tool-calls`` means that it wanted to continue."""
+"""Finish reasons of a last answer; ``tool-calls`` means that the model wanted to continue."""
 
 
 class Turns(Emitter):
-    """Inputs, turns, errors, asks."""
+    """Handles inputs, turns, errors and asks."""
 
     def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
         super().__init__(identity, state, clean, hold_s)
@@ -41,11 +41,11 @@ class Turns(Emitter):
         self._errors: dict[str, Late] = {}
 
     def open_tools(self, session_id: str) -> list[str]:
-        """Tool parts of a session that have begun and not ended; the floor above knows."""
+        """Tool parts of a session that have begun but not ended; ``Parts`` knows them."""
         return []
 
     def forget_tools(self, session_id: str) -> None:
-        """The session's turn is over: no tool of it is open any more."""
+        """Forget the session's open tools, because its turn is over."""
 
     # Small things
 
@@ -53,7 +53,7 @@ class Turns(Emitter):
         return False
 
     def unknown_event(self, entry: Entry, session: SessionState | None) -> bool:
-        """Keep an item whole: of an unknown type, or not of the shape that its rule understands."""
+        """Keep an item whole, because its type is unknown or its rule does not understand its shape."""
         name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in shapes.source_of(entry.item))
         type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
         key = shapes.bus_id(entry.item) or self.own_key(entry)
@@ -92,7 +92,7 @@ class Turns(Emitter):
         if session is None:
             return self.unknown_event(entry, session)
         if message_id in session.inputs:
-            # A second plugin copy, or a prompt repeated under its id: the first one stands.
+            # A second plugin copy, or a prompt repeated under the same id. The first one counts.
             self.counts["duplicate:chat.message"] += 1
             return False
         human = session.known and session.parent is None and (not parts or shapes.is_human(parts))
@@ -119,7 +119,7 @@ class Turns(Emitter):
         completed = info["time"].get("completed") is not None
         expected = message_id in self._messages or answered in session.turns or answered in session.inputs
         if completed and not expected and not session.misread:
-            # A fork copies finished messages into a new session: history, not something that happens.
+            # A fork copies finished messages into a new session. They are history.
             self._copied[message_id] = None
             return False
         known = {"user": answered, "agent": text(info.get("agent")), "model": shapes.model_of(info)}
@@ -148,7 +148,7 @@ class Turns(Emitter):
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
             self.end_turn(entry, session, "interrupted" if crashed else "continued" if goes_on else None)
         if trigger == "unknown" and session.compacted is not None:
-            # After a compaction OpenCode continues by itself, with a user message of its own making.
+            # After a compaction OpenCode continues by itself, with a user message that it makes.
             trigger, cause = "continuation", session.compacted
         self.put(
             entry,
@@ -162,7 +162,7 @@ class Turns(Emitter):
         )
 
     def session_idle(self, entry: Entry, session: SessionState | None) -> bool:
-        """The turn is over. After an abort or an error its last parts follow, and idle comes again."""
+        """End the turn. After an abort or an error, wait: the last parts follow, and idle comes again."""
         if session is None:
             return False
         turn = session.turn
@@ -170,7 +170,7 @@ class Turns(Emitter):
             self._current.pop(session.id, None)
             return False
         if entry.item.t < turn.started_ms:
-            # Another copy of the plugin told this late: it ended the turn before.
+            # A late repeat from another plugin copy, about the turn before.
             self.counts["duplicate:session.idle"] += 1
             return False
         source = shapes.source_of(entry.item)
@@ -186,7 +186,7 @@ class Turns(Emitter):
         return False
 
     def is_unsettled(self, session: SessionState) -> bool:
-        """Whether more of the session's turn is to come although OpenCode says idle."""
+        """True if more of the session's turn follows, although OpenCode says idle."""
         turn = session.turn
         failed = turn is not None and (turn.error is not None or turn.user_message in self._aborted)
         return failed or bool(self.open_tools(session.id))
@@ -201,7 +201,7 @@ class Turns(Emitter):
         self.finish(late.entry.token)
 
     def end_turn(self, entry: Entry | None, session: SessionState, outcome: str | None) -> None:
-        """Write ``turn.ended`` for the session's open turn; ``outcome`` is judged when it is not given."""
+        """Write ``turn.ended`` for the session's open turn. Without ``outcome``, judge it from the turn."""
         turn = session.turn
         if turn is None:
             return
@@ -242,12 +242,12 @@ class Turns(Emitter):
         if turn.error is not None:
             return "failed"
         if turn.finish is None:
-            return "aborted"  # idle without any answer: an abort during a retry's back-off sends no error
+            return "aborted"  # idle without an answer: an abort during a retry's back-off sends no error
         return "stopped" if turn.finish == "tool-calls" else "completed"
 
     def place_of(self, session: SessionState, part: dict[str, Any]) -> Place:
-        """Which turn a part belongs to. Where the message is not remembered (a crash), its id tells:
-        a session's turns follow one another and OpenCode's ids ascend."""
+        """The turn that a part belongs to. If a crash lost the message, its id decides:
+        a session's turns follow one another, and OpenCode's ids ascend."""
         message = text(part.get("messageID"))
         known = self._messages.get(message or "")
         turns = [turn for turn in (session.turn, session.last_turn) if turn is not None]
@@ -261,7 +261,7 @@ class Turns(Emitter):
         model = (known or {}).get("model") or (turn.model if turn is not None else None)
         payload = present(message=message, part=text(part.get("id")), turn=user)
         cause = session.turns.get(user) if user is not None else None
-        # A user's own parts are already in the input; only an answer's parts are output.
+        # The parts of a user message are already in the input; only an answer's parts are output.
         users = message in session.inputs or message in self._users or bool(part.get("synthetic"))
         assistant = known is not None or not users
         return Place(payload, cause, agent or "opencode", user, model, assistant)
@@ -286,7 +286,7 @@ class Turns(Emitter):
         message = self._current.get(session.id) if session is not None and (is_open or turn is None) else None
         if message is None and session is not None and turn is not None:
             if is_open and turn.finish is not None:
-                # Which answer failed was forgotten in a crash; its own update says so next.
+                # A crash lost which answer failed; that answer's own update comes next and says so.
                 self._errors[session.id] = self.late(entry)
                 return True
             message = turn.assistant_message if turn.finish is None else None
@@ -294,12 +294,12 @@ class Turns(Emitter):
         return False
 
     def _turn_at(self, session: SessionState | None, t: int) -> Turn | None:
-        """The turn that was open at the time of a hook; an old one may be sent again much later."""
+        """The turn that was open at a hook's time; an old hook may be resent much later."""
         turns = (session.turn, session.last_turn) if session is not None else ()
         return next((turn for turn in turns if turn is not None and t >= turn.started_ms), None)
 
     def _is_told(self, entry: Entry) -> bool:
-        """Whether this very bus event is in the log: it was durable, but its ack was lost with a sidecar."""
+        """True if this bus event is already in the log: it was durable, but a sidecar died before the ack."""
         told = shapes.bus_id(entry.item) in self.state.told
         if told:
             self.counts[f"duplicate:{shapes.source_of(entry.item)}"] += 1

@@ -1,1 +1,1 @@
-"""The link between a shim and the sidecar: its frames, its protocol, the spool's lines. Pure, sans-I/O."""
+"""The link between a shim and the sidecar: frames, protocol, spool lines. Pure, sans-I/O."""

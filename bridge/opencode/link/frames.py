@@ -1,15 +1,15 @@
-"""The frames of link protocol 1: what shim, sidecar and command line say to each other.
+"""The frames of link protocol 1, which shim, sidecar and command line exchange.
 
-One frame is one JSON object in one websocket text message, told apart by
-``type``. ``decode`` reads a message, ``encode`` writes one; both are pure.
+One frame is one JSON object in one websocket text message; ``type`` names its
+kind. ``decode`` reads a message, ``encode`` writes one; both are pure.
 
-Hook items are the hot path, thousands a second, and their ``input`` and
-``output`` belong to the user: they are carried, never looked into. Only the
-shape around them is checked.
+Hook items are the hot path: thousands per second. Their ``input`` and
+``output`` belong to the user and are never inspected. Only the shape around
+them is checked.
 
-What JavaScript may legally write but JSON readers refuse must not cost the
-link a frame, because the shim would send the same frame again for ever. It is
-repaired and counted in ``Hooks.repaired``: see ``lenient.py``.
+JavaScript may legally write what JSON readers refuse. Such a frame must not be
+rejected, because the shim would resend it forever. It is repaired, and the
+repairs are counted in ``Hooks.repaired``: see ``lenient.py``.
 
 ``docs/frames.schema.json`` is generated from here by ``tools/generate_schema.py``.
 """
@@ -62,16 +62,16 @@ __all__ = [
 PROTOCOL: Final = 1
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-"""Largest message either side takes; a larger one closes the connection with 1009."""
+"""Largest message that either side accepts; a larger one closes the connection with 1009."""
 
 BATCH_ITEMS: Final = 256
 """Most items a sender puts in one ``hooks`` frame."""
 
 BATCH_BYTES: Final = 1024 * 1024
-"""Where a sender closes a batch; one item larger than this goes alone."""
+"""Bytes at which a sender closes a batch; a larger item goes alone."""
 
 MAX_ITEMS: Final = 200_000
-"""Most items taken in one frame: twice the largest window there can be."""
+"""Most items accepted in one frame: twice the largest possible window."""
 
 _LARGE_BYTES: Final = 256 * 1024
 
@@ -82,13 +82,13 @@ Role: TypeAlias = Literal["shim", "control"]
 ByeReason: TypeAlias = Literal[
     "draining", "idle", "disposed", "protocol", "auth", "upgrade", "unsupported", "replaced", "window"
 ]
-"""What ends a link; ``docs/protocol.md`` says who says which, and what the other side does then."""
+"""Why a link ends; ``docs/protocol.md`` says who sends which, and how the other side reacts."""
 
 
 # --- the hot path: plain dataclasses, checked by hand -----------------------------------------------
 
 
-@dataclass(slots=True)  # not frozen: a frozen dataclass costs four times as much to make
+@dataclass(slots=True)  # not frozen: creating a frozen dataclass takes four times as long
 class HookItem:
     """One call of one OpenCode hook. ``t`` is the hook's own time, ms since 1970 UTC."""
 
@@ -106,7 +106,7 @@ class Hooks:
     items: list[HookItem]
     type: Literal["hooks"] = "hooks"
     repaired: Annotated[int, Field(exclude=True)] = 0
-    """Values that had to be changed to be readable. Not on the wire."""
+    """Number of values changed to make the frame readable. Not on the wire."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class _Frame(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
 
     def wire(self) -> dict[str, Any]:
-        """The frame's fields as they travel; optional ones that are unset are left out."""
+        """The frame's fields as sent, without unset optional ones."""
         return {name: value for name, value in self.__dict__.items() if value is not None}
 
 
@@ -158,11 +158,11 @@ class Challenge(_Frame):
 
 @dataclass(frozen=True, slots=True)
 class ShimIdentity:
-    """Which plugin instance of which OpenCode process a link belongs to.
+    """The plugin instance and OpenCode process that a link belongs to.
 
     ``boot_id`` names the process (or, for a played recording, its file),
     ``instance`` the plugin copy; together they own one sequence of seqs.
-    ``last_seq`` is the highest seq the shim has given out so far.
+    ``last_seq`` is the highest seq that the shim has assigned so far.
     """
 
     shim_version: str
@@ -194,9 +194,9 @@ class Identify(_Frame):
 
     @property
     def shim(self) -> ShimIdentity | None:
-        """The shim's fields, or ``None`` when one is missing that a link cannot do without.
+        """The shim's fields, or ``None`` if a required one is missing.
 
-        What a shim may not know yet (its project, OpenCode's version) is empty then.
+        Fields that a shim may not know yet (its project, OpenCode's version) are then empty.
         """
         if self.shim_version is None or self.boot_id is None or self.instance is None or self.last_seq is None:
             return None
@@ -329,10 +329,10 @@ _MODELS: Final[dict[str, type[_Frame]]] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of every frame, discriminated by ``type``."""
+    """The JSON Schema (2020-12) of every frame, discriminated by ``type``."""
     schema = _ADAPTER.json_schema()
     for definition in schema["$defs"].values():
-        # Pydantic sees a default and calls the tag optional; on the wire it is what tells frames apart.
+        # Pydantic sees a default and calls the tag optional; on the wire it is required.
         if "const" in definition["properties"].get("type", {}):
             definition["required"] = ["type", *definition.get("required", [])]
     hooks = schema["$defs"]["Hooks"]["properties"]
@@ -348,12 +348,12 @@ def decode(message: str | bytes) -> Frame:
     """Read one message.
 
     Raises:
-        FrameError: it is not UTF-8, not JSON, not an object, or lacks what its type needs.
-        UnknownFrame: its type is not one of this protocol.
+        FrameError: it is not UTF-8, not JSON, not an object, or lacks a field of its type.
+        UnknownFrame: the protocol has no such type.
     """
     if len(message) < _LARGE_BYTES or not gc.isenabled():
         return _decode(message)
-    # A large message may hold millions of values; the collector would walk them again and again.
+    # A large message may hold millions of values, which the collector would scan again and again.
     gc.disable()
     try:
         return _decode(message)
@@ -379,7 +379,7 @@ def _decode(message: str | bytes) -> Frame:
         return Lossy(_items(obj, "lossy"))
     model = _MODELS.get(kind) if type(kind) is str else None
     if model is None:
-        # The value itself could be anything, payload included: it is not repeated.
+        # Do not repeat the value: it could be anything, payload included.
         raise UnknownFrame("unknown frame type") if type(kind) is str else FrameError("type must be a string")
     try:
         return cast("Frame", model.model_validate(obj))
@@ -390,7 +390,7 @@ def _decode(message: str | bytes) -> Frame:
 
 
 def encode(frame: Frame) -> str:
-    """Write one frame as the text of one message. Values JSON cannot hold are repaired as in ``decode``."""
+    """Write one frame as the text of one message. Values that JSON cannot hold are repaired as in ``decode``."""
     if isinstance(frame, _Frame):
         return _dumps(frame.wire())
     items = [_item_fields(item) for item in frame.items]
@@ -402,10 +402,10 @@ def encode(frame: Frame) -> str:
 def batches(
     first_seq: int, items: Sequence[HookItem], *, max_items: int = BATCH_ITEMS, max_bytes: int = BATCH_BYTES
 ) -> Iterator[tuple[int, str]]:
-    """Cut ``items`` into ``hooks`` messages; yields (last seq in the message, its text), in order.
+    """Split ``items`` into ``hooks`` messages; yield (last seq in the message, its text), in order.
 
-    A message holds at most ``max_items`` items and about ``max_bytes``; an item
-    larger than that goes alone. No items yield nothing.
+    A message holds at most ``max_items`` items and about ``max_bytes``; a
+    larger item goes alone. Without items, nothing is yielded.
     """
     texts: list[str] = []
     size = 0
@@ -438,7 +438,7 @@ def _items(obj: dict[str, Any], kind: str) -> list[HookItem]:
         if type(t) is not int:
             if type(t) is not float:
                 raise FrameError(f"{kind}.items.{index}.t must be a number")
-            t = int(t)  # finite: neither reader lets another float through
+            t = int(t)  # neither reader lets NaN or an infinity through
         if not 0 <= t <= MAX_SEQ:
             raise FrameError(f"{kind}.items.{index}.t must be milliseconds since 1970")
         items.append(HookItem(hook, t, entry.get("input"), entry.get("output")))
@@ -452,7 +452,7 @@ def _item_fields(item: HookItem) -> dict[str, Any]:
 def _dumps(value: dict[str, Any]) -> str:
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # what orjson's writer refuses: lone surrogates, huge integers, deep nesting
+    except TypeError:  # orjson's writer refuses lone surrogates, huge integers and deep nesting
         try:
             return orjson.dumps(repair(value)).decode()
         except TypeError as error:

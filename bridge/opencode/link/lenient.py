@@ -1,17 +1,17 @@
-"""Reading and writing JSON that orjson refuses, and the errors of reading.
+"""Reads and writes JSON that orjson refuses, and defines the errors of reading.
 
-JavaScript legally writes what JSON readers refuse. It must not cost the link
-a frame, because the shim would send the same frame again for ever; so it is
-repaired, and the repairs are counted:
+JavaScript legally writes what JSON readers refuse. Such a frame must not be
+rejected, because the shim would resend it forever. So it is repaired, and the
+repairs are counted:
 
 * NaN, infinities and numbers beyond a double become null (in a message up to ``_TREE_CHARS``),
 * integers beyond 64 bits become doubles, as orjson reads them,
 * lone surrogates become U+FFFD,
-* what nests deeper than ``MAX_DEPTH`` becomes ``{"$deep": true}``.
+* values nested deeper than ``MAX_DEPTH`` become ``{"$deep": true}``.
 
 ::
 
-    FrameError              the message is not a frame; the text never holds payload
+    FrameError              the message is not a frame; the text never contains payload
     └── UnknownFrame        a JSON object whose type this protocol does not have
 """
 
@@ -25,11 +25,11 @@ from typing import Any, Final
 import orjson
 
 MAX_DEPTH: Final = 200
-"""Depth to which a message that nests deeper than the readers go (1024) is cut; orjson writes 254."""
+"""Depth to which a message is cut if it nests deeper than the readers allow (1024); orjson writes 254."""
 
 
 class FrameError(ValueError):
-    """A message is not a frame of this protocol. ``reason`` is short and never holds payload."""
+    """A message is not a frame of this protocol. ``reason`` is short and never contains payload."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -37,43 +37,43 @@ class FrameError(ValueError):
 
 
 class UnknownFrame(FrameError):
-    """A JSON object with a ``type`` that this protocol does not have: a newer peer's, perhaps."""
+    """A JSON object with a ``type`` that this protocol does not have, perhaps from a newer peer."""
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 
-# What stands before an escaped lone surrogate (1), then a run of those (2), or the end, or a broken escape.
+# The text before an escaped lone surrogate (1), then a run of those (2), or the end, or a broken escape.
 # Possessive, so it never backtracks.
 _LONE_ESCAPES = re.compile(
     rf"((?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F]))|{_HIGH}{_LOW})*+)(?:((?:{_HIGH}(?!{_LOW})|{_LOW})++)|.|\Z)",
     re.DOTALL,
 )
 
-# A string (an unterminated one runs to the end, else every quote in it would be tried again and a
-# hostile message would take quadratic time), or a bracket. Possessive, so it never backtracks.
+# A string or a bracket. An unterminated string runs to the end; otherwise every quote in it would be tried
+# again, and a hostile message would take quadratic time. Possessive, so it never backtracks.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
-# What bounds the loop's pause for a message of any size to about a second:
+# These limit the event loop's pause to about a second, for a message of any size:
 
 _CUT_TOKENS = 500_000
-"""Most strings and brackets looked at to cut a deep message."""
+"""Most strings and brackets scanned to cut a deep message."""
 
 _LONE_RUNS = 500_000
-"""Most places with lone surrogates that are repaired."""
+"""Most places with lone surrogates to repair."""
 
 _TREE_CHARS = 1024 * 1024
-"""Longest message whose values are looked at one by one, as for NaN, which JavaScript writes as null."""
+"""Longest message whose values are checked one by one, for example for NaN. JavaScript writes NaN as null."""
 
 _DEEP = '{"$deep":true}'
 
 
 def read_leniently(message: str | bytes) -> tuple[Any, int]:
-    """The value of a message orjson refused, and how many changes made it readable.
+    """Return the value of a message that orjson refused, and how many repairs that took.
 
     Raises:
-        FrameError: not UTF-8, not JSON, or not to be repaired in reasonable time.
+        FrameError: not UTF-8, not JSON, or too slow to repair.
     """
     try:
         text = message if isinstance(message, str) else bytes(message).decode()
@@ -94,29 +94,29 @@ def _loads(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         raise FrameError("not JSON") from None
-    except ValueError:  # an integer of more digits than Python converts
+    except ValueError:  # an integer with more digits than Python converts
         try:
             return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 20 else float(digits))
-        except json.JSONDecodeError:  # behind that integer
+        except json.JSONDecodeError:  # after that integer
             raise FrameError("not JSON") from None
 
 
 def repair(value: Any) -> Any:
-    """``value`` made fit for orjson's writer."""
+    """Return ``value`` in a form that orjson's writer accepts."""
     return _Repairs().tree(value)
 
 
 class _Repairs:
-    """Changes what UTF-8 and JSON cannot hold, and counts the changes."""
+    """Replaces what UTF-8 and JSON cannot hold, and counts the replacements."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def large(self, text: str) -> Any:
-        """The value of a large text with only such faults as JavaScript's own writer leaves; orjson reads the rest.
+        """Return the value of a large text. Repairs only the faults that JavaScript's own writer can leave.
 
         Raises:
-            FrameError: it has others, or too many.
+            FrameError: it has other faults, or too many.
         """
         text = _LONE_SURROGATE.sub("\ufffd", _LONE_ESCAPES.sub(self._replaced, text))
         try:
@@ -138,7 +138,7 @@ class _Repairs:
         return before + "\ufffd" * (len(lone) // 6)
 
     def tree(self, value: Any, depth: int = 0) -> Any:
-        """``value`` made fit for orjson. Recursion is bounded by ``MAX_DEPTH``."""
+        """Return ``value`` in a form that orjson accepts. ``MAX_DEPTH`` bounds the recursion."""
         if isinstance(value, str):
             if _LONE_SURROGATE.search(value) is None:
                 return value
@@ -150,7 +150,7 @@ class _Repairs:
                 return {"$deep": True}
             if isinstance(value, dict):
                 return {self.tree(str(key)): self.tree(entry, depth + 1) for key, entry in value.items()}
-            # Small integers are passed over here: a call for each of millions would stall the loop.
+            # Small integers are not visited: a call for each of millions would stall the event loop.
             return [
                 entry if type(entry) is int and -(2**63) <= entry < 2**63 else self.tree(entry, depth + 1)
                 for entry in value
@@ -163,7 +163,7 @@ class _Repairs:
         return value
 
     def cut(self, text: str) -> str:
-        """``text`` with everything nested deeper than ``MAX_DEPTH`` replaced.
+        """Return ``text`` with everything nested deeper than ``MAX_DEPTH`` replaced.
 
         Raises:
             FrameError: the message is too long to cut.

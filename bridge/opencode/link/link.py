@@ -1,17 +1,17 @@
 """Link protocol 1 without I/O: data in, events out, messages to send.
 
 ``SidecarLink`` is the sidecar's end of one connection, ``ClientLink`` the
-other end in either role: ``shim`` (``durable-stream play``, as the plugin
-would) or ``control`` (the command line). Neither reads a clock, a socket or
-randomness: nonces and the token are given, and what ``data_to_send`` returns
-is the caller's to deliver, in order. After the event ``Closed`` the caller
+other end in either role: ``shim`` (``durable-stream play``, in place of the
+plugin) or ``control`` (the command line). Neither uses a clock, a socket or
+randomness: the caller supplies nonces and the token, and delivers what
+``data_to_send`` returns, in order. After the event ``Closed`` the caller
 sends what is left and closes the connection.
 
 The states and their tables, the events and the errors are in ``protocol.py``.
-Nothing of the user's leaves the client before the sidecar's proof was found
-right: on a wrong one the client falls silent, without even a ``bye``.
+The client sends no user data before it has verified the sidecar's proof. If
+the proof is wrong, the client sends nothing more, not even a ``bye``.
 
-What a peer sends never raises: a broken rule is the event ``Closed``.
+Peer input never raises: a protocol violation yields the event ``Closed``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ __all__ = [
 
 
 class _Link:
-    """What both ends share: the state, the messages to send, the way out."""
+    """The common part of both ends: state, outgoing messages, closing."""
 
     table: Table
 
@@ -121,21 +121,21 @@ class _Link:
 
     @property
     def is_open(self) -> bool:
-        """The handshake is over and nobody said bye."""
+        """True after the handshake, until either side says bye."""
         return self.state in (State.OPEN_SHIM, State.OPEN_CONTROL)
 
     @property
     def pending(self) -> int:
-        """Messages waiting for ``data_to_send``."""
+        """Number of messages waiting for ``data_to_send``."""
         return len(self._out)
 
     def data_to_send(self) -> list[str]:
-        """The messages to send now, in order; each is returned once."""
+        """Return the messages to send now, in order, each of them once."""
         out, self._out = self._out, []
         return out
 
     def receive(self, message: str | bytes) -> list[Event]:
-        """Take one message; returns what it means, empty for nothing. Never raises for what a peer sent."""
+        """Take one message; return its events, if any. Never raises because of a peer's message."""
         if self.state is State.CLOSED:
             return []
         try:
@@ -153,25 +153,25 @@ class _Link:
         return self._take(frame, after)
 
     def bye(self, reason: ByeReason, detail: str | None = None) -> None:
-        """Say the last word. Nothing is sent after it; a no-op on a closed link."""
+        """Send ``bye`` and close. Nothing is sent after it. A no-op on a closed link."""
         if self.state not in (State.LEAVING, State.CLOSED):
             self._send(Bye(reason=reason, detail=detail))
         self.state = State.CLOSED
 
     def result(self, call_id: str | int, value: Any = None, error: RemoteError | None = None) -> None:
-        """Answer a call, request or tool. On a closed link nothing happens: nobody waits for it."""
+        """Answer a call, request or tool. A no-op on a closed link, where nobody waits for it."""
         if self.is_open:
             body = None if error is None else error.body()
             self._send(Result(id=call_id, value=value if error is None else None, error=body))
 
     def _send(self, frame: Frame) -> None:
         text = encode(frame)
-        if len(text) > MAX_FRAME_BYTES:  # characters, so at least as many bytes: the peer would close with 1009
+        if len(text) > MAX_FRAME_BYTES:  # in characters, and bytes are no fewer: the peer would close with 1009
             raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters is over the limit")
         self._out.append(text)
 
     def _fail(self, reason: ByeReason, detail: str) -> list[Event]:
-        # Of a broken rule the peer hears the reason only: the detail may name what it sent.
+        # For a violation the peer gets only the reason: the detail may quote its message.
         self.bye(reason, detail if reason == "unsupported" else None)
         return [Closed(reason, detail, by_peer=False)]
 
@@ -189,8 +189,8 @@ class _Link:
 class SidecarLink(_Link):
     """The sidecar's end of one connection.
 
-    ``nonce`` is 64 hex characters, fresh for each connection; ``boot`` names
-    this life of the sidecar.
+    ``nonce`` is 64 hex characters, fresh for each connection; ``boot`` identifies
+    this run of the sidecar.
     """
 
     table = SIDECAR
@@ -208,7 +208,7 @@ class SidecarLink(_Link):
         self._ack_sent = 0
 
     def welcome(self, *, acked_seq: int = 0, context: Mapping[str, Any] | None = None) -> None:
-        """Open the link. ``acked_seq``: the highest seq of this instance known durable, 0 for unknown."""
+        """Open the link. ``acked_seq``: this instance's highest seq known to be durable, 0 if unknown."""
         self._need(State.AWAIT_WELCOME)
         assert self.role is not None
         self.acks = AckWindow(acked_seq, self.acks.window)
@@ -225,7 +225,7 @@ class SidecarLink(_Link):
         self.state = OPEN[self.role]
 
     def call(self, call_id: str, method: str, args: Mapping[str, Any]) -> None:
-        """Ask the shim to run ``method``; a ``ResultReceived`` with this id answers."""
+        """Ask the shim to run ``method``. The answer is a ``ResultReceived`` with this id."""
         self._need(State.OPEN_SHIM)
         self._send(Call(id=call_id, method=method, args=dict(args)))
 
@@ -235,7 +235,7 @@ class SidecarLink(_Link):
         self._send(Context(context=dict(context)))
 
     def finish(self, seqs: Iterable[int]) -> bool:
-        """Mark items as finished; true when that moved ``acks.acked``. Legal after the link closed.
+        """Mark items as finished; return true if ``acks.acked`` moved. Allowed after the link closed.
 
         Raises:
             ValueError: one was never received.
@@ -246,7 +246,7 @@ class SidecarLink(_Link):
         return self.acks.acked > before
 
     def data_to_send(self) -> list[str]:
-        """As above; ends with one cumulative ack for all that was finished since the last."""
+        """As in the base class, with one cumulative ack at the end for all items finished since the last ack."""
         self._ack()
         return super().data_to_send()
 
@@ -255,9 +255,9 @@ class SidecarLink(_Link):
         super().bye(reason, detail)
 
     def leave(self, reason: ByeReason) -> None:
-        """Say bye to a shim, but continue taking the hooks that are on their way, without acks; to others as ``bye``.
+        """Send ``bye`` to a shim, but still take the hooks on their way, without acks. For other peers as ``bye``.
 
-        Ends when the peer closes, or with ``bye``, which then says nothing more.
+        Ends when the peer closes, or with ``bye``, which then sends nothing.
         """
         was = self.state
         self.bye(reason)
@@ -289,8 +289,8 @@ class SidecarLink(_Link):
                 raise AssertionError(frame.type)
 
     def _hello(self, frame: Hello, after: State) -> list[Event]:
-        # Another protocol is refused after the handshake, which is the same in all of them: so the
-        # refusal comes from a proved sidecar and is counted for a proved peer.
+        # Another protocol version is refused only after the handshake, which all versions share. So a
+        # proved sidecar refuses, and the refusal is counted for a proved peer.
         self.role, self._client_nonce, self._client_protocol = frame.role, frame.nonce, frame.protocol
         self._send(
             Challenge(
@@ -345,14 +345,14 @@ class SidecarLink(_Link):
         except SeqWentBack as error:
             return self._fail("protocol", str(error))
         if known and self.acks.acked:
-            self._ack_sent = self.acks.acked - 1  # the peer missed the ack: say it again
+            self._ack_sent = self.acks.acked - 1  # the peer missed the ack: send it again
         if known == count:
             return []
         return [HooksReceived(frame.first_seq + known, frame.items[known:], frame.repaired)]
 
 
 class ClientLink(_Link):
-    """The other end: ``shim`` with its identity, or ``control`` without. Starts by queueing ``hello``."""
+    """The client's end: ``shim`` with an identity, ``control`` without. Queues ``hello`` at once."""
 
     table = CLIENT
 
@@ -372,7 +372,7 @@ class ClientLink(_Link):
         self.acked = 0
         self.last_sent = 0
         self.unknown = 0
-        """Frames of a type this side does not know; a newer sidecar may send them, they are passed over."""
+        """Number of ignored frames of unknown types; a newer sidecar may send them."""
         self._token, self._port, self._nonce = token, port, nonce
         self._version, self._pid, self._shim = version, pid, shim
         self._flight: deque[tuple[int, int]] = deque()  # (last seq, items) of each run sent
@@ -381,20 +381,20 @@ class ClientLink(_Link):
 
     @property
     def in_flight(self) -> int:
-        """Items sent and not acknowledged."""
+        """Number of items sent but not acknowledged."""
         return self._in_flight
 
     @property
     def room(self) -> int:
-        """How many more items the window takes now; 0 before the welcome."""
+        """How many more items the window accepts now; 0 before the welcome."""
         return 0 if self.welcomed is None else max(0, self.welcomed.window - self._in_flight)
 
     def send_hooks(self, first_seq: int, items: Sequence[HookItem]) -> None:
-        """Send ``items`` with seqs from ``first_seq``, cut into frames of the usual size.
+        """Send ``items`` with seqs from ``first_seq``, split into frames of the usual size.
 
         Raises:
-            LocalProtocolError: the link is not open, ``first_seq`` is not above what was
-                sent, or there is no ``room``. Nothing was queued.
+            LocalProtocolError: the link is not open, ``first_seq`` is not above the last
+                seq sent, or there is no ``room``. Nothing was queued.
         """
         self._need(State.OPEN_SHIM)
         if first_seq <= self.last_sent:
@@ -413,12 +413,12 @@ class ClientLink(_Link):
         self._send(Lossy(list(items)))
 
     def request(self, request_id: str, method: str, args: Mapping[str, Any]) -> None:
-        """Ask the sidecar; a ``ResultReceived`` with this id answers."""
+        """Ask the sidecar. The answer is a ``ResultReceived`` with this id."""
         self._need(State.OPEN_CONTROL)
         self._send(Request(id=request_id, method=method, args=dict(args)))
 
     def tool(self, tool_id: str, name: str, args: Mapping[str, Any], context: Mapping[str, Any]) -> None:
-        """Ask the sidecar as a plugin's tool; a ``ResultReceived`` with this id answers."""
+        """Ask the sidecar as a plugin's tool. The answer is a ``ResultReceived`` with this id."""
         self._need(State.OPEN_SHIM)
         self._send(Tool(id=tool_id, name=name, args=dict(args), context=dict(context)))
 
@@ -471,7 +471,7 @@ class ClientLink(_Link):
         while self._flight and self._flight[0][0] <= seq:
             self._in_flight -= self._flight.popleft()[1]
         if self._flight and seq > self.acked:
-            # An ack within a run: the run's seqs are consecutive, so its open part is known.
+            # The ack falls within a run. A run's seqs are consecutive, so its open part is known.
             last, count = self._flight[0]
             left = min(count, last - seq)
             self._flight[0] = (last, left)

@@ -1,20 +1,20 @@
-"""The link's states, the tables that lead from one to the next, its events, its errors, and its proof.
+"""The link's states and transition tables, its events, its errors, and its proof.
 
-The life of a link (``SIDECAR`` and ``CLIENT`` below)::
+The states of a link (``SIDECAR`` and ``CLIENT`` below)::
 
     sidecar  AWAIT_HELLO --hello--> AWAIT_IDENTIFY --identify--> AWAIT_WELCOME --(welcome)--> OPEN_*
-             OPEN_SHIM --(bye draining, upgrade)--> LEAVING: what is on its way is still taken
+             OPEN_SHIM --(bye draining, upgrade)--> LEAVING: frames on their way are still taken
     client                          AWAIT_CHALLENGE --challenge--> AWAIT_WELCOME --welcome--> OPEN_*
     both     any --bye, or a broken rule--> CLOSED
 
-A frame without an entry in its row breaks the protocol.
+A frame without an entry in the state's row violates the protocol.
 
 ::
 
     LinkError
-    ├── LocalProtocolError      this side used the link wrongly: a bug here, not the peer's doing
-    ├── WindowError             the peer broke the rules of seqs; nothing was taken
-    │   ├── SeqWentBack         a seq that is neither above all received ones nor finished
+    ├── LocalProtocolError      this side misused the link: a bug here, not the peer's fault
+    ├── WindowError             the peer broke the rules for seqs; nothing was taken
+    │   ├── SeqWentBack         a seq is neither above all received ones nor finished
     │   └── WindowOverrun       more than twice the window is unacknowledged
     └── RemoteError             the other side answered with an error: code, message
         ├── CallError           to a ``call`` (sidecar to shim)
@@ -64,15 +64,15 @@ class LinkError(Exception):
 
 
 class LocalProtocolError(LinkError):
-    """This side asked its link for something its state does not allow."""
+    """This side asked for something that the link's state does not allow."""
 
 
 class WindowError(LinkError):
-    """The peer broke the rules of seqs."""
+    """The peer broke the rules for seqs."""
 
 
 class SeqWentBack(WindowError):
-    """``seq`` is not above what was received on this connection and is not finished either."""
+    """``seq`` is neither above the last seq received on this connection nor finished."""
 
     def __init__(self, seq: int, received: int) -> None:
         super().__init__(seq, received)
@@ -94,7 +94,7 @@ class WindowOverrun(WindowError):
 
 
 class RemoteError(LinkError):
-    """The other side's answer is an error, or none came. ``status`` is an HTTP status where one is known."""
+    """The other side answered with an error, or not at all. ``status`` is the HTTP status, if known."""
 
     def __init__(self, code: str, message: str, status: int | None = None) -> None:
         super().__init__(code, message, status)
@@ -104,7 +104,7 @@ class RemoteError(LinkError):
         return f"{self.code}: {self.message}" if self.message else self.code
 
     def body(self) -> ErrorBody:
-        """The error as it travels: text cut to 4 KiB, and always encodable."""
+        """The error as sent: its text is cut to 4 KiB and always encodable."""
         message = self.message[:MAX_ERROR_TEXT].encode(errors="replace").decode()
         return ErrorBody(code=self.code, message=message, status=self.status)
 
@@ -114,7 +114,7 @@ class CallError(RemoteError):
 
 
 class RequestError(RemoteError):
-    """A request failed. ``code`` is one of those of docs/operations.md; ``message`` is a sentence by itself."""
+    """A request failed. ``code`` is listed in docs/operations.md; ``message`` is a complete sentence."""
 
     def __str__(self) -> str:
         return self.message or self.code
@@ -125,7 +125,7 @@ class RequestError(RemoteError):
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """Sidecar: the peer's proof is right. Answer with ``welcome`` when ready. ``shim`` is None for control."""
+    """Sidecar: the peer's proof is right. Call ``welcome`` when ready. ``shim`` is ``None`` for control."""
 
     role: Role
     shim: ShimIdentity | None
@@ -135,7 +135,7 @@ class Identified:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Sidecar: the peer's proof is right, but it speaks ``protocol``, which this side does not. ``Closed`` follows."""
+    """Sidecar: the peer's proof is right, but this side does not speak its ``protocol``. ``Closed`` follows."""
 
     role: Role
     version: str
@@ -145,7 +145,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class HooksReceived:
-    """Sidecar: new items with consecutive seqs; each must be finished once, in any order."""
+    """Sidecar: new items with consecutive seqs. Finish each one once, in any order."""
 
     first_seq: int
     items: list[HookItem]
@@ -154,14 +154,14 @@ class HooksReceived:
 
 @dataclass(frozen=True, slots=True)
 class LossyReceived:
-    """Sidecar: items nobody acknowledges."""
+    """Sidecar: items that are not acknowledged."""
 
     items: list[HookItem]
 
 
 @dataclass(frozen=True, slots=True)
 class ResultReceived:
-    """Either: the answer to the call, request or tool ``id``."""
+    """Either side: the answer to the call, request or tool ``id``."""
 
     id: str | int
     value: Any
@@ -212,16 +212,16 @@ class CallReceived:
 
 @dataclass(frozen=True, slots=True)
 class ContextReceived:
-    """Client, role shim: the new context, whole."""
+    """Client, role shim: the complete new context."""
 
     context: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The link is over. ``impostor``: the other end could not prove itself, and nothing was sent to it.
+    """The link is closed. ``impostor``: the other end could not prove itself; no user data was sent to it.
 
-    ``by_peer``: the peer said bye; otherwise it broke a rule, told by ``detail``.
+    ``by_peer``: the peer said bye. Otherwise it broke the rule that ``detail`` describes.
     """
 
     reason: ByeReason | Literal["impostor"]
@@ -245,11 +245,11 @@ Event: TypeAlias = (
 )
 
 
-# --- the life of a link -----------------------------------------------------------------------------
+# --- the states of a link ---------------------------------------------------------------------------
 
 
 class State(enum.Enum):
-    """Where one end of a link is."""
+    """The state of one end of a link."""
 
     AWAIT_HELLO = "await_hello"
     AWAIT_CHALLENGE = "await_challenge"
@@ -277,7 +277,7 @@ SIDECAR: Final[Table] = {
         Bye: State.CLOSED,
     },
     State.OPEN_CONTROL: {Request: State.OPEN_CONTROL, Bye: State.CLOSED},
-    # Entered by our own bye. The shim may die before it reads that: what it sent until then is taken all the same.
+    # Entered by our own bye. The shim may die before it reads that, so what it has sent is still taken.
     State.LEAVING: {
         Hooks: State.LEAVING,
         Lossy: State.LEAVING,
@@ -287,7 +287,7 @@ SIDECAR: Final[Table] = {
     },
     State.CLOSED: {},
 }
-"""What the sidecar may receive, and where it leads."""
+"""What the sidecar may receive in each state, and the next state."""
 
 CLIENT: Final[Table] = {
     State.AWAIT_CHALLENGE: {Challenge: State.AWAIT_WELCOME, Bye: State.CLOSED},
@@ -302,14 +302,14 @@ CLIENT: Final[Table] = {
     State.OPEN_CONTROL: {Result: State.OPEN_CONTROL, Bye: State.CLOSED},
     State.CLOSED: {},
 }
-"""What a client may receive, and where it leads."""
+"""What a client may receive in each state, and the next state."""
 
 
 def proof(token: str, side: str, port: int, client_nonce: str, sidecar_nonce: str) -> str:
-    """That ``side`` ("sidecar", or the role) holds ``token``, for this connection only.
+    """Proof that ``side`` ("sidecar", or the role) holds ``token``, valid for this connection only.
 
-    The port is in it, so that a proof cannot be relayed to another sidecar of
-    the same home; the side, so that it cannot be sent back.
+    It includes the port, so that it cannot be relayed to another sidecar of
+    the same home, and the side, so that it cannot be reflected.
     """
     message = f"{side}:{port}:{client_nonce}:{sidecar_nonce}".encode()
     return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()

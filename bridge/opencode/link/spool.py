@@ -1,9 +1,9 @@
-"""The spool file's lines: what a shim writes when no sidecar takes its hooks. Pure.
+"""The lines of the spool file, which a shim writes when no sidecar takes its hooks. Pure.
 
-The first line is a header, each further one
+The first line is a header. Each other line is
 ``{"seq":n,"sum":"…","item":{hook, t, input, output}}``. ``sum`` is the first 16
 hex digits of SHA-256 over ``n``, a comma and the item's bytes. Seqs are written
-without holes. So one rule finds all damage: a line with a wrong sum is lost,
+without gaps. So one rule finds all damage: a line with a wrong sum is lost,
 and a missing seq is a lost item.
 """
 
@@ -25,7 +25,7 @@ _LINE = re.compile(rb'\{"seq":([1-9][0-9]{0,15}),"sum":"([0-9a-f]{16})","item":(
 
 @dataclass(frozen=True, slots=True)
 class SpoolHeader:
-    """Whose spool it is. ``started_ms`` is when the instance began, ms since 1970 UTC."""
+    """The spool's owner. ``started_ms`` is when the instance started, ms since 1970 UTC."""
 
     pid: int
     started_ms: int
@@ -33,7 +33,7 @@ class SpoolHeader:
 
 
 def parse_header(line: bytes) -> SpoolHeader:
-    """Read the first line. Raises ``FrameError`` when it is none."""
+    """Read the first line. Raises ``FrameError`` if it is not a header."""
     fields = _object(line)
     pid, started, directory = fields.get("pid"), fields.get("started_ms"), fields.get("directory")
     if fields.get("spool") != 1 or type(pid) is not int or pid <= 0:
@@ -42,7 +42,7 @@ def parse_header(line: bytes) -> SpoolHeader:
 
 
 def parse_line(line: bytes) -> tuple[int, HookItem]:
-    """(seq, item) of a further line, without its newline. Raises ``FrameError`` when it is damaged."""
+    """Return (seq, item) of any other line, given without its newline. Raises ``FrameError`` if it is damaged."""
     match = _LINE.fullmatch(line)
     if match is None:
         raise FrameError("not a spool line")
@@ -57,11 +57,11 @@ def parse_line(line: bytes) -> tuple[int, HookItem]:
 
 
 def read_items(lines: Iterable[bytes]) -> Iterator[tuple[int, HookItem]]:
-    """The items of the lines behind the header, their seqs ascending.
+    """Yield the items of the lines after the header, with ascending seqs.
 
-    A ``capture.gap`` stands in the place of what is lost, with the last lost
-    seq as its own. Before the first readable line and after the last one the
-    number of damaged lines says how much that is.
+    A ``capture.gap`` replaces lost items and has the last lost seq. Before the
+    first readable line and after the last one, the number of damaged lines
+    tells how many items are lost.
     """
     last = damaged = t = 0
     for line in lines:
@@ -73,7 +73,7 @@ def read_items(lines: Iterable[bytes]) -> Iterator[tuple[int, HookItem]]:
         if seq <= last:
             continue  # a copy of an earlier line
         t = item.t
-        # What comes before the first line was acknowledged, unless damaged lines stand there.
+        # Everything before the first line was acknowledged, except for damaged lines there.
         first = last + 1 if last else max(1, seq - damaged)
         if first < seq:
             yield seq - 1, _gap(first, seq - 1, t)

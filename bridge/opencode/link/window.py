@@ -1,4 +1,4 @@
-"""Which items of a link are settled: the sidecar's bookkeeping behind cumulative acks. Pure."""
+"""Tracks which items of a link are finished, for the sidecar's cumulative acks. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 from bridge.opencode.link.protocol import SeqWentBack, WindowOverrun
 
 DEFAULT_WINDOW: Final = 512
-"""Most unacknowledged items a shim keeps in flight."""
+"""Most unacknowledged items that a shim keeps in flight."""
 
 
 class AckWindow:
-    """Which received items are finished, and how far that is complete.
+    """The finished ones among the received items, and how far they are complete.
 
-    ``acked`` is the highest received seq such that everything received up to
-    it is finished. A hole in the seqs is what the shim lost, and the item after
-    it says so; it is passed over when that one is finished, never before.
+    ``acked`` is the highest received seq up to which everything received is
+    finished. A gap in the seqs is what the shim lost, and the next item says
+    so. ``acked`` moves past the gap once that item is finished, never before.
     """
 
     def __init__(self, acked: int = 0, window: int = DEFAULT_WINDOW) -> None:
@@ -32,7 +32,7 @@ class AckWindow:
         return len(self._order)
 
     def begin(self, seq: int, count: int = 1) -> int:
-        """Take ``count`` items from ``seq`` on; returns how many leading ones were finished before.
+        """Take ``count`` items, starting at ``seq``; return how many leading ones were already finished.
 
         Raises:
             SeqWentBack: one of them is neither new nor finished. Nothing was taken.
@@ -51,7 +51,7 @@ class AckWindow:
         return known
 
     def finish(self, seq: int) -> None:
-        """``seq`` is durable, or makes no event. Finishing twice is harmless.
+        """Mark ``seq`` as durable, or as making no event. Idempotent.
 
         Raises:
             ValueError: ``seq`` was never begun.

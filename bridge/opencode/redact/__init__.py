@@ -1,12 +1,12 @@
-"""Secrets are replaced before anything is written. Pure.
+"""Replaces secrets before anything is written. Pure.
 
-What the rules of ``rules.toml`` find becomes ``[redacted:rule]``; values under
-secret key names are replaced whole. The same input always gives the same
-output, and redacting that again changes nothing.
+Text that the rules of ``rules.toml`` match becomes ``[redacted:rule]``; values
+under secret key names are replaced whole. The same input always gives the same
+output, and redacting the output again changes nothing.
 
-A value is first looked at as one piece of JSON text: most payloads hold no
-secret, and then that is all. Only where something is found each string is
-taken by itself.
+A value is first scanned as one JSON text, which suffices for most payloads,
+because they contain no secret. If the scan finds something, each string is
+redacted by itself.
 
 Source: RELIABILITY, "Security"; FEATURES U15.
 """
@@ -28,14 +28,14 @@ from streams.hashing import MAX_DEPTH
 __all__ = ["KEPT_OF_LONG", "MAX_STRING", "Redactor"]
 
 MAX_STRING = 8 * 1024 * 1024
-"""Characters of one string that are kept whole; a longer one becomes digest, size and beginning."""
+"""Longest string, in characters, that is kept whole; a longer one becomes digest, size and beginning."""
 
 KEPT_OF_LONG = 64 * 1024
 
 _SECRET_KEYS: Final = frozenset(
     ["authorization", "proxyauthorization", "idtoken", "setcookie", "cookie", "pat", "dsn", "connectionuri"]
 )
-"""Key names next to those of ``SECRET_NAME``: without case, ``-`` and ``_``."""
+"""Secret key names besides those of ``SECRET_NAME``, in lower case without ``-`` and ``_``."""
 
 _SECRET_ENDINGS: Final = (
     "apikey",
@@ -48,7 +48,7 @@ _SECRET_ENDINGS: Final = (
     "clientsecret",
     "password",
 )
-"""Ends of secret key names, so that ``openaiApiKey`` and ``x-api-key`` are found."""
+"""Endings of secret key names, which find ``openaiApiKey`` and ``x-api-key``."""
 
 _KEY_ENDS: Final = (
     *("authorization", "passwd", "passphrase", "passcode", "password", "secret", "token", "key", "cookie"),
@@ -56,40 +56,40 @@ _KEY_ENDS: Final = (
     *("base", "value", "val", "prod", "production", "dev", "test", "staging", "live", "old", "new", "primary"),
     *("secondary", "admin", "access", *"0123456789"),
 )
-"""How every secret key name ends in lower case; many others do too, and only cost a closer look."""
+"""Every secret key name has one of these endings, in lower case. Other names that have one only cost time."""
 
 _PAIR_NAMES: Final = ("name", "key", "Name", "Key")
 _PAIR_VALUES: Final = ("value", "Value", "val")
-"""Keys of objects that hold a name and its value, such as ``{"name": "DB_PASSWORD", "value": "..."}``."""
+"""Keys of objects that contain a name and its value, such as ``{"name": "DB_PASSWORD", "value": "..."}``."""
 
 _KINDS: Final = frozenset(["basic", "bearer", "digest", "none", "oauth", "oauth2", "api", "key", "true", "false"])
-"""Values that say which kind of secret is asked for."""
+"""Values that name a kind of secret instead of being one."""
 
 _FLAG: Final = re.compile(r"--?[A-Za-z0-9-]{1,64}\Z")
 _NO_FLAG_VALUE: Final = ("-", "$", "<", "{", "%", "[", "...")
 
 _VALUE_BEGINS: Final = ('":"', '":[')
-"""Between the end of a key name and a string or a list, in compact JSON."""
+"""The text between a key name and a string or a list, in compact JSON."""
 
 _TELLING: Final = re.compile(r"(?i)(?:token|key)$")
-"""Key names that say enough for the rules that need a name before a value."""
+"""Key names that satisfy the rules which require a name before a value."""
 
 _PASSES: Final = 8
-"""Most times a text is looked at again after something in it was replaced; the second finds nothing as a rule."""
+"""Most passes over one text. They repeat until one replaces nothing, which is usually the second."""
 
 
 class Redactor:
     """Replaces secrets in JSON values.
 
-    ``extra`` maps a name to a regular expression, tried on every string, and
-    ``literals`` a name to a text; ``keys`` are further key names, compared
-    without case, ``-`` and ``_``. ``disable`` are ids of built-in rules that
-    are not wanted, ``allow`` regular expressions for found secrets, matched as
-    a whole, that are none.
+    ``extra`` maps names to regular expressions, tried on every string;
+    ``literals`` maps names to texts. ``keys`` are further secret key names,
+    compared without case, ``-`` and ``_``. ``disable`` lists built-in rules to
+    turn off, by id. ``allow`` lists regular expressions; a found text that one
+    of them matches whole is not a secret.
 
     Raises:
         re.error: a pattern is not a regular expression.
-        ValueError: ``disable`` names no rule.
+        ValueError: ``disable`` has an id that no rule has.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Redactor:
         own_keys = {_plain(key) for key in keys}
         self._keys = _SECRET_KEYS | own_keys
         ends = sorted({*_KEY_ENDS, *(key[-1:] for key in own_keys), *("-_" if own_keys else "")})
-        # Only our own: who writes "[redacted:" before a secret and "]" behind it does not save it.
+        # Only our own placeholders: wrapping a secret in "[redacted:" and "]" must not protect it.
         names = {"value", *(rule.id for rule in rules), *(extra or {})}
         placeholder = rf"\[redacted:(?:{'|'.join(sorted(map(re.escape, names)))})\]"
         self._placeholders = re.compile(placeholder)
@@ -121,14 +121,14 @@ class Redactor:
         self._enabled = enabled
         self.redactions = 0
         self.shortened = 0
-        """Overlong strings and values nested deeper than any event keeps."""
+        """Number of overlong strings, and of values nested deeper than an event allows."""
 
     def clean(self, value: Any) -> Any:
-        """``value`` without secrets and without overlong strings; the same object when nothing changed."""
+        """Return ``value`` without secrets and overlong strings; the same object if nothing changed."""
         return value if self._is_plain(value) else self._clean(value, 0)
 
     def _is_plain(self, value: Any) -> bool:
-        """Whether nothing of ``value`` can need a change. The rules hold for escaped text, so one look does."""
+        """True if ``value`` needs no change. The rules also match escaped text, so one scan suffices."""
         if self._extra:
             return False
         try:
@@ -140,7 +140,7 @@ class Redactor:
         return not self._enabled or not self._scanner.finds(text, self._is_secret_key)
 
     def _is_secret_key(self, text: bytes, at: int, end: int) -> bool:
-        """Whether what ends with ``":"`` at ``end`` of compact JSON text is a secret key name."""
+        """True if the key name before the ``":"`` that ends at ``end`` of compact JSON text is secret."""
         key = text[text.rfind(b'"', 0, at) + 1 : end - len(_VALUE_BEGINS[0])]
         name = key.decode("utf-8", "replace")
         return name in _PAIR_VALUES or self._is_secret(name)
@@ -151,7 +151,7 @@ class Redactor:
         if not isinstance(value, dict | list):
             return value
         if depth >= MAX_DEPTH:
-            # The log would cut it here as well; readers take more than Python can descend.
+            # The log would cut it here too; JSON readers accept deeper nesting than Python can recurse into.
             self.shortened += 1
             return {"$too_deep": type(value).__name__}
         if isinstance(value, dict):
@@ -160,7 +160,7 @@ class Redactor:
         return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
 
     def _item(self, items: list[Any], at: int, depth: int) -> Any:
-        """An item of a list, which may be a list of arguments: ``["--password", "..."]``."""
+        """Redact an item of a list. It may be a list of arguments: ``["--password", "..."]``."""
         item, before = items[at], items[at - 1] if at else None
         flag = before if self._enabled and isinstance(before, str) and _FLAG.match(before) else ""
         if not flag or not isinstance(item, str) or item.startswith(_NO_FLAG_VALUE):
@@ -179,7 +179,7 @@ class Redactor:
                 new = self._under_key(key, old, depth + 1)
             name = self._name(key)
             while name != key and (name in cleaned or name in value):
-                name += "'"  # two secrets as names of one object: both values stay
+                name += "'"  # two key names are secrets: keep both values
             changed = changed or new is not old or name != key
             cleaned[name] = new
         return cleaned if changed else value
@@ -196,7 +196,7 @@ class Redactor:
                 items = [self._whole(item) for item in value]
                 return items if items != value else value
         if isinstance(value, str) and self._enabled and _TELLING.search(key):
-            # {"token": "..."} is reported as token="..." would be.
+            # {"token": "..."} is treated like token="...".
             name = f'"{key}":"'.encode("utf-8", "surrogatepass")
             text = name + value.encode("utf-8", "surrogatepass") + b'"'
             for span in self._scanner.spans(text):
@@ -226,9 +226,9 @@ class Redactor:
         return text
 
     def _redacted(self, text: str) -> str:
-        """``text`` with placeholders where secrets were; the same object when there were none."""
+        """Return ``text`` with its secrets replaced by placeholders; the same object if there were none."""
         for _ in range(_PASSES):
-            # What a replacement leaves behind is looked at again, so that a second redaction finds nothing new.
+            # Scan again after a replacement, so that a second redaction finds nothing new.
             before = text
             data = text.encode("utf-8", "surrogatepass")
             spans = self._scanner.spans(data)
@@ -242,7 +242,7 @@ class Redactor:
         return text
 
     def _without(self, text: str, label: str, pattern: re.Pattern[str]) -> str:
-        """``text`` without what a user's pattern matches outside of placeholders."""
+        """Return ``text`` with the matches of a user's pattern replaced, except within placeholders."""
         taken = [found.span() for found in self._placeholders.finditer(text)] if "[redacted:" in text else []
 
         def replaced(match: re.Match[str]) -> str:
@@ -273,7 +273,7 @@ def _wanted(disable: Iterable[str]) -> list[Rule]:
 
 def _own_rules(literals: Mapping[str, str]) -> Iterator[Rule]:
     for name, text in literals.items():
-        # As it is, and as it stands in JSON text, where quotes and line breaks are escaped.
+        # As it is, and as in JSON text, where quotes and line breaks are escaped.
         forms = {text, orjson.dumps(text).decode()[1:-1]}
         yield Rule(
             id=name,

@@ -1,10 +1,9 @@
-"""The rules that say what a secret looks like: read from ``rules.toml``, compiled when first needed. Pure.
+"""The rules that describe secrets: read from ``rules.toml``, compiled when first needed. Pure.
 
-A rule is tried only where one of its keywords occurs, and only there. All
-patterns work on bytes and hold for text inside JSON strings inside JSON
-strings too, since that is how a tool's output often comes: ``{Q}`` in a
-pattern is a quote and ``{S}`` spaces at any depth of escaping, ``{IS}`` is
-what stands between a name and its value.
+A rule is tried only where one of its keywords occurs. All patterns work on
+bytes. They also match text in JSON strings nested in JSON strings, because a
+tool's output often comes that way: in a pattern, ``{Q}`` is a quote and ``{S}``
+spaces at any depth of escaping; ``{IS}`` is the text between a name and its value.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MACROS = {
     r"""(?:[ \t]|\\{1,15}t){0,8}(?:\\{0,15}["'])?""",
 }
 
-# What a name says that holds a secret, from a word of it on, and how such a name may continue.
+# The words that mark the name of a secret, and how such a name may continue.
 _BEGIN = r"(?:(?<![A-Za-z])|(?<=\\[nrt]))"
 _NAMES = (
     r"(?:(?i:passw(?:or)?d|passphrase|passcode|secret|credentials?|api[_-]?(?:key|token)"
@@ -37,13 +36,13 @@ _TAIL = (
     r"(?:[_-]?(?i:access|key|base|value|string|prod(?:uction)?|dev|test|staging|live|old|new|primary|secondary"
     r"|admin|[0-9]{1,3})(?![a-z])){0,3}"
 )
-# What a value without quotes is made of: punctuation and quotes belong to it only in front of more of it.
+# One element of an unquoted value. Punctuation and quotes belong to it only if more of the value follows.
 _PLAIN = (
     r"""(?:[^\s"'\\,;&)\]}|`]|[,&](?![\s"'\\]|\Z|[\w.-]{1,40}=)|[;)\]}|`](?![\s"'\\,;)\]}]|\Z)"""
     r"""|\\{0,15}["'](?=[A-Za-z0-9!@#$%^&*(])|\\(?![nrtu"'\\]))"""
 )
 SECRET_NAME = re.compile(rf"(?<!next)(?<!next_)(?<!page)(?<!page_)(?:{_NAMES}){_TAIL}\Z")
-"""Finds a name of a value that is a secret, when searched for in a name."""
+"""Pattern to search in a name; it matches if the name's value is a secret."""
 
 _MACROS |= {
     "{BEGIN}": _BEGIN,
@@ -55,7 +54,7 @@ _MACROS |= {
 
 _BEGINNING = (
     r"(?<![A-Za-z0-9])",
-    # What ends in a letter or digit and still ends a word, in JSON within text, URLs and coloured output:
+    # Sequences that end in a letter or digit but still end a word, in nested JSON, URLs and coloured output:
     r"(?<=\\[bfnrt])",
     r"(?<=\\u[0-9A-Fa-f]{4})",
     r"(?<=%[0-9A-Fa-f]{2})",
@@ -70,13 +69,13 @@ _IN_BASE64 = re.compile(rb"(?<=[+/])")
 class Rule:
     """One kind of secret.
 
-    ``keywords`` stand at the beginning of every match, or after what the
-    pattern ``before`` matches; those in lower case count in any case. A secret without any fixed
-    word has a ``shape`` instead, a pattern for a part of it, which must begin
-    with a literal to be looked for quickly. ``regex`` matches from the beginning; its only group that
-    took part, or else all of it, is what goes. ``word`` asks for the
-    beginning of a word there, ``base64 = false`` that it is not in the middle
-    of base64 text, ``entropy`` for so many bits a byte in the secret.
+    Every match begins with one of the ``keywords``, or has it after what the
+    pattern ``before`` matches. Keywords in lower case match in any case. A
+    secret without a fixed word has a ``shape`` instead: a pattern for a part of
+    it, which must begin with a literal, for speed. ``regex`` matches from the
+    beginning; its only matched group, or else the whole match, is replaced.
+    ``word`` requires the match to begin a word, ``base64 = false`` that it is
+    not inside base64 text, ``entropy`` that many bits per byte of the secret.
     """
 
     id: str
@@ -92,9 +91,9 @@ class Rule:
     ordinary: tuple[str, ...] = ()
 
     def secret_at(self, text: bytes, at: int, ends: Container[int] = ()) -> tuple[int, int] | None:
-        """Where the secret whose keyword begins at ``at`` begins and ends, or ``None`` when there is none.
+        """Return start and end of the secret whose keyword begins at ``at``; ``None`` if there is none.
 
-        ``ends`` are places where another secret ends, and so a word may begin.
+        ``ends`` are the ends of other secrets, where a word may begin too.
         """
         start = at
         if self.before:
@@ -130,18 +129,18 @@ class Rule:
 
 
 MAX_BEFORE = 64
-"""Most bytes a ``before`` pattern may match."""
+"""Most bytes that a ``before`` pattern may match."""
 
 
 def compiled(regex: str) -> re.Pattern[bytes]:
-    """The pattern of a rule's text, its macros put in."""
+    """Compile a rule's pattern after expanding its macros."""
     for name, meaning in _MACROS.items():
         regex = regex.replace(name, meaning)
     return re.compile(regex.encode())
 
 
 def entropy(data: bytes) -> float:
-    """Shannon's entropy in bits a byte: 0 for one repeated byte, about 4 for hex, above 4.5 for long base64."""
+    """Shannon entropy in bits per byte: 0 for one repeated byte, about 4 for hex, above 4.5 for long base64."""
     size = len(data)
     shares = [data.count(byte) / size for byte in set(data)]
     return -sum(share * log2(share) for share in shares)
@@ -149,7 +148,7 @@ def entropy(data: bytes) -> float:
 
 @cache
 def built_in() -> tuple[Rule, ...]:
-    """All rules of ``rules.toml``; where two find the same place, the earlier one names it."""
+    """All rules of ``rules.toml``. If two match at the same place, the earlier one names the secret."""
     table = tomllib.loads(files(__package__).joinpath("rules.toml").read_text(encoding="utf-8"))
     return tuple(_rules(table["rule"]))
 

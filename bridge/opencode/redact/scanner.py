@@ -1,8 +1,8 @@
 """Finds secrets in text. Pure.
 
-One pass of an Aho-Corasick automaton finds every keyword of every rule; only
-where one occurs its rule is tried. So text without secrets costs that pass,
-whatever the number of rules.
+One pass of an Aho-Corasick automaton finds every keyword of every rule, and a
+rule is tried only where one of its keywords occurs. So text without secrets
+costs one pass, regardless of the number of rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridge.opencode.redact.rules import Rule
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """Bytes ``start`` to ``end`` are a secret; ``rank`` is the rule's place among the rules."""
+    """Bytes ``start`` to ``end`` are a secret; ``rank`` is the index of its rule."""
 
     start: int
     rank: int
@@ -27,12 +27,12 @@ class Span:
 
 
 class Scanner:
-    """The rules, ready to be tried.
+    """Applies the rules to text.
 
-    ``allow`` are patterns of whole secrets that are none. ``marks`` are
-    further words in lower case, looked for in the same pass by ``finds``.
-    ``placeholders`` matches what stands where a secret was: nothing that
-    overlaps it is one.
+    A text that a pattern of ``allow`` matches whole is not a secret. ``marks``
+    are further words, in lower case, that ``finds`` looks for in the same pass.
+    ``placeholders`` matches the replacements of earlier secrets; nothing that
+    overlaps one is a secret.
 
     Raises:
         re.error: a pattern of ``allow`` is not a regular expression.
@@ -61,7 +61,7 @@ class Scanner:
         self._shaped = [(rank, rule, rule.shape_pattern) for rank, rule in enumerate(self.rules) if rule.shape]
 
     def finds(self, text: bytes, is_marked: Callable[[bytes, int, int], bool]) -> bool:
-        """Whether there is any secret in ``text``, or a mark for which ``is_marked(text, start, end)`` holds."""
+        """True if ``text`` has a secret, or a mark for which ``is_marked(text, start, end)`` is true."""
         hits = self._words(text.lower(), overlapping=True)
         for number, at, end in hits:
             if number < self._marks and is_marked(text, at, end):
@@ -69,7 +69,7 @@ class Scanner:
         return next(self._found(text, hits), None) is not None
 
     def spans(self, text: bytes) -> list[Span]:
-        """The secrets of ``text`` in order, none overlapping another; of overlapping ones the first names the whole."""
+        """The secrets of ``text``, in order. Overlapping ones are merged and named by the first."""
         merged: list[Span] = []
         for span in sorted(self._found(text, self._words(text.lower(), overlapping=True))):
             if merged and span.start < merged[-1].end:
@@ -85,7 +85,7 @@ class Scanner:
         ends: set[int] = set()
         for rank, rule, at in self._places(text, hits):
             if at < done.get(rank, 0):
-                continue  # within what this rule has found; without this, repeated beginnings take quadratic time
+                continue  # within this rule's last match; without this, repeated beginnings take quadratic time
             span = rule.secret_at(text, at, ends)
             if span is None:
                 continue
@@ -100,7 +100,7 @@ class Scanner:
                 yield Span(span[0], rank, span[1])
 
     def _places(self, text: bytes, hits: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, Rule, int]]:
-        """Where a rule is worth a try."""
+        """The places where a rule may match."""
         for number, at, end in hits:
             for rank, rule, exact in self._tried[number]:
                 if not exact or text[at:end] == exact:
