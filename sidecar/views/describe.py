@@ -66,7 +66,9 @@ def spent(payload: dict[str, Any]) -> str:
 
 
 def input_text(payload: dict[str, Any]) -> str:
-    """The text of a prompt, with the names of its files and agents."""
+    """The text of a prompt, with the names of its files and agents; of a command run with ``!``, the command."""
+    if isinstance(payload.get("shell"), str):
+        return f"!{_text(payload['shell'])}"
     parts = payload.get("parts")
     said = []
     for part in parts if isinstance(parts, list) else []:

@@ -16,13 +16,17 @@ from typing import Annotated, Any
 import orjson
 from pydantic import PlainSerializer, TypeAdapter
 
+from bridge.opencode.capture.shapes import is_aborted_shell
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Version of the dumped state and of the fold. A higher version invalidates older snapshots."""
+
+SHELL = "shell"
+"""The trigger of a turn that is one command of a person's, run with ``!``. No model answers it."""
 
 REMEMBERED = 256
 """Inputs, turns and calls remembered per session. Older ones are still recorded only once: the log has their keys."""
@@ -54,6 +58,7 @@ class Turn:
     boot: str
     agent: str
     model: Fields | None
+    trigger: str = ""
     finish: str | None = None
     error: str | None = None
     steps: int = 0
@@ -253,6 +258,7 @@ class CaptureState:
             boot=str(event.metadata.get("boot")),
             agent=payload.get("agent") or "",
             model=payload.get("model"),
+            trigger=str(payload.get("trigger")),
         )
         session.compacted = None
         session.first_message = session.first_message or payload["message"]
@@ -275,6 +281,8 @@ class CaptureState:
             turn.finish = payload.get("finish")
             turn.cost += payload.get("cost") or 0
             add_tokens(turn.tokens, payload.get("tokens"))
+        elif turn.trigger == SHELL and payload.get("status") == "completed" and not is_aborted_shell(payload):
+            turn.finish = "stop"
 
     def _spawned_child(self, session: SessionState, event: StreamEvent) -> None:
         child = event.payload["child"]

@@ -90,6 +90,15 @@ RULES: tuple[Rule, ...] = (
         "a `task` call that names its child session.",
     ),
     Rule(
+        "the note in the user message of a `!` command",
+        "event",
+        "",
+        ("human.input", "turn.started"),
+        "user message",
+        "No `chat.message` comes for these. The note and the answer wait for the `bash` part, which names the command "
+        "(`shell`); the turn's trigger is `shell`, and it has no model.",
+    ),
+    Rule(
         "tool.execute.after",
         "event",
         "tool_after",

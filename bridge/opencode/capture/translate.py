@@ -280,6 +280,7 @@ class Translator(Parts):
         info = shapes.session_info(entry.item) or {}
         session_id = text(info.get("id")) or shapes.session_of(entry.item)
         self._current.pop(session_id or "", None)
+        self.settle_shell(session_id or "")
         if session_id is not None and not (session is not None and session.ended):
             self._end(entry, session_id, info, "deleted")
         return False

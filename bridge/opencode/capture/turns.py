@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Emitter, Entry, Late, Place
+from bridge.opencode.capture.emitter import Entry, Late, Place
 from bridge.opencode.capture.shapes import mapping, present, text
-from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from bridge.opencode.capture.shells import Shells
+from bridge.opencode.capture.state import SHELL, CaptureState, SessionState, Turn
 from streams.identity import Identity
 
 _REMEMBERED_MESSAGES = 4000
@@ -25,7 +26,7 @@ _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a last answer; ``tool-calls`` means that the model wanted to continue."""
 
 
-class Turns(Emitter):
+class Turns(Shells):
     """Handles inputs, turns, errors and asks."""
 
     def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
@@ -121,6 +122,7 @@ class Turns(Emitter):
         if completed and not expected and not session.misread:
             # A fork copies finished messages into a new session. They are history.
             self._copied[message_id] = None
+            self.drop_shell(session.id, answered)
             return False
         known = {"user": answered, "agent": text(info.get("agent")), "model": shapes.model_of(info)}
         self._messages[message_id] = known
@@ -129,9 +131,14 @@ class Turns(Emitter):
                 remembered.popitem(last=False)
         if not completed:
             self._current[session.id] = message_id
-        if answered not in session.turns:
-            self._start_turn(entry, session, answered, message_id, info)
         error = mapping(info.get("error"))
+        if answered not in session.turns:
+            held = self.shell_answer(entry, session, answered)
+            if held is not None and not error:
+                return held
+            self.settle_shell(session.id)
+        if answered not in session.turns:
+            self.start_turn(entry, session, answered, message_id, info)
         if shapes.is_abort(error):
             self._aborted.add(answered)
         elif error:
@@ -139,10 +146,20 @@ class Turns(Emitter):
             self._write_error(entry, session, message_id, error)
         return False
 
-    def _start_turn(self, entry: Entry, session: SessionState, user: str, message: str, info: dict[str, Any]) -> None:
+    def start_turn(
+        self,
+        entry: Entry,
+        session: SessionState,
+        user: str,
+        message: str,
+        info: dict[str, Any],
+        trigger: str | None = None,
+    ) -> None:
+        """Write ``turn.started``, and first the end of a turn that is still open."""
         agent = text(info.get("agent")) or "opencode"
         cause = session.inputs.get(user)
-        trigger = "prompt" if cause is not None else "compaction" if agent == "compaction" else "unknown"
+        if trigger is None:
+            trigger = "prompt" if cause is not None else "compaction" if agent == "compaction" else "unknown"
         if session.turn is not None:
             goes_on = trigger == "compaction" and session.turn.finish not in _ANSWERED
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
@@ -155,7 +172,13 @@ class Turns(Emitter):
             session,
             "turn.started",
             user,
-            present(message=user, assistant_message=message, trigger=trigger, agent=agent, model=shapes.model_of(info)),
+            present(
+                message=user,
+                assistant_message=message,
+                trigger=trigger,
+                agent=agent,
+                model=shapes.model_of(info) if trigger != SHELL else None,  # no model is asked
+            ),
             cause=cause,
             actor=agent,
             correlation=user,
@@ -165,6 +188,7 @@ class Turns(Emitter):
         """End the turn. After an abort or an error, wait: the last parts follow, and idle comes again."""
         if session is None:
             return False
+        self.settle_shell(session.id, until_ms=entry.item.t)
         turn = session.turn
         if turn is None:
             self._current.pop(session.id, None)
