@@ -59,6 +59,10 @@ class Turn:
     agent: str
     model: Fields | None
     trigger: str = ""
+    pid: int | None = None
+    """The OpenCode process that runs it; ``None`` if unknown."""
+    last_ms: int = 0
+    """The time of its latest event."""
     finish: str | None = None
     error: str | None = None
     steps: int = 0
@@ -149,9 +153,9 @@ class CaptureState:
         """Sessions whose parent is unknown."""
         return [session for session in self.sessions.values() if not session.known]
 
-    def unfinished(self) -> set[str]:
-        """Streams with an open turn according to the log. Its OpenCode may have died."""
-        return {session.stream for session in self.sessions.values() if session.turn is not None}
+    def open_turns(self) -> list[tuple[SessionState, Turn]]:
+        """The sessions with an open turn according to the log. Its OpenCode may have died."""
+        return [(session, session.turn) for session in self.sessions.values() if session.turn is not None]
 
     def turn_of(self, session_id: str) -> str | None:
         """The user message that a session is answering; ``None`` if unknown."""
@@ -213,6 +217,8 @@ class CaptureState:
             session.compacted = event.id
         elif event.type.startswith("opencode."):
             session.misread = True
+        if session.turn is not None:
+            session.turn.last_ms = max(session.turn.last_ms, event.ts)
 
     def _appeared(self, event: StreamEvent, session_id: str) -> None:
         payload = event.payload
@@ -259,6 +265,7 @@ class CaptureState:
             agent=payload.get("agent") or "",
             model=payload.get("model"),
             trigger=str(payload.get("trigger")),
+            pid=pid if isinstance(pid := event.metadata.get("pid"), int) else None,
         )
         session.compacted = None
         session.first_message = session.first_message or payload["message"]

@@ -130,6 +130,13 @@ class Translator(Parts):
         if session is not None and not session.ended:
             self._end(None, session_id, {}, "gone")
 
+    def end_dead(self, session_id: str, now: float, *, at_ms: int | None) -> None:
+        """End the turn of a session whose OpenCode process is gone; see ``end_dead_turn``."""
+        self.now = now
+        session = self.state.sessions.get(session_id)
+        if session is not None:
+            self.end_dead_turn(session, at_ms)
+
     def _told_before(self, item: HookItem) -> bool:
         event_id = shapes.bus_id(item)
         if event_id is None:

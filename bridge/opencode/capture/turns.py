@@ -22,6 +22,9 @@ from streams.identity import Identity
 
 _REMEMBERED_MESSAGES = 4000
 
+INTERRUPTED = "interrupted"
+"""Outcome of a turn whose OpenCode died."""
+
 _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a last answer; ``tool-calls`` means that the model wanted to continue."""
 
@@ -163,7 +166,7 @@ class Turns(Shells):
         if session.turn is not None:
             goes_on = trigger == "compaction" and session.turn.finish not in _ANSWERED
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
-            self.end_turn(entry, session, "interrupted" if crashed else "continued" if goes_on else None)
+            self.end_turn(entry, session, INTERRUPTED if crashed else "continued" if goes_on else None)
         if trigger == "unknown" and session.compacted is not None:
             # After a compaction OpenCode continues by itself, with a user message that it makes.
             trigger, cause = "continuation", session.compacted
@@ -224,7 +227,9 @@ class Turns(Shells):
             self.end_turn(late.entry, session, None)
         self.finish(late.entry.token)
 
-    def end_turn(self, entry: Entry | None, session: SessionState, outcome: str | None) -> None:
+    def end_turn(
+        self, entry: Entry | None, session: SessionState, outcome: str | None, at_ms: int | None = None
+    ) -> None:
         """Write ``turn.ended`` for the session's open turn. Without ``outcome``, judge it from the turn."""
         turn = session.turn
         if turn is None:
@@ -252,6 +257,7 @@ class Turns(Shells):
             cause=turn.event_id,
             actor=turn.agent or "opencode",
             correlation=turn.user_message,
+            at_ms=at_ms,
         )
         abort = self._aborts.pop(session.id, None)
         if abort is not None:
@@ -259,6 +265,16 @@ class Turns(Shells):
         ending = self._endings.pop(session.id, None)
         if ending is not None and ending.entry is not entry:
             self.finish(ending.entry.token)
+
+    def end_dead_turn(self, session: SessionState, at_ms: int | None) -> None:
+        """End the open turn of an OpenCode process that is gone, and from which nothing more can come.
+
+        ``at_ms`` is when its link ended; ``None`` if nobody saw that: then the turn's last sign of life counts.
+        """
+        turn = session.turn
+        if turn is not None:
+            outcome = None if turn.finish in _ANSWERED else INTERRUPTED
+            self.end_turn(None, session, outcome, max(turn.last_ms, at_ms or 0))
 
     def _judge(self, session: SessionState, turn: Turn) -> str:
         if turn.user_message in self._aborted:
