@@ -265,7 +265,7 @@ class CaptureState:
             agent=payload.get("agent") or "",
             model=payload.get("model"),
             trigger=str(payload.get("trigger")),
-            pid=pid if isinstance(pid := event.metadata.get("pid"), int) else None,
+            pid=pid if type(pid := event.metadata.get("pid")) is int and pid > 0 else None,
         )
         session.compacted = None
         session.first_message = session.first_message or payload["message"]
