@@ -66,6 +66,8 @@ class Family:
     unparted: list[Json] = field(default_factory=list)
     """Tool calls that ran without a part of their own: ``{session, turn, call, input, output}``."""
     deleted: bool = False
+    killed: bool = False
+    """OpenCode is gone, and with it each turn that was open."""
     resumed: dict[str, int] = field(default_factory=dict)
     """How many other OpenCode processes went on with a session."""
     created: bool = True
@@ -190,7 +192,7 @@ def _expect_session(
         trigger = "prompt" if cause else "compaction"
         if cause is None and compaction_of(user) is None:
             trigger, cause = "continuation", (COMPACTED, sid, str(compactions - 1))
-        turns += _expect_turn(plan, session, user, following, trigger, cause, tasks, ends)
+        turns += _expect_turn(plan, session, user, following, trigger, cause, tasks, ends, told.killed)
         for answer in session.answers(uid):
             if answer["info"].get("summary") and not answer["info"].get("error"):
                 started = ("turn.started", sid, uid)
@@ -222,6 +224,7 @@ def _expect_turn(
     cause: Name | None,
     tasks: dict[str, list[Name]],
     ends: dict[str, list[Name]],
+    killed: bool,
 ) -> list[Name]:
     """The records of one turn; returns those of its begin and, if it is over, of its end."""
     sid, uid = session.id, user["info"]["id"]
@@ -267,9 +270,9 @@ def _expect_turn(
             chain.append([plan.add(("agent.error", sid, answer["info"]["id"]), agent, uid, started, place | error)])
     plan.chains.append(chain)
     outcome = _outcome(answers, following)
-    if outcome is None:
+    if outcome is None and not killed:
         return [started]
-    content = {"message": uid, "outcome": outcome, "steps": steps, "tokens.total": tokens or None}
+    content = {"message": uid, "outcome": outcome or "interrupted", "steps": steps, "tokens.total": tokens or None}
     ended = plan.add(("turn.ended", sid, uid), opening["agent"], uid, started, content)
     chain.append([ended])
     return [started, ended]

@@ -173,8 +173,11 @@ def test_opencode_killed_in_a_tool(durable: DurableStream, opencode: RealOpenCod
     opencode.prompt(session, bash("echo before"))
     sidecar = durable.wait_linked()
     told = kill_in_a_tool(opencode, session)
+    told.killed = True
     durable.assert_recorded(expected(told))
     assert durable.running() == sidecar
+    (stream,) = (one for one in durable.lines("streams") if one["stream_id"] == session)
+    assert stream["status"] == "idle"
     durable.assert_whole()
 
 
