@@ -81,7 +81,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 ``sidecar`` itself is both: its bottom (``BOTTOM``) is what every room stands on, the rest composes the rooms.
 """
 
-BOTTOM = frozenset({"__init__", "config", "extras", "home", "launch", "logs", "version"})
+BOTTOM = frozenset({"__init__", "config", "extras", "home", "launch", "logs", "processes", "version"})
 """Modules of ``sidecar`` that its rooms may import; a command may import all."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {

@@ -108,3 +108,26 @@ def test_an_input_that_a_plugin_changed_is_the_step_s_executed_input() -> None:
         player.wait()
         [step] = [event.payload for event in player.of("execution.step") if event.payload["kind"] == "tool"]
         assert (step["input"]["command"], step["executed_input"]["command"]) == ("echo one", "echo 1")
+
+
+def test_an_ask_is_joined_with_its_step_by_the_call_within_its_turn() -> None:
+    """Two turns of a session ask about calls of one id."""
+    first = recording("permission_once")
+    told = json.dumps([[item.hook, item.t, item.input, item.output] for _, item in first[1:]])
+    for kind in ("msg_", "prt_", "per_", "evt_"):
+        told = told.replace(f'"{kind}', f'"{kind}f')  # ids ascend
+    second = [HookItem(hook, t + 10**6, *rest) for hook, t, *rest in json.loads(told)]
+    player = Player()
+    player.feed(first)
+    player.feed([(Token(Origin(BOOT, "1" * 16), seq), item) for seq, item in enumerate(second, 1)])
+    player.wait()
+    steps = [e.payload for e in player.of("execution.step") if e.payload["kind"] == "tool"]
+    asks = [e for e in player.of("workflow.checkpoint") if e.payload["state"] == "asked"]
+    assert len(asks) == len({ask.payload["turn"] for ask in asks}) == 2 and len({a.payload["call"] for a in asks}) == 1
+    joined = [
+        [step["part"] for step in steps if (step["turn"], step["call"]) == (a.payload["turn"], a.payload["call"])]
+        for a in asks
+    ]
+    assert joined == [[step["part"]] for step in steps] and len(steps) == 2
+    answers = [e.causation_id for e in player.of("workflow.checkpoint") if e.payload["state"] == "replied"]
+    assert answers == [ask.id for ask in asks]

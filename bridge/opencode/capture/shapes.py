@@ -189,6 +189,19 @@ def is_abort(error: dict[str, Any]) -> bool:
     return error.get("name") == "MessageAbortedError"
 
 
+def beginning(payload: dict[str, Any], length: int) -> str:
+    """The first words of an input, on one line: of its text, or of its ``!`` command."""
+    parts, shell = payload.get("parts"), payload.get("shell")
+    typed = [part for part in map(mapping, parts if isinstance(parts, list) else []) if is_typed(part)]
+    said = [text(part.get("text")) or "" for part in typed]
+    return " ".join((f"!{shell}" if isinstance(shell, str) else " ".join(said))[: 4 * length].split())[:length]
+
+
+def is_typed(part: dict[str, Any]) -> bool:
+    """True for a part of a prompt that OpenCode did not make up."""
+    return part.get("type") == "text" and not part.get("synthetic")
+
+
 def is_shell_note(part: dict[str, Any]) -> bool:
     """True for the only part of the user message of a ``!`` command."""
     return bool(part.get("synthetic")) and part.get("text") == _SHELL_NOTE

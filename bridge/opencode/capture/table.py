@@ -71,6 +71,14 @@ RULES: tuple[Rule, ...] = (
         "A turn starts with the first assistant message that answers a user message; other updates are not final.",
     ),
     Rule(
+        "message.removed",
+        "event",
+        "message_removed",
+        ("opencode.message.removed",),
+        "bus event",
+        "As by `/undo`; `prompt` holds the first words of a prompt. OpenCode says so when the next one is sent.",
+    ),
+    Rule(
         "session.idle",
         "event",
         "session_idle",

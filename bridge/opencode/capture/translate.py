@@ -243,7 +243,8 @@ class Translator(Parts):
         source = shapes.source_of(entry.item)
         if boot in session.boots or session.ended or source in ("session.created", "session.deleted"):
             return
-        known = {"id": session.id, "parentID": session.parent, **mapping(info)}
+        title = self._titles.get(session.id) or session.title
+        known = {"id": session.id, "parentID": session.parent, "title": title, **mapping(info)}
         lineage = "unknown" if not session.known else "child" if session.parent else "root"
         self._appear(entry, known, lineage, created=False)
 

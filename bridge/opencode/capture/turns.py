@@ -17,7 +17,7 @@ from bridge.opencode.capture import shapes
 from bridge.opencode.capture.emitter import Entry, Late, Place
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
-from bridge.opencode.capture.state import SHELL, CaptureState, SessionState, Turn
+from bridge.opencode.capture.state import SHELL, UNDONE, CaptureState, SessionState, Turn
 from streams.identity import Identity
 
 _REMEMBERED_MESSAGES = 4000
@@ -110,6 +110,22 @@ class Turns(Shells):
             cause=None if human else self.state.spawns.get(session.id),
             actor="user" if human else "opencode",
             correlation=message_id,
+        )
+        return False
+
+    def message_removed(self, entry: Entry, session: SessionState | None) -> bool:
+        """Keep which message was undone; of a prompt also its first words, for readers that see this record alone."""
+        message = shapes.properties_of(entry.item)["messageID"]
+        if session is None:
+            return self.unknown_event(entry, session)
+        self.put(
+            entry,
+            session,
+            UNDONE,
+            shapes.bus_id(entry.item) or self.own_key(entry),
+            {**shapes.whole(entry.item, "message.removed"), **present(prompt=session.prompts.get(message))},
+            cause=session.inputs.get(message),
+            correlation=message if message in session.inputs else None,
         )
         return False
 

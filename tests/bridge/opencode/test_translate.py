@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.capture.shapes import beginning
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
@@ -174,6 +175,51 @@ class TestWhatBecomesOfARun:
         assert going_on.causation_id == compacted.id
         assert not [e for e in player.of("execution.output") if e.payload["text"].startswith("Continue if")]
 
+    def test_what_was_undone_names_its_prompt_and_a_command_its_arguments(self) -> None:
+        player = play("revert")
+        prompts = {e.payload["message"]: e for e in player.of("human.input")}
+        undone, answer = player.of("opencode.message.removed")
+        message = undone.payload["properties"]["messageID"]
+        assert (undone.payload["prompt"], undone.causation_id) == ("SAY:b", prompts[message].id)
+        assert undone.correlation_id == message
+        assert "prompt" not in answer.payload and answer.payload["properties"]["messageID"] not in prompts
+        told = play("command").of("opencode.command.executed")[0].payload["properties"]
+        assert (told["name"], told["arguments"]) == ("init", "SAY:x")
+
+    def test_the_first_words_of_a_prompt_are_few_and_on_one_line(self) -> None:
+        part = {"type": "text", "text": "fix\n\tit " + "x" * 500}
+        made_up = {"type": "text", "text": "made up", "synthetic": True}
+        assert beginning({"parts": [made_up, 5, part]}, 12) == "fix it xxxxx"
+        assert beginning({"shell": "make  test"}, 80) == "!make test"
+        for parts in (None, 5, "text", [None], [{"type": "text", "text": 7}]):
+            assert beginning({"parts": parts}, 80) == ""
+
+    @pytest.mark.parametrize(
+        ("name", "asks"),
+        [
+            ("permission_once", 1),
+            ("permission_always", 1),
+            ("permission_child", 1),
+            ("permission_external_directory", 1),
+            ("permission_reject", 1),
+            ("permission_aborted", 1),
+            ("run_permission", 1),
+            ("question_replied", 1),
+            ("question_rejected", 1),
+        ],
+    )
+    def test_an_ask_and_its_answer_are_joined_with_their_step(self, name: str, asks: int) -> None:
+        player = play(name)
+        checkpoints = player.of("workflow.checkpoint")
+        steps = [e.payload for e in player.of("execution.step") if e.payload["kind"] == "tool"]
+        asked = [e for e in checkpoints if e.payload["state"] == "asked"]
+        assert len(asked) == asks
+        for ask in asked:
+            place = [ask.payload[field] for field in ("session", "turn", "call")]
+            assert [[s["session"], s["turn"], s["call"]] for s in steps].count(place) == 1
+            answers = [e for e in checkpoints if e.causation_id == ask.id]
+            assert [e.payload["request"] for e in answers] == [ask.payload["request"]] * len(answers)
+
     def test_a_deletion_ends_child_and_parent(self) -> None:
         ended = play("deletion").of("lifecycle.session.ended")
         assert [e.payload["reason"] for e in ended] == ["deleted", "deleted"]
@@ -187,6 +233,25 @@ class TestWhatBecomesOfARun:
         resumed = player.of("lifecycle.session.resumed")
         assert len(resumed) == 1 and resumed[0].payload["lineage"] == "root"
         assert player.types()[0] == "lifecycle.session.resumed"
+
+    def test_a_resumed_session_keeps_the_title_that_it_had_last(self) -> None:
+        player = Player()
+        player.feed(recording("title_by_model"))
+        last = player.of("turn.ended")[-1].payload["title"]
+        assert last != player.of("lifecycle.session.created")[0].payload["title"]
+        player.crash()
+        session = player.of("turn.ended")[-1].payload["session"]
+        told = [
+            {"info": {"id": "msg_z1", "role": "assistant", "parentID": "msg_z0", "time": {}}, "sessionID": session},
+            {"sessionID": session},
+        ]
+        hooks = [
+            HookItem("event", 2**41, {"event": {"id": f"evt_z{n}", "type": type_, "properties": properties}})
+            for n, (type_, properties) in enumerate(zip(("message.updated", "session.idle"), told, strict=True))
+        ]
+        player.feed([(Token(Origin("e" * 32, "1" * 16), seq), hook) for seq, hook in enumerate(hooks, 1)])
+        assert [e.payload["title"] for e in player.of("lifecycle.session.resumed")] == [last]
+        assert player.of("turn.ended")[-1].payload["title"] == last
 
     def test_a_crash_of_opencode_interrupts_its_turn(self) -> None:
         player = Player()
