@@ -22,6 +22,7 @@ from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import Target, install, shim_path, uninstall
 from sidecar.install.service_files import Service
+from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.stores.hints import Hints
 from tests.real.durable import wait_until
@@ -272,7 +273,7 @@ def test_the_clock(home: Home) -> None:
     os.utime(home.token_path, (later / 1000, later / 1000))
     found = look(home)["clock"]
     assert found.level == "note" and str(home.token_path) in found.text
-    ahead = event(key="ahead").model_copy(update={"ts": later})
+    ahead = StreamEvent.trusted({**event(key="ahead").fields(), "ts": later})
     asyncio.run(append(home.store_path, [[ahead]]))
     assert "the newest event is 2h 59m ahead" in look(home)["clock"].text
 
