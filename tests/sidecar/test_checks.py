@@ -431,11 +431,11 @@ def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
 
 def test_a_sqlite_log_is_looked_at_and_its_sqlite_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_and_stop(home.path, "migrate", "--to", "sqlite").code == 0
-    monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 2))
+    monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 2))
     found = look(home)
     assert (found["sqlite"].level, found["log"].level) == ("note", "ok") and "SQLite 3.51.2" in found["sqlite"].text
     assert doctor(home)[-1] and run(home.path, "doctor").code == 0
-    monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 3))
+    monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 3))
     assert "sqlite" not in look(home)
     connection = sqlite3.connect(home.store_path / "log.db")
     with connection:
