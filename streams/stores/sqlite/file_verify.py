@@ -10,7 +10,8 @@ of them block, and ``connection`` must have been opened with ``damaged`` (see
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -75,9 +76,24 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
         # The limit is for this look alone: what is read next on the connection must not be interrupted by it.
         connection.set_progress_handler(None, 0)
     found = [f"SQLite says: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
+    found += _looked_at(path, "the schema", lambda: _schema_faults(connection))
     if not quick:
         found += _looked_at(path, "the table of keys", lambda: keys.faults(connection))
     return found
+
+
+def _schema_faults(connection: sqlite3.Connection) -> Iterator[str]:
+    """What keeps a writer from opening the file: unlike a reader, SQLite resolves a writer's constraints."""
+    tables = "SELECT name, sql FROM sqlite_master WHERE sql LIKE 'CREATE %' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+    with closing(sqlite3.connect(":memory:")) as empty:
+        found = connection.execute(tables).fetchall()
+        if found and not connection.execute("PRAGMA user_version").fetchone()[0]:
+            yield "its schema version is lost"
+        for name, text in found:
+            try:
+                empty.execute(text)
+            except sqlite3.Error as error:
+                yield f"the schema of {shown(str(name))} is damaged: {shown(str(error))}"
 
 
 def _first_of(report: str) -> str:
