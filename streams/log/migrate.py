@@ -152,7 +152,7 @@ class Migration:
                 except MigrationFailed:
                     if not self._continued:
                         raise
-                    # The copy it continued was damaged, or of another log. It is deleted now.
+                    # The continued copy was damaged, or of another log. It is deleted now.
                     return await self._run()
 
     async def _run(self) -> Progress:

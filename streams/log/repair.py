@@ -11,7 +11,7 @@ an incomplete tail above head                  cut off: it was never acknowledge
 a head file lost or damaged                    rewritten, if every record verifies
 sqlite's file damaged, every row whole         the rows copied into a new file, which is verified before it takes over
 a copy that a migration did not finish         set aside, if the log verifies and is at least as long
-drafts of files that were replaced by rename   set aside: the file they were to replace exists, or is its own finding
+drafts of files that were replaced by rename   set aside: the file to replace exists, or is a finding of its own
 damaged cursors and snapshots                  set aside: they are hints, and may be lost
 cursors and snapshots beyond the last record   set aside and reported: the records they read are lost
 a search index damaged or ahead of the log     deleted: the sidecar rebuilds it from the log
@@ -102,7 +102,7 @@ class Facts:
     hints_ahead: tuple[str, ...] = ()
     furthest_hint: int = NOTHING
     left_alone: LeftAlone | None = None
-    """The head file of a log that is gone together with ``store.json``."""
+    """The head file of a log that is gone, like ``store.json``."""
     has_wal: bool = False
     """True if sqlite's write-ahead file exists."""
     search_fault: Literal["damaged", "ahead"] | None = None
