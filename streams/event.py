@@ -1,7 +1,7 @@
 """The one event envelope, ``StreamEvent``.
 
 It unites the EventEnvelope V1 of seed 003 with the envelope of seed 004, 2.1.
-Unknown fields survive a round trip, so an event of a newer writer is readable
+Unknown fields survive a round trip, so a newer writer's event is readable
 and keeps its bytes. This module does no I/O and reads no clock.
 """
 
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 _STREAM_PART = r"[A-Za-z0-9](\.?[A-Za-z0-9_~-])*\.?"
 STREAM_ID = re.compile(f"{_STREAM_PART}(/{_STREAM_PART})*")
-"""Stream ids name histories in messages and files' contents, never paths (no ``..``), subjects or SQL."""
+"""Stream ids appear in messages and file contents, never in paths (no ``..``), subjects or SQL."""
 
 EVENT_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 ULID_TEXT = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
@@ -34,7 +34,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def _whole(pattern: re.Pattern[str]) -> str:
-    """The pattern for pydantic's own matcher, which is several times faster than a validator in Python."""
+    """The pattern for pydantic's own matcher, several times faster than a Python validator."""
     return f"^(?:{pattern.pattern})$"
 
 
@@ -48,12 +48,12 @@ class Source(BaseModel):
 
 
 class StreamEvent(BaseModel):
-    """One thing that happened, as it is stored.
+    """One thing that happened, as stored.
 
     ``id`` is a ULID and sorts by creation within one process. ``ts`` is in
-    milliseconds UTC, the time the thing happened where the source knows it.
+    milliseconds UTC, the time it happened if the source knows it.
     ``causation_id`` is the id of the event that caused this one; ``None`` on a
-    root, and where the cause is unknown: it is never guessed.
+    root, or if the cause is unknown: it is never guessed.
     ``idempotency_key`` is scoped, ``scope:key``, and unique in the whole log.
     """
 
@@ -103,7 +103,7 @@ class StreamEvent(BaseModel):
         fields["source"] = _source(fields["source"])
         if [*fields] != _CANONICAL_ORDER:
             return _bare(cls, fields, _EVENT_FIELDS, _EVENT_DEFAULTS)
-        # ``_whole_model``, without the call: this runs for every record that is read.
+        # ``_whole_model``, without the call: this runs for every record read.
         event = _new(cls)
         _set(event, "__dict__", fields)
         _set_fields_set(event, _EVENT_FIELDS)
@@ -112,7 +112,7 @@ class StreamEvent(BaseModel):
         return event
 
     def fields(self) -> dict[str, Any]:
-        """All fields as plain JSON values, unknown ones included; the dictionaries are not copied."""
+        """All fields as plain JSON values, including unknown ones; dictionaries are not copied."""
         flat = dict(self.__dict__)
         source = self.source
         flat["source"] = {**source.__dict__, **(source.__pydantic_extra__ or {})}
@@ -122,7 +122,7 @@ class StreamEvent(BaseModel):
 
 
 def is_stream_id(value: str) -> bool:
-    """Whether ``value`` may name a stream: letters, digits and ``._~-``, in parts joined by ``/``."""
+    """True if ``value`` may name a stream: letters, digits and ``._~-``, in parts joined by ``/``."""
     return len(value) <= MAX_STREAM_ID and STREAM_ID.fullmatch(value) is not None
 
 
@@ -130,14 +130,14 @@ _EXPECTED = {"id": "not a ULID", "stream_id": "not a stream id", "type": "not a 
 
 
 def _fault(name: str, error: Mapping[str, Any]) -> str:
-    """One field at fault, in words: what it is not, rather than the pattern it misses."""
+    """One faulty field, in words: what it should be, not the pattern it fails."""
     said = _EXPECTED.get(name) if error["type"] == "string_pattern_mismatch" else None
     return f"{name or 'event'}: {said or error['msg']}"
 
 
 @lru_cache(maxsize=1024)
 def _plain_source(agent: str, adapter: str) -> Source:
-    """A log has few sources and they are frozen: records share them."""
+    """A shared source: a log has few, and they are frozen."""
     return _bare(Source, {"agent": agent, "adapter": adapter}, _SOURCE_FIELDS, {})
 
 
@@ -148,13 +148,13 @@ def _source(fields: dict[str, Any]) -> Source:
 
 
 def _bare(cls: type[Model], fields: dict[str, Any], known: set[str], defaults: dict[str, Any]) -> Model:
-    """``model_construct`` without its per-field work, which costs five times the parsing of a line."""
+    """``model_construct`` without its per-field work, which takes five times as long as parsing."""
     present, extra = known, _NO_EXTRA
     if fields.keys() != known:
         present = known & fields.keys()
         extra = {k: v for k, v in fields.items() if k not in known}
         fields = {**defaults, **{k: fields[k] for k in present}}
-    # The model is frozen, so whole ones can share the set of their fields.
+    # The model is frozen, so complete ones can share their set of fields.
     return _whole_model(cls, fields, present, extra)
 
 
@@ -169,7 +169,7 @@ def _whole_model(cls: type[Model], fields: dict[str, Any], present: set[str], ex
 
 _new = object.__new__
 _set = object.__setattr__
-# pydantic's slots themselves, where their setters are looked up once.
+# pydantic's own slots, so that their setters are looked up once.
 _set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__

@@ -22,13 +22,13 @@ _RANDOM_BITS = 80
 _PAGE = 4096
 _SHIFTS = range(120, -1, -10)
 _PAIRS = [first + second for first in ENCODE for second in ENCODE]
-"""Two of ULID's characters for every ten bits."""
+"""Two ULID characters for every ten bits."""
 
 
 class Identity:
     """Clock, randomness and ids of one process.
 
-    ULIDs increase strictly, also within a millisecond and when the clock steps
+    ULIDs increase strictly, even within a millisecond and if the clock steps
     back: order in one process is creation order. Safe to share between threads.
     """
 
@@ -43,13 +43,13 @@ class Identity:
         return self._clock_ms()
 
     def ulid(self) -> str:
-        """A new ULID, greater than every one this object gave before."""
+        """A new ULID, greater than all earlier ones of this object."""
         with self._lock:
             value = (self._clock_ms() << _RANDOM_BITS) | int.from_bytes(self._random_bytes(10), "big")
             if value <= self._last:
                 value = self._last + 1
             self._last = value
-        # The library's encoder takes four times as long, and every event, spool and boot has an id.
+        # The library's encoder takes four times as long, and every event, spool and boot needs an id.
         return "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])
 
     def nonce(self) -> str:
@@ -57,9 +57,9 @@ class Identity:
         return self._random_bytes(32).hex()
 
     def stamp(self, fields: Mapping[str, Any]) -> StreamEvent:
-        """Complete ``fields`` into an event: what upstream gave is kept, what is missing or ``None`` is injected.
+        """Complete ``fields`` into an event: keep the given values, fill in missing or ``None`` ones.
 
-        ``id``, ``ts`` and ``schema_version`` are filled in; an event without an
+        Fills in ``id``, ``ts`` and ``schema_version``; an event without an
         idempotency key gets one of its own, ``event:{id}``.
 
         Raises:
@@ -79,12 +79,12 @@ class Identity:
 
 
 def system_identity() -> Identity:
-    """The real clock and the operating system's randomness, fetched a page at a time."""
+    """The real clock, and the operating system's randomness, read a page at a time."""
     return Identity(lambda: time.time_ns() // 1_000_000, _Randomness().take)
 
 
 class _Randomness:
-    """Random bytes of the operating system; a system call for every id would cost more than the id."""
+    """Random bytes from the operating system; a system call per id would cost more than the id."""
 
     def __init__(self) -> None:
         self._page, self._at = b"", 0
@@ -104,7 +104,7 @@ class _Randomness:
 
 
 def seeded_identity(seed: int, start_ms: int = 1_700_000_000_000, step_ms: int = 1) -> Identity:
-    """A reproducible identity: the clock starts at ``start_ms`` and advances ``step_ms`` a reading."""
+    """A reproducible identity: its clock starts at ``start_ms`` and advances ``step_ms`` per reading."""
     random = Random(seed)  # noqa: S311 - reproducibility is the purpose
     ticks = iter(range(start_ms, 2**48, step_ms)) if step_ms else None
     clock: Callable[[], int] = (lambda: next(ticks)) if ticks is not None else (lambda: start_ms)

@@ -109,7 +109,7 @@ class Base(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The offset (exclusive) up to which a stream was forgotten, and when."""
+    """Where (exclusive) a stream's forgotten part ends, and when."""
 
     offset: int
     at_ms: int
@@ -255,7 +255,7 @@ class Removal:
         return replace(self, singles=singles, singles_in={**self.singles_in, **last}, pending=True)
 
     def finished(self) -> Removal:
-        """The same, with nothing left in the files."""
+        """Note that the files hold none of it."""
         return replace(self, pending=False)
 
     def first_offset(self, stream_id: str) -> int:

@@ -131,7 +131,7 @@ Handler = Callable[[Delivery], Awaitable[None]]
 
 
 class Published(NamedTuple):
-    """Where a message is kept. ``duplicate``: its id was known, so nothing was added; the place is the first one's."""
+    """Where a message is kept. ``duplicate``: its id was known; nothing was added, the place is the first's."""
 
     sequence: int
     duplicate: bool
@@ -174,7 +174,7 @@ class EventBus(Protocol):
         Cancelling leaves it published or not: publish again with the same ``message_id`` to be sure.
 
         Raises:
-            SubjectError: ``subject`` is not a subject (or has wildcards).
+            SubjectError: ``subject`` is invalid, as with wildcards.
             HeaderError: a header cannot be sent.
             BusUnavailable: the server is away.
             BusClosed: the bus is closed.
@@ -257,7 +257,7 @@ def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dic
 
 
 def _told(text: str) -> str:
-    """Any text as a header's value, percent-encoded if not printable ASCII."""
+    """Any text as a header's value; percent-encodes all but printable ASCII."""
     return quote(text, safe=_PLAIN, errors="replace")[:_TOLD].strip() or "-"
 
 

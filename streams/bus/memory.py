@@ -44,7 +44,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Group:
-    """The subscriptions that share one durable's messages, or a single one without a durable."""
+    """The subscriptions that share one durable's messages, or a single one without."""
 
     durable: str | None
     pattern: str
