@@ -208,7 +208,7 @@ class Migration:
             await self._copy_to(copy)
 
     async def _open_copy(self) -> DiskStore:
-        """Open the other backend's copy, continuing that of a run that was cut off if usable, else a new one.
+        """Open the copy that a cut-off run left in the other backend, if usable, else a new one.
 
         A store that once held the log is never continued: it may have been damaged since, so it is deleted.
         """

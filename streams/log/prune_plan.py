@@ -60,7 +60,7 @@ class PrunePlan:
     kept: list[Item] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     offsets: dict[str, int] = field(default_factory=dict)
-    """What ``StreamStore.prune`` takes: stream id to the first offset that stays."""
+    """For ``StreamStore.prune``: stream id to the first offset that stays."""
 
     @property
     def records(self) -> int:

@@ -102,7 +102,7 @@ class Facts:
     hints_ahead: tuple[str, ...] = ()
     furthest_hint: int = NOTHING
     left_alone: LeftAlone | None = None
-    """The head file of a log that is gone, like ``store.json``."""
+    """The head file of a log that is gone, as is ``store.json``."""
     has_wal: bool = False
     """True if sqlite's write-ahead file exists."""
     search_fault: Literal["damaged", "ahead"] | None = None
