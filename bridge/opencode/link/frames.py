@@ -130,7 +130,7 @@ CallId = Annotated[str, Field(max_length=100)] | int
 
 class _Frame(BaseModel):
     # hide_input: a validation error must never carry payload into a log.
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True, defer_build=True)
 
     def wire(self) -> dict[str, Any]:
         """The frame's fields as sent, without unset optional ones."""
@@ -243,7 +243,7 @@ class Call(_Frame):
 class ErrorBody(BaseModel):
     """Why a call, request or tool failed. ``status`` is OpenCode's HTTP status where it is known."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True, defer_build=True)
 
     code: Name
     message: str
@@ -308,8 +308,6 @@ Frame: TypeAlias = (
     Hello | Challenge | Identify | Welcome | Hooks | Ack | Call | Result | Request | Tool | Context | Lossy | Bye
 )
 
-_ADAPTER: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="type")])
-
 _MODELS: Final[dict[str, type[_Frame]]] = {
     model.model_fields["type"].default: model
     for model in (
@@ -330,7 +328,8 @@ _MODELS: Final[dict[str, type[_Frame]]] = {
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of every frame, discriminated by ``type``."""
-    schema = _ADAPTER.json_schema()
+    adapter: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="type")])
+    schema = adapter.json_schema()
     for definition in schema["$defs"].values():
         # Pydantic sees a default and calls the tag optional; on the wire it is required.
         if "const" in definition["properties"].get("type", {}):
