@@ -92,14 +92,10 @@ def test_the_log_knows_the_process_of_a_turn_and_its_last_sign_of_life() -> None
 
 @pytest.mark.parametrize("pid", ["1", None, {}, True, 1.5, 0, -1])
 def test_a_pid_of_another_shape_is_unknown(pid: Any) -> None:
-    player = play("chat")
-    state = CaptureState()
-    for event in player.log.events.values():
-        if event.type == "turn.started":
-            state.apply(event.model_copy(update={"metadata": {**event.metadata, "pid": pid}}))
-            assert [turn.pid for _, turn in state.open_turns()] == [None]
-            return
-        state.apply(event)
+    origin = Origin("b" * 32, "1" * 16, pid)
+    player = Player()
+    player.feed([(Token(origin, token.seq), item) for token, item in recording("permission_once")][:20])
+    assert [turn.pid for _, turn in player.log.state().open_turns()] == [None]
 
 
 def test_origins_are_the_same_with_or_without_the_pid() -> None:
