@@ -23,9 +23,9 @@ STREAM = "ses_a"
 
 
 def make_store(store: Path, backend: Backend) -> str:
-    """A sound log of three segments, or of one database, with the catalog that a sidecar keeps of it.
+    """Make a sound log of three segments, or of one database, with a sidecar's catalog of it.
 
-    Returns the id of one of its events.
+    Return the id of one of its events.
     """
 
     async def write() -> str:

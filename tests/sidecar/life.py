@@ -73,9 +73,9 @@ def start_as(command: Sequence[str], home: Home, *arguments: str) -> subprocess.
 
 
 def as_user(user: int | None) -> list[str]:
-    """What runs a program as another user; nothing for ``None``. Only root may.
+    """The command prefix that runs a program as another user; empty for ``None``. Only root may use it.
 
-    It may read everywhere: the interpreter and this checkout often are in root's own directory.
+    That user may read everywhere, because the interpreter and this checkout often are in root's directory.
     """
     if user is None:
         return []

@@ -201,7 +201,7 @@ def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
 
 
 def change(store: Path, at: bytes | int, by: int, value: int) -> None:
-    """Change one byte of the database, ``by`` bytes after the marker."""
+    """Change one byte of the database, ``by`` bytes after ``at``."""
     path = store / "log.db"
     data = bytearray(path.read_bytes())
     data[(data.index(at) if isinstance(at, bytes) else at) + by] = value

@@ -43,7 +43,7 @@ def record(home: Home, backend: Backend, batches: Sequence[Sequence[StreamEvent]
 
 
 def of(stream: str, days: float, *, records: int = 5, text: str = "") -> list[StreamEvent]:
-    """Records of a stream, the last one ``days`` old."""
+    """Records of a stream, ``days`` old."""
     ts = system_identity().now_ms() - round(days * DAY_MS)
     return [event(f"{stream}-{n}", stream=stream, ts=ts, payload={"text": text}) for n in range(records)]
 

@@ -202,7 +202,7 @@ def test_removed_sessions_are_nowhere_in_the_way_of_later_ones() -> None:
 
 
 class CountingLock(asyncio.Lock):
-    """A lock that signals when it was requested ``count`` times."""
+    """A lock that counts the requests for it."""
 
     def __init__(self) -> None:
         super().__init__()
