@@ -144,7 +144,7 @@ class Copy:
 
 
 def store_files(server: RealServer, name: str) -> list[Path]:
-    """Files of a stopped server's store whose names end so."""
+    """Files of a stopped server's store whose names end in ``name``."""
     return sorted(path for path in (server.directory / "store").rglob("*") if path.name.endswith(name))
 
 
