@@ -88,7 +88,7 @@ def value(random: Random) -> bytes:
 
 @cache
 def corpus() -> tuple[bytes, ...]:
-    """A message of each type, and hooks of real runs."""
+    """A message of each type, and hooks as they came from real runs."""
     shim = {"shim_version": "0.1", "boot_id": "ab" * 16, "instance": "cd" * 8, "directory": "/d", "last_seq": 0}
     plain = [
         Hello(role="shim", protocol=1, nonce=N64),
