@@ -1,6 +1,6 @@
-"""The layer rule (DESIGN 4; FEATURES R1, R3): what each package may import, and where time and chance come from.
+"""The layer rule (DESIGN 4; FEATURES R1, R3): what each package may import, and the source of time and randomness.
 
-A file is judged by its syntax tree alone: all import statements at any depth, and every use of a name.
+Only a file's syntax tree counts: all import statements at any depth, and every use of a name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PACKAGES = ("streams", "bridge", "sidecar")
 
 LIBRARIES: dict[str, frozenset[str]] = {
     "streams": frozenset({"pydantic", "typing_extensions", "orjson", "msgspec", "aiofiles"}),
-    "bridge": frozenset({"pydantic", "orjson", "ahocorasick_rs", "nats"}),
+    "bridge": frozenset({"pydantic", "msgspec", "orjson", "ahocorasick_rs", "nats"}),
 }
 """Libraries that a package may import next to the standard library; ``sidecar`` may import what it declares."""
 
@@ -116,7 +116,7 @@ IDENTITY = "streams/identity.py"
 
 
 def faults_of(path: str, source: str) -> list[str]:
-    """Every breach of the rule in one file, as ``path:line: what``. ``path`` is relative to the repository."""
+    """Every violation in one file, as ``path:line: what``. ``path`` is relative to the repository."""
     tree = ast.parse(source, path)
     package = path.split("/")[0]
     faults = [] if ast.get_docstring(tree) else [f"{path}:1: no module docstring"]
@@ -136,7 +136,7 @@ def faults_of(path: str, source: str) -> list[str]:
 
 
 def _breach(path: str, module: str) -> Iterator[str]:
-    """What is wrong with a file importing one of our modules."""
+    """The violation, if a file must not import one of our modules."""
     mine, theirs = path.rpartition("/")[0], _folder_of(module)
     package = path.split("/")[0]
     if theirs == mine:
@@ -148,7 +148,7 @@ def _breach(path: str, module: str) -> Iterator[str]:
 
 
 def _folder_of(module: str) -> str:
-    """The folder that a module, or a name in it, is in."""
+    """The folder of a module, or of a name in it."""
     parts = module.split(".")
     while parts and not (ROOT.joinpath(*parts)).is_dir():
         parts.pop()

@@ -1,4 +1,4 @@
-"""Two parallel calls with one id, told by two copies of the plugin in every order: two steps, once each."""
+"""Two parallel calls with one id, reported by two plugin copies in every order: two steps, once each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PART_TWO = HookItem(
 
 
 def orders() -> Iterator[tuple[HookItem, ...]]:
-    """How one copy tells of two calls: the part ends with the call whose result came first, after its hook."""
+    """The orders in which one copy reports two calls; the part ends after the hook of the first result."""
     for part, after in ((PART_ONE, AFTER_ONE), (PART_TWO, AFTER_TWO)):
         for order in permutations((AFTER_ONE, AFTER_TWO, part)):
             if order.index(after) < order.index(part):
@@ -38,13 +38,13 @@ def orders() -> Iterator[tuple[HookItem, ...]]:
 
 
 def interleaved(length: int) -> Iterator[list[int]]:
-    """Which of two copies tells next, in every way."""
+    """Every interleaving of two copies' reports."""
     for first in combinations(range(2 * length), length):
         yield [0 if place in first else 1 for place in range(2 * length)]
 
 
 def told(order: tuple[HookItem, ...], turns: list[int]) -> list[Item]:
-    """The beginning, then the order as both copies tell it."""
+    """The beginning, then the order as both copies report it."""
     origins = [Origin(BOOT, str(copy) * 16) for copy in (0, 1)]
     items: list[Item] = []
     seqs = [0, 0]
@@ -90,7 +90,7 @@ def test_twins_are_two_steps_when_the_sidecar_dies_between(order: tuple[HookItem
 
 @pytest.mark.parametrize("order", list(orders()))
 def test_neither_twin_is_lost_when_each_hook_waits_too_long(order: tuple[HookItem, ...]) -> None:
-    """The part's end then comes after its hook was written alone: once too often is not lost."""
+    """The part's end then comes after its hook was recorded alone: a duplicate is better than a loss."""
     player = Player()
     for item in told(order, [0, 0, 0]):
         player.feed([item])

@@ -53,7 +53,7 @@ def task(prompt: str, **more: str) -> str:
 def check(
     durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream | None = None, **known: Any
 ) -> list[Json]:
-    """The log of a root session is what OpenCode tells of it; returns its records."""
+    """Assert that a root session's log matches OpenCode's report, and return its records."""
     plan = expected(family(opencode, session, events, **known))
     records = durable.assert_recorded(plan)
     _checked.append(plan)

@@ -1,7 +1,7 @@
-"""The code itself: nothing that runs data, no shell, no built SQL, and secrets compared in constant time.
+"""The code itself: no data that runs, no shell, no SQL built from strings, constant-time comparison of secrets.
 
-The rules are flake8-bandit's, through ruff: ``make lint`` holds the packages to them. Here is checked that they
-are on, that each exception is one that somebody looked at, and that they catch what they are there for.
+The rules are flake8-bandit's, through ruff; ``make lint`` applies them. The tests check that they are on, that
+each exception was reviewed, and that they catch what they should.
 """
 
 from __future__ import annotations

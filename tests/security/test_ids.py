@@ -1,4 +1,4 @@
-"""Ids and texts from outside: never a path, and never an order to the terminal that shows them."""
+"""Ids and texts from outside never become a path or a terminal control sequence."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def created(session: str, title: str = "t") -> HookItem:
 
 
 def test_no_id_ever_names_a_file(tmp_path: Path) -> None:
-    """Also ids that are allowed: they look like paths, and the store has files of its own names only."""
+    """This includes allowed ids that look like paths: the store chooses its own file names."""
     translator = Translator(seeded_identity(1))
     sessions = [*HOSTILE.values(), "CON", "CON.", "nul", "a/b/c", "store.json", "head", "~root"]
     for seq, session in enumerate(sessions, 1):
@@ -206,7 +206,7 @@ def test_what_is_printed_is_printable(text: str) -> None:
 
 
 def test_no_format_character_is_printed_as_it_came() -> None:
-    """Unicode's category decides, not a list: invisible text could hide or reorder what a person reads."""
+    """Unicode's category decides, not a list: invisible text could hide or reorder visible text."""
     every = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")]
     assert {"\u061c", "\u200b", "\ufeff", "\u00ad", "\U000e0041"} < set(every)
     text = "a" + "".join(every) + "b"

@@ -1,4 +1,4 @@
-"""The translator over recordings of real runs: what becomes of each hook, whatever dies in between."""
+"""The translator over recordings of real runs: what each hook becomes, whatever crashes in between."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CUT_EVERYWHERE = {
 
 
 def shape(events: list[StreamEvent]) -> list[tuple[Any, ...]]:
-    """What must not depend on crashes: everything but ids, times, and the title (updates of it are not final)."""
+    """Everything that must not depend on crashes: all but ids, times and the title, whose updates are not final."""
     keys = {event.id: event.idempotency_key for event in events}
     return sorted(
         (
@@ -324,7 +324,7 @@ class TestCrashes:
 
 class TestLineage:
     def _child_only(self, name: str = "task_child") -> tuple[list[Item], str]:
-        """A recording without its root's creation: a parent that never appears."""
+        """A recording without its root's creation, so that the parent never appears."""
         items = recording(name)
         root = items[0][1].input["event"]["properties"]["sessionID"]
         child_items = [i for i in items if json.dumps([i[1].input, i[1].output]).find(root) < 0]
@@ -452,7 +452,7 @@ def _info(item: HookItem) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", names())
 def test_what_is_sent_again_from_anywhere_after_a_crash_adds_nothing(name: str) -> None:
-    """Everything was durable but its acks were lost, also those of hooks that make no event but were remembered."""
+    """All was durable but the acks were lost, also those of hooks that are remembered without an event."""
     player, items = play(name), recording(name)
     before = list(player.log.events)
     step = 1 if name in CUT_EVERYWHERE | {"fork"} else 1 + len(items) // 12

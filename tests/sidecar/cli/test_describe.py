@@ -1,4 +1,4 @@
-"""One line for each kind of event, whatever the payload holds."""
+"""One line for each kind of event, whatever its payload."""
 
 from __future__ import annotations
 

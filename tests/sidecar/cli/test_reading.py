@@ -174,7 +174,7 @@ class TestLog:
 
 
 class TestLinkedStreams:
-    """Two streams of one family: the second was unknown first, then joined."""
+    """Two streams of one family; the second was unknown at first, then joined."""
 
     @pytest.fixture
     def linked(self, tmp_path: Path) -> Path:
