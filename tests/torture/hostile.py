@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from random import Random
+from typing import Any
 
 from bridge.opencode.link.frames import (
     Ack,
