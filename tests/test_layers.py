@@ -238,7 +238,7 @@ DOC = '"""A file."""\n'
         ("streams/event.py", "from ulid import ULID", "ulid is imported in streams/identity.py only"),
         ("streams/log/verify.py", "import sqlite3", "sqlite3 is imported in streams/stores/sqlite/*.py only"),
         ("bridge/a.py", "import sidecar.config", "bridge must not import sidecar.config"),
-        ("bridge/a.py", "import msgspec", "bridge must not import msgspec"),
+        ("bridge/a.py", "import aiofiles", "bridge must not import aiofiles"),
         (
             "bridge/nats/jetstream/connection.py",
             "import nats.errors",
