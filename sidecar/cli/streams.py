@@ -89,7 +89,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened, truncated
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened, shown_end, truncated
     from sidecar.cli.shared.project import shown_directory
     from sidecar.views.wording import ago, amount, money, one_line
     from streams.identity import system_identity
@@ -113,7 +113,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
                 stream["status"],
                 ago(max(now - stream["last_ts"], 0)),
                 *(shown[name] for name in figures),
-                truncated(one_line(shown_directory(stream["directory"])), out.width // 5),
+                shown_end(one_line(shown_directory(stream["directory"])), out.width // 5),
                 one_line(_named(stream)),
             ]
         )

@@ -209,6 +209,17 @@ def truncated(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
+def shown_end(text: str, width: int) -> str:
+    """The end of ``text`` on at most ``width`` columns of a terminal; "…" stands for what was cut before it."""
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) >= width:
+        text = text[1:]
+    return f"…{text}"
+
+
 def padded(text: str, width: int) -> str:
     """``text`` filled up to ``width`` columns of a terminal; a longer one stays whole."""
     from rich.cells import cell_len

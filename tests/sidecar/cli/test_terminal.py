@@ -28,12 +28,17 @@ from tests.sidecar.life import end_sidecars
 ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def on_terminal(home: Path, *arguments: str, width: int, code: int = 0, **environ: str) -> str:
+def on_terminal(home: Path, *arguments: str, width: int, code: int = 0, cwd: Path | None = None, **environ: str) -> str:
     """The output on a terminal of that width of a command that exits with ``code``."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     process = subprocess.Popen(
-        command(home, *arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=environment(TERM="xterm", **environ)
+        command(home, *arguments),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(TERM="xterm", **environ),
+        cwd=cwd,
     )
     os.close(theirs)
     said = b""
