@@ -6,9 +6,7 @@ import typer
 
 
 async def demo(context: typer.Context) -> int:
-    """See it work, in a home of its own.
-
-    A recorded session is played, shown, and verified.
+    """Play a recorded session in a temporary home, kill the sidecar halfway, and verify the log.
     """
     from sidecar.cli.shared.demo import demo as run
     from sidecar.cli.shared.output import Output

@@ -18,9 +18,10 @@ async def doctor(
     fix: Annotated[bool, typer.Option("--fix", help="Fix what can be fixed, and print each change.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Look for what keeps sessions from being recorded, with hints.
+    """Find what keeps sessions from being recorded, and say what to do.
 
-    OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Ends with 1 if there is a problem.
+    Checks OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Exits with 1 if there is a
+    problem.
     """
     from sidecar.checks import counted, diagnose
     from sidecar.cli.install import executable

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-GlobalFlag = Annotated[bool, typer.Option("--global", help="For every project of yours (the default).")]
+GlobalFlag = Annotated[bool, typer.Option("--global", help="For all your projects (the default).")]
 ProjectOption = Annotated[Path | None, typer.Option("--project", metavar="DIR", help="Only for the project in DIR.")]
 
 
@@ -38,7 +38,7 @@ def install(
 ) -> None:
     """Make OpenCode record its sessions.
 
-    Writes the plugin file, which counts from OpenCode's next start on, and keeps that start from waiting for npm.
+    Writes the plugin file, which OpenCode loads at its next start, and keeps that start from waiting for npm.
     """
     from sidecar.install import plugin as installer
 
@@ -65,9 +65,9 @@ def uninstall(
     service: Annotated[bool, typer.Option("--service", help="Remove the service file alone.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Take the plugin away; what was recorded stays in the home.
+    """Remove the plugin; what was recorded stays in the home.
 
-    With it goes all that install made elsewhere; a service file too, unless a project is named.
+    Also removes everything else that install made, and the service file unless a project is named.
     """
     from sidecar.install import plugin as installer
 
