@@ -41,9 +41,9 @@ async def prune(
 ) -> int:
     """Remove old sessions from the log.
 
-    A session goes whole, and only when it is finished. What stays still
+    Removes whole sessions, and only finished ones. The rest of the log still
     verifies, and an event of a removed session that is sent again is still
-    recognized. Without --yes nothing is changed.
+    recognized as a duplicate. Without --yes nothing is changed.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_stream, open_reader
