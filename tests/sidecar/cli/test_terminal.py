@@ -157,7 +157,10 @@ def test_a_turn_tells_how_long_it_took_and_a_child_of_a_child_where_it_stands(tm
     said = ANSI.sub("", on_terminal(tmp_path, "log", "ses_root", width=100))
     assert re.search(r"build         2 session   ses_b$", said, re.M)
     assert re.search(r"build         2\.1 turn end  completed · 2 steps · 1m 05s$", said, re.M)
-    assert "1m 05s" not in run(tmp_path, "log", "ses_root").out
+    for arguments in (["log", "ses_root"], ["log", "ses_root", "-n", "1"], ["query", "--type", "turn.ended"]):
+        assert re.search(r"turn end +completed · 2 steps · 1m 05s$", ANSI.sub("", on_terminal(
+            tmp_path, *arguments, width=100)), re.M), arguments  # fmt: skip
+        assert run(tmp_path, *arguments).rows()[-1][-1] == "turn end: completed · 2 steps · 1m 05s"
 
 
 def test_a_move_shows_a_bar_that_fits_and_ends_in_whole_words(home: Path, tmp_path: Path) -> None:
