@@ -17,7 +17,8 @@ async def asked_for(reader: LogReader, step: Record) -> list[Record]:
     event = step.event
     if event.type != "execution.step" or not event.payload.get("call"):
         return []
-    approvals, records = Approvals(), dict[str | None, Record]()
+    approvals = Approvals()
+    records: dict[str | None, Record] = {}
     async for record in reader.query(Filter(types=(CHECKPOINT,), streams=(event.stream_id,))):
         approvals.apply(record)
         records[record.event.id] = record

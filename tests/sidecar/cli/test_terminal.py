@@ -152,7 +152,8 @@ def test_a_turn_tells_how_long_it_took_and_a_child_of_a_child_where_it_stands(tm
     for name, parent in (("ses_a", "ses_root"), ("ses_b", "ses_root"), ("ses_c", "ses_b")):
         made.append(worked(identity, name, "lifecycle.session.created", 2, parent=parent))
     made.append(worked(identity, "ses_c", "turn.started", 1000, message="m"))
-    made.append(worked(identity, "ses_c", "turn.ended", 66_000, message="m", outcome="completed", steps=2))
+    ended = worked(identity, "ses_c", "turn.ended", 66_000, message="m", outcome="completed", steps=2)
+    made.append(StreamEvent.parse(ended.fields() | {"causation_id": made[-1].id}))
     asyncio.run(append(tmp_path / "store", [made]))
     said = ANSI.sub("", on_terminal(tmp_path, "log", "ses_root", width=100))
     assert re.search(r"build         2 session   ses_b$", said, re.M)
