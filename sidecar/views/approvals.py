@@ -93,6 +93,10 @@ class Approvals:
         """What one call asked for, the oldest first; call ids repeat, so the turn counts too."""
         return self._calls.get((session, turn, call), [])
 
+    def answered_by(self, event_id: str) -> Approval | None:
+        """The ask that an event answers."""
+        return next((ask for ask in self._requests.values() if ask.answer_id == event_id), None)
+
     def of_step(self, payload: dict[str, Any]) -> list[Approval]:
         """What the call asked for that an ``execution.step`` tells of."""
         session, turn, call = (_string(payload.get(name)) for name in ("session", "turn", "call"))

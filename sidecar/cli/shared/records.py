@@ -145,11 +145,6 @@ class Lines:
         self._out.line([(" " * EXCERPT_INDENT, ""), *marked(shown, "dim", found)])
 
 
-def headline(record: Record) -> str:
-    """An event in a few words, to be named next to its id: ``bash: npm test``."""
-    return str(describe(record.event))
-
-
 def outline(value: Any, indent: str = "") -> list[str]:
     """A JSON value as indented ``key: value`` lines; a text of several lines keeps them, below a bar."""
     if isinstance(value, dict):
@@ -177,7 +172,7 @@ def _scalar(value: Any) -> str:
     return "{}" if value == {} else "[]" if value == [] else str(value)
 
 
-__all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "headline", "outline"]
+__all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "outline"]
 
 
 def no_cause(record: Record) -> str:

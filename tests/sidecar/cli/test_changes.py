@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.capture.translate import Translator
 from sidecar.views.approvals import Approvals
 from sidecar.views.changes import Changes, totals
 from sidecar.views.edits import diff_stat, file_changes, new_file_diff, short_path
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
 from streams.store import Record
-from tests.sidecar.cli.helpers import RECORDINGS, Translator, append, events_of, make_home, run
+from tests.sidecar.cli.helpers import RECORDINGS, append, events_of, make_home, run
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 
 DIFF = "--- a\n+++ a\n@@ -1,3 +1,3 @@\n same\n-old\n--- dashes\n+new\n+++ pluses\n"
@@ -168,12 +169,11 @@ class TestFold:
         session.add("human.input", actor="user", message="m1", parts=[{"type": "text", "text": "do it"}])
         session.tool("edit", "c1", input={"filePath": "/a"}, metadata={"diff": DIFF})
         later = session.tool("edit", "c2", input={"filePath": "/b"}, metadata={"diff": DIFF})
-        for options, expected in (
-            ({"since_ms": later.ts}, ["/b"]),
-            ({"until_ms": later.ts}, ["/a"]),
-            ({"since_ms": later.ts + 1}, []),
+        for changes, expected in (
+            (Changes(since_ms=later.ts), ["/b"]),
+            (Changes(until_ms=later.ts), ["/a"]),
+            (Changes(since_ms=later.ts + 1), []),
         ):
-            changes = Changes(**options)
             for record in records(session.events):
                 changes.apply(record)
             assert [(turn.prompt, *turn.files()) for turn in changes.turns()] == [("do it", f) for f in expected]

@@ -265,9 +265,28 @@ class TestShowAndWhy:
     def test_show_names_cause_effects_and_the_whole_payload(self, home: Path) -> None:
         event = find(home, "--type", "turn.started")
         out = run(home, "show", event["id"][-8:].lower()).out
-        assert re.search(rf"cause +{event['causation_id']}  input: SAY:pong", out)
-        assert len(re.findall(r"^  effect ", out, re.M)) >= 3
-        assert all(f"  {key}:" in out for key in event["payload"])
+        assert re.search(rf"^cause +{event['causation_id'][-6:]} input: SAY:pong$", out, re.M)
+        assert len(re.findall(r"^effect ", out, re.M)) >= 3
+        assert re.search(r"^model +mock/mock-1$", out, re.M) and f"event        {event['id']}\n" in out
+        assert re.search(r"effect +\w{6} turn end: completed · \d step · \d", out), "with its duration"
+
+    def test_show_begins_with_what_was_done_and_says_nothing_twice(self, home: Path, tmp_path: Path) -> None:
+        step = find(home, "--type", "execution.step", "--text", "echo ask once")
+        lines = run(home, "show", step["id"]).out.splitlines()
+        assert lines[:4] == ["bash  execution.step", "$ echo ask once", "ask once", ""]
+        assert sum("echo ask once" in line for line in lines) == 1
+        assert any(re.fullmatch(r"approval +approved once by user after \d+ms \(bash\)", line) for line in lines)
+        assert any(re.fullmatch(r"waited +\d+ms for you", line) for line in lines)
+        edited = make_home(tmp_path / "home", "write_edit")
+        edit = find(edited, "--type", "execution.step", "--text", "Edit applied")
+        assert run(edited, "show", edit["id"]).out.startswith(
+            "edit  execution.step\n--- /home/dev/project/a.txt\n+++ /home/dev/project/a.txt\n@@ -1,1 +1,1 @@\n-hello\n"
+        )
+
+    def test_show_raw_prints_every_field_as_it_is_stored(self, home: Path) -> None:
+        event = find(home, "--type", "agent.error")
+        out = run(home, "show", event["id"], "--raw").out
+        assert all(re.search(rf"^ *{re.escape(name)}:", out, re.M) for name in (*event, *event["payload"], "hash"))
 
     @pytest.mark.parametrize("verb", ["show", "why"])
     def test_unknown_event(self, home: Path, verb: str) -> None:
@@ -323,6 +342,18 @@ class TestQuery:
         moment = str(error["ts"])
         assert run(home, "query", "--type", "agent.error", "--since", moment, "--json").objects()
         assert not run(home, "query", "--type", "agent.error", "--until", moment, "--json").objects()
+
+    def test_a_bare_word_is_a_text(self, home: Path) -> None:
+        assert (
+            run(home, "query", "SCRIPTED", "--json").objects()
+            == run(home, "query", "--text", "scripted", "--json").objects()
+            != []
+        )
+        assert run(home, "query", "one", "--text", "two").code == 2
+
+    def test_names_of_fields_are_not_searched(self, home: Path) -> None:
+        assert run(home, "query", "idempotency_key", "--json").objects() == []
+        assert run(home, "query", "patterns", "--json").objects() == []
 
     def test_limit_keeps_the_newest(self, home: Path) -> None:
         everything = run(home, "query", "--json").objects()
