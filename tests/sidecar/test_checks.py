@@ -22,6 +22,7 @@ from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import Target, install, shim_path, uninstall
 from sidecar.install.service_files import Service
+from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.stores.hints import Hints
 from tests.real.durable import wait_until
@@ -272,7 +273,7 @@ def test_the_clock(home: Home) -> None:
     os.utime(home.token_path, (later / 1000, later / 1000))
     found = look(home)["clock"]
     assert found.level == "note" and str(home.token_path) in found.text
-    ahead = event(key="ahead").model_copy(update={"ts": later})
+    ahead = StreamEvent.trusted({**event(key="ahead").fields(), "ts": later})
     asyncio.run(append(home.store_path, [[ahead]]))
     assert "the newest event is 2h 59m ahead" in look(home)["clock"].text
 
@@ -430,11 +431,11 @@ def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
 
 def test_a_sqlite_log_is_looked_at_and_its_sqlite_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_and_stop(home.path, "migrate", "--to", "sqlite").code == 0
-    monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 2))
+    monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 2))
     found = look(home)
     assert (found["sqlite"].level, found["log"].level) == ("note", "ok") and "SQLite 3.51.2" in found["sqlite"].text
     assert doctor(home)[-1] and run(home.path, "doctor").code == 0
-    monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 3))
+    monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 3))
     assert "sqlite" not in look(home)
     connection = sqlite3.connect(home.store_path / "log.db")
     with connection:

@@ -89,12 +89,12 @@ def value(random: Random) -> bytes:
 @cache
 def corpus() -> tuple[bytes, ...]:
     """A message of each type, and hooks as they came from real runs."""
-    shim = {"shim_version": "0.1", "boot_id": "ab" * 16, "instance": "cd" * 8, "directory": "/d", "last_seq": 0}
+    shim: dict[str, Any] = {"shim_version": "0.1", "boot_id": "ab" * 16, "instance": "cd" * 8, "directory": "/d", "last_seq": 0}
     plain = [
         Hello(role="shim", protocol=1, nonce=N64),
         Challenge(protocol=1, nonce=N64, proof=N64, sidecar_version="0.1"),
         Identify(proof=N64, pid=3, client_version="0.1"),
-        Identify.model_validate({"proof": N64, "pid": 3, **shim}),
+        Identify(proof=N64, pid=3, **shim),
         Welcome(sidecar_boot="b", sidecar_version="0.1", acked_seq=0, window=512, context={"a": [1]}),
         Ack(seq=1),
         Call(id="c1", method="session.get", args={"path": {"id": "ses"}}),

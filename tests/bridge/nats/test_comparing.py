@@ -25,6 +25,7 @@ from bridge.nats.mirror.comparing import (
     Limits,
 )
 from bridge.nats.mirror.messages import Mirror, mirrored
+from streams.event import StreamEvent
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded
@@ -356,7 +357,9 @@ def test_a_message_of_a_hole_that_pruning_did_not_make_is_extra() -> None:
 def forget(records: Iterable[Record], stream: str) -> list[Record]:
     digest = {"$sha256": "0" * 64}
     return [
-        r._replace(event=r.event.model_copy(update={"payload": digest})) if r.event.stream_id == stream else r
+        r._replace(event=StreamEvent.trusted({**r.event.fields(), "payload": digest}))
+        if r.event.stream_id == stream
+        else r
         for r in records
     ]
 

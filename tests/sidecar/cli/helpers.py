@@ -112,14 +112,6 @@ async def append(store: Path, batches: Iterable[Sequence[StreamEvent]], **option
     await log.close()
 
 
-async def compress_closed(store: Path) -> None:
-    """Compress every closed segment of a stopped log."""
-    log = await JsonlStore.open(store, seeded_identity(1))
-    while await log.compress() is not None:
-        pass
-    await log.close()
-
-
 def make_home(home: Path, *recordings: str) -> Path:
     """A home whose log holds these recordings, one batch an event."""
     home.mkdir(mode=0o700)

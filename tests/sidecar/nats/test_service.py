@@ -217,5 +217,5 @@ async def test_without_the_library_it_says_what_to_install(tmp_path: Path, monke
     service = NatsService(Home(tmp_path / "home"), NatsConfig(mode="embedded"), seeded_identity(1).nonce)
     service.start()
     found = service.status()
-    assert "pip install 'opencode-durable-stream[nats]'" in found["problem"] and not found["connected"]
+    assert "pip install 'nats-py" in found["problem"] and not found["connected"]
     await service.close()
