@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyte
 import pytest
 
 from bridge.opencode.capture.translate import Translator
@@ -198,7 +199,46 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+AT_80 = """\
+t  /home/dev/project  VhmvPSFfyq
+2026-11-22 01:14  CALL:write {"filePath":"/home/dev/project/a.txt","content":"h…
+  01:14:28 ###### build    a.txt  +2 −1  (2 edits)
+
+t  /home/dev/project  LpyxcsvWdu
+2026-11-22 01:20  CALL:bash {"command": "echo ask once", "description": "d"}
+  01:20:21 ###### build    bash echo ask once  approved once by user after 32ms
+
+child work (@general subagent)  /home/dev/project  general  8BoF7WBPy8
+2026-11-22 01:20  CALL:bash {"command": "echo ask kid", "description": "d"}
+  01:20:27 ###### general  bash echo ask kid  approved once by user after 20ms
+
+1 file changed, +2 −1 · 2 approved · in 3 turns of 3 sessions"""
+
+AT_200 = """\
+t  /home/dev/project  ses_dff2e5f95ffedQH8VhmvPSFfyq
+2026-11-22 01:14  CALL:write {"filePath":"/home/dev/project/a.txt","content":"hello"} THEN: CALL:edit \
+{"filePath":"/home/dev/project/a.txt","oldString":"hello","newString":"bye"} THEN: SAY:ok
+  01:14:28  ######  build         a.txt  +2 −1  (2 edits)
+
+t  /home/dev/project  ses_dff2906baffeAePlLpyxcsvWdu
+2026-11-22 01:20  CALL:bash {"command": "echo ask once", "description": "d"}
+  01:20:21  ######  build         bash echo ask once  approved once by user after 32ms
+
+child work (@general subagent)  /home/dev/project  general  ses_dff28e1e4ffekR8c8BoF7WBPy8
+2026-11-22 01:20  CALL:bash {"command": "echo ask kid", "description": "d"}
+  01:20:27  ######  general       bash echo ask kid  approved once by user after 20ms
+
+1 file changed, +2 −1 · 2 approved · in 3 turns of 3 sessions"""
+
+
 class TestCommand:
+    @pytest.mark.parametrize(("width", "expected"), [(80, AT_80), (200, AT_200)])
+    def test_the_screen_of_a_terminal(self, edited: Path, width: int, expected: str) -> None:
+        screen = pyte.Screen(width, 50)
+        pyte.Stream(screen).feed(on_terminal(edited, "changes", width=width).replace("\n", "\r\n"))
+        seen = "\n".join(line.rstrip() for line in screen.display).rstrip()
+        assert re.sub(r"(?m)^(  [0-9:]{8} +)\w{6}\b", r"\1######", seen) == expected
+
     def test_json_is_an_object_for_each_turn(self, edited: Path) -> None:
         found = run(edited, "changes", "--json").objects()
         assert [bool(turn["files"]) for turn in found] == [True, False, False]
