@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from sidecar.cli import (
+    changes,
     demo,
     doctor,
     export,
@@ -96,6 +97,9 @@ add_command(
     examples=["log", "log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow"],
 )
 add_command(app, tree.tree, panel=LOOK, examples=["tree", "tree --limit 5", "tree ses_1a2b"])
+add_command(
+    app, changes.changes, panel=LOOK, examples=["changes --since 1d", "changes ses_1a2b --diff", "changes --json"]
+)
 add_command(app, show.show, panel=LOOK, examples=["show 01KAPXW3", "show 5F3Q --json"])
 add_command(
     app,

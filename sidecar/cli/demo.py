@@ -6,8 +6,7 @@ import typer
 
 
 async def demo(context: typer.Context) -> int:
-    """Play a recorded session in a temporary home, kill the sidecar halfway, and verify the log.
-    """
+    """Play a recorded session in a temporary home, kill the sidecar halfway, and verify the log."""
     from sidecar.cli.shared.demo import demo as run
     from sidecar.cli.shared.output import Output
 

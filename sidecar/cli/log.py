@@ -12,6 +12,7 @@ from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, U
 from sidecar.cli.shared.project import ProjectOption
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from sidecar.cli.shared.output import Output
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sidecar.views.select import Family
     from streams.log.reader import LogReader
     from streams.query import Filter
+    from streams.store import Record
 
 FOLLOWED_LAST = 10
 """Records that ``log --follow`` without a stream begins with."""
@@ -115,14 +117,18 @@ async def _print(
     if from_offset:
         start = await first(reader.read(family.stream, from_offset=from_offset))
         after = head if start is None else start.position - 1
-    records = (
-        record async for record in records_of(reader, family, after=after, up_to=head) if wanted.matches(record.event)
-    )
+
+    async def chosen() -> AsyncIterator[Record]:
+        async for record in records_of(reader, family, up_to=head):
+            lines.learn(record)
+            if record.position > after and wanted.matches(record.event):
+                yield record
+
     if last is None:
-        async for record in records:
+        async for record in chosen():
             lines.print(record, family.depth(record), family.place(record))
         return head
-    kept, fault = await newest(records, last)
+    kept, fault = await newest(chosen(), last)
     for record in kept:
         lines.print(record, family.depth(record), family.place(record))
     if fault is not None:
@@ -160,12 +166,14 @@ async def _follow(
     began = from_offset == 0
     async for record in follow(store, after=NOTHING if after is None else after):
         joined = family.apply(record)
+        lines.learn(record)
         began = began or (record.event.stream_id == family.stream and record.offset >= from_offset)
         if not began:
             continue
         for stream in joined:
             # What a stream held before it was joined would otherwise never be shown.
             async for earlier in LogReader(store).read(stream):
+                lines.learn(earlier)
                 if earlier.position < record.position and wanted.matches(earlier.event):
                     lines.print(earlier, family.depth(earlier), family.place(earlier))
         if record in family and wanted.matches(record.event):
@@ -192,6 +200,7 @@ async def _follow_all(
             (record async for record in reader.query(lines.filter()) if lines.fits(record)), last
         )
         for record in kept:
+            await lines.look_up(reader, record)
             lines.print(record)
         if fault is not None:
             raise fault
@@ -200,6 +209,8 @@ async def _follow_all(
     out.flush()
     async for record in follow(store, after=head):
         catalog.apply(record)
+        lines.learn(record)
         if lines.fits(record):
+            await lines.look_up(reader, record)
             lines.print(record, fresh=True)
             out.flush()

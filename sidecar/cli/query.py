@@ -14,6 +14,7 @@ from sidecar.cli.shared.project import ProjectOption
 
 async def query(
     context: typer.Context,
+    words: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The same as --text TEXT.")] = None,
     types: TypesOption = None,
     actors: ActorsOption = None,
     streams: Annotated[
@@ -25,7 +26,9 @@ async def query(
     project: ProjectOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Text in the payload; case does not matter.")] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text in a value of the payload; case does not matter.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N of what is found.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -34,7 +37,11 @@ async def query(
     from sidecar.cli.shared.project import NOTHING_THERE, project_streams
     from sidecar.cli.shared.records import Lines
     from sidecar.views.select import catalog_of, empty_text, find_stream, newest, open_reader
+    from streams.query import Filter
 
+    if words is not None and text is not None:
+        raise typer.BadParameter("give the text once: as TEXT or with --text")
+    text = words if text is None else text
     reader = open_reader(home_of(context).store_path)
     chosen = {await find_stream(reader, stream) for stream in streams or ()}
     if project is not None and (inside := project_streams((await catalog_of(reader))[0], project)) is not None:
@@ -43,16 +50,19 @@ async def query(
             note(NOTHING_THERE.format(project))
             return
     wanted = filter_of(types=types, actors=actors, since=since, until=until, streams=tuple(sorted(chosen)), text=text)
-    lines = Lines(Output(json), with_stream=True)
+    lines = Lines(Output(json), with_stream=True, found=text)
+    is_all = wanted == Filter(streams=wanted.streams)
     if limit is None:
         async for record in reader.query(wanted):
+            if not is_all:  # else all that there is to know was printed before
+                await lines.look_up(reader, record)
             lines.print(record)
     else:
         known, fault = await reader.newest(wanted, limit), None
         if known is None:
             known, fault = await newest(reader.query(wanted), limit)
-        kept = known
-        for record in kept:
+        for record in known:
+            await lines.look_up(reader, record)
             lines.print(record)
         if fault is not None:
             raise fault

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
 from sidecar.cli.shared.arguments import EventArgument
 from sidecar.cli.shared.command import JsonFlag, home_of
 
-
-async def show(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
-    """Print one event whole, with its cause and effects."""
+if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
-    from sidecar.cli.shared.records import headline, no_cause, outline
+    from sidecar.views.detail import Part
+    from sidecar.views.timing import Timing
+    from streams.store import Record
+
+FACT_WIDTH = 12
+
+
+async def show(
+    context: typer.Context,
+    event: EventArgument,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the record as it is stored, every field of it.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Print one event whole, with its cause and effects.
+
+    What was said or done comes first, then what is known about it, ids last.
+    """
+    from sidecar.cli.shared.approvals import asked_for
+    from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.records import no_cause, outline
+    from sidecar.views.describe import describe
+    from sidecar.views.detail import detail
     from sidecar.views.select import find_event, open_reader
-    from sidecar.views.wording import iso_time, local_time
+    from sidecar.views.timing import Timing
+    from sidecar.views.wording import local_time, one_line
     from streams.query import Filter
 
     out = Output(json)
@@ -22,24 +44,106 @@ async def show(context: typer.Context, event: EventArgument, json: JsonFlag = Fa
     if json:
         out.object(record.as_json())
         return
+    if raw:
+        for line in outline(record.as_json()):
+            out.text(line)
+        return
+    timing = Timing()
     shown = record.event
     cause = await reader.find_event(shown.causation_id) if shown.causation_id else None
     effects = [effect async for effect in reader.query(Filter(causation_id=shown.id))]
-    out.text(f"{shown.type}  {shown.id}", "bold")
-    facts = [
-        ("time", f"{local_time(shown.ts)} ({iso_time(shown.ts)})"),
-        ("actor", f"{shown.actor} (through {shown.source.adapter})"),
-        ("place", f"offset {record.offset} of {shown.stream_id}, position {record.position}"),
+    for known in (*await asked_for(reader, record), cause, record, *effects):
+        if known is not None:
+            timing.apply(known)
+    found = detail(shown)
+    out.text(f"{one_line(describe(shown).label)}  {shown.type}", "bold")
+    before = ""
+    for part in found.parts:
+        if before not in ("", "command", part.kind):
+            out.text()
+        before = part.kind
+        _print_part(out, part)
+    out.text()
+    _print_fact(out, "time", local_time(shown.ts, "%A, %d %B %Y %H:%M:%S"))
+    _print_fact(out, "actor", shown.actor)
+    for name, value in (*_timed(record, timing), *found.facts):
+        _print_fact(out, name, value)
+    for name, value in found.rest.items():
+        if isinstance(value, dict | list) or (isinstance(value, str) and "\n" in value.strip("\n")):
+            for line in outline({name: value}):
+                out.text(line)
+        else:
+            _print_fact(out, name, *outline(value))
+    _print_fact(out, "cause", _named(cause, timing) if cause else no_cause(record))
+    for effect in effects:
+        _print_fact(out, "effect", _named(effect, timing))
+    out.text()
+    for name, value in _ids(record, found.ids):
+        _print_fact(out, name, value, style="dim")
+
+
+def _timed(record: Record, timing: Timing) -> list[tuple[str, str]]:
+    """How long a turn took or a step waited, and what a person answered."""
+    from streams.query import describe_span
+
+    event, approvals = record.event, timing.approvals
+    facts = []
+    if (took := timing.took_ms(event)) is not None:
+        facts.append(("took", describe_span(took)))
+    if waited := timing.waited_ms(event):
+        facts.append(("waited", f"{describe_span(waited)} for you"))
+    asks = approvals.of_step(event.payload) if event.type == "execution.step" else [approvals.answered_by(event.id)]
+    facts += [("approval", f"{ask.text} ({ask.permission or ask.kind})") for ask in asks if ask is not None]
+    return facts
+
+
+def _ids(record: Record, named: list[tuple[str, str]]) -> list[tuple[str, Any]]:
+    event = record.event
+    more = [
+        ("event", event.id),
+        *((name, value) for name, value in named if (name, value) != ("session", event.stream_id)),
+        ("stream", f"{event.stream_id}, offset {record.offset}, position {record.position}"),
+        ("belongs to", event.correlation_id),
+        ("key", event.idempotency_key),
+        ("trace", event.traceparent),
+        ("through", event.source.adapter),
+        ("recorded", ", ".join(f"{name} {value}" for name, value in event.metadata.items())),
         ("hash", record.hash),
-        ("key", shown.idempotency_key),
-        ("trace", shown.traceparent or "-"),
-        ("belongs to", shown.correlation_id or "-"),
-        ("cause", f"{cause.event.id}  {headline(cause)}" if cause else no_cause(record)),
-        *(("effect", f"{effect.event.id}  {headline(effect)}") for effect in effects),
     ]
-    for name, value in facts:
-        out.prose(f"  {name:11}", " ".join(value.splitlines()))
-    for name, content in (("payload", shown.payload), ("metadata", shown.metadata)):
-        out.text(name, "bold")
-        for line in outline(content, "  "):
-            out.text(line)
+    seen: set[str] = set()
+    told = []
+    for name, value in more:
+        if value and value not in seen:
+            seen.add(value)
+            told.append((name, value))
+    return told
+
+
+def _print_part(out: Output, part: Part) -> None:
+    """A piece of the content, with its own lines."""
+    from sidecar.views.edits import diff_lines
+
+    if part.kind == "diff":
+        for line, style in diff_lines(part.text):
+            out.text(line, style)
+        return
+    styles = {"aside": "dim", "command": "bold", "bad": "red"}
+    for number, line in enumerate(part.text.rstrip("\n").split("\n")):
+        prompt = ("$ " if not number else "  ") if part.kind == "command" else ""
+        out.text(prompt + line, styles.get(part.kind, ""))
+
+
+def _print_fact(out: Output, name: str, value: str, style: str = "") -> None:
+    from sidecar.views.wording import one_line
+
+    out.prose(f"{one_line(name):{FACT_WIDTH}} ", one_line(value), style)
+
+
+def _named(record: Record, timing: Timing) -> str:
+    """Another event in a line, with the id that names it."""
+    from sidecar.cli.shared.records import SHORT_ID
+    from sidecar.views.describe import describe
+
+    event = record.event
+    line = describe(event, took_ms=timing.took_ms(event), waited_ms=timing.waited_ms(event))
+    return f"{event.id[-SHORT_ID:]}  {line}"

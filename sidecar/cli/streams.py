@@ -18,6 +18,9 @@ STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "y
 
 
 FIGURES = ("turns", "records", "sessions", "tokens", "cost")
+PIPED = ("stream", "status", "records", "sessions", "turns", "cost", "first", "last", "directory", "title")
+"""The first line that a pipe gets: what is between the tabs of the others."""
+
 ROOMY = 130
 """Columns from which on the table has every figure."""
 
@@ -56,6 +59,8 @@ async def streams(
         _stream_table(out, found)
         _print_waiting(out, catalog, chosen)
     else:
+        if found:
+            out.cells(*PIPED)
         for stream in found:
             _stream_cells(out, stream)
     if fault is not None:
@@ -78,7 +83,7 @@ def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> No
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
     from sidecar.views.wording import iso_time
 
-    names = ("stream_id", "status", "records", "sessions", "turns", "cost")
+    names = ("stream_id", *PIPED[1:6])
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
     out.cells(*(str(stream[name]) for name in names), *times, stream["directory"], _named(stream))
 

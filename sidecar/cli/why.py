@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sidecar.cli.shared.arguments import EventArgument
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from streams.log.reader import LogReader
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
     """Print what led to an event, oldest first.
 
-    Its cause, that one's cause, and so on, to the input that began it.
+    Its cause, that one's cause, and so on, to the input that began it. What a person
+    was asked about a step, and answered, stands before the step.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import Lines, begins_a_chain, no_cause
@@ -28,10 +29,27 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
     chain = await causes(reader, await find_event(reader, event))
     first = chain[0]
     if not json and (first.event.causation_id or not begins_a_chain(first)):
-        out.text(f"(the cause of {first.event.id}: {no_cause(first)})", "yellow")
+        told = f"(the cause of {first.event.id}: {no_cause(first)})"
+        if out.terminal:
+            out.text(told, "yellow")
+        else:
+            note(told)
     lines = Lines(out)
-    for depth, record in enumerate(chain):
+    for depth, record in enumerate(await with_approvals(reader, chain)):
+        await lines.look_up(reader, record)
         lines.print(record, depth)
+
+
+async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:
+    """``chain``, with what each step in it asked a person for, and the answers, right before the step."""
+    from sidecar.cli.shared.approvals import asked_for
+
+    known = {record.event.id for record in chain}
+    whole: list[Record] = []
+    for record in chain:
+        whole += [each for each in await asked_for(reader, record) if each.event.id not in known]
+        whole.append(record)
+    return whole
 
 
 async def causes(reader: LogReader, record: Record) -> list[Record]:

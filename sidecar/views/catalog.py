@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from bridge.opencode.capture.tokens import add_tokens
+from sidecar.views.approvals import what_is_asked
 from sidecar.views.wording import one_line
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
@@ -267,13 +268,10 @@ class Catalog:
 
 def asked_text(payload: dict[str, Any]) -> str:
     """What an ask is about, on one line: ``bash rm -rf build``, or the question."""
-    questions = payload.get("questions")
-    if isinstance(questions, list):
-        return one_line("; ".join(as_text(q.get("question")) for q in questions if isinstance(q, dict)))
-    metadata, patterns = payload.get("metadata"), payload.get("patterns")
-    command = as_text(metadata.get("command")) if isinstance(metadata, dict) else ""
-    wanted = command or (", ".join(map(as_text, patterns)) if isinstance(patterns, list) else "")
-    return one_line(f"{as_text(payload.get('permission')) or as_text(payload.get('kind'))} {wanted}")
+    what = what_is_asked(payload)
+    if payload.get("questions"):
+        return what
+    return one_line(f"{as_text(payload.get('permission')) or as_text(payload.get('kind'))} {what}")
 
 
 def is_forgotten(payload: dict[str, Any]) -> bool:

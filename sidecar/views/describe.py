@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sidecar.views.approvals import what_is_asked
+from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.wording import amount, money, one_line
 from streams.event import StreamEvent
 from streams.query import describe_span
@@ -33,16 +35,19 @@ class Line:
         return f"{self.label}: {self.text}" if self.text else self.label
 
 
-def describe(event: StreamEvent, *, took_ms: int | None = None) -> Line:
+def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int = 0) -> Line:
     """The line of an event of any type; an unknown type shows the most useful field of its payload.
 
-    ``took_ms`` is how long a turn took that ends with this event, which its payload does not say.
+    ``took_ms`` is how long a turn took that ends with this event, ``waited_ms`` how long a step waited
+    for a person: what the payload does not say. See ``Timing``.
     """
     payload = event.payload
     if set(payload) == {"$sha256"}:
         return Line(short_type(event.type), "(payload forgotten)", "quiet")
     if event.type == "turn.ended":
         return _turn_ended(payload, took_ms)
+    if event.type == "execution.step":
+        return _step(payload, waited_ms)
     teller = _TELLERS.get(event.type)
     return teller(payload) if teller is not None else _other(event.type, payload)
 
@@ -100,21 +105,22 @@ def tool_text(payload: dict[str, Any]) -> str:
     return _text(given)
 
 
-def _tool(payload: dict[str, Any]) -> Line:
+def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
     label = _text(payload.get("tool")) or "tool"
-    said = tool_text(payload)
+    said, took = tool_text(payload), _duration(payload, waited_ms)
     if payload.get("status") == "error":
-        return Line(label, _joined(said, f"failed: {_text(payload.get('error')) or 'no reason given'}", " → "), "bad")
+        failed = f"failed: {_text(payload.get('error')) or 'no reason given'}"
+        return Line(label, _joined(_joined(said, failed, " → "), took, " · "), "bad")
     metadata = payload.get("metadata")
     code = metadata.get("exit") if isinstance(metadata, dict) else None
     if isinstance(code, int) and code:
-        return Line(label, _joined(said, f"exit {code}", " → "), "bad")
-    return Line(label, _joined(said, _duration(payload), " · "))
+        return Line(label, _joined(_joined(said, f"exit {code}", " → "), took, " · "), "bad")
+    return Line(label, _joined(said, took, " · "))
 
 
-def _step(payload: dict[str, Any]) -> Line:
+def _step(payload: dict[str, Any], waited_ms: int) -> Line:
     if payload.get("kind") != "inference":
-        return _tool(payload)
+        return _tool(payload, waited_ms)
     return Line("model", _joined(_text(payload.get("finish")), spent(payload), " · "), "quiet")
 
 
@@ -146,12 +152,9 @@ def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
 def _checkpoint(payload: dict[str, Any]) -> Line:
     kind, state = _text(payload.get("kind")), _text(payload.get("state"))
     if state == "asked":
-        questions = payload.get("questions")
-        first = questions[0] if isinstance(questions, list) and questions else None
-        if isinstance(first, dict):
-            return Line("asks", _text(first.get("question")), "asks")
-        patterns = payload.get("patterns")
-        what = ", ".join(map(_text, patterns)) if isinstance(patterns, list) else ""
+        what = _text(what_is_asked(payload))
+        if payload.get("questions"):
+            return Line("asks", what, "asks")
         return Line("asks", _joined(f"may I {_text(payload.get('permission')) or kind}", what, ": ") + "?", "asks")
     if state == "rejected" or payload.get("reply") == "reject":
         return Line("answer", _joined("rejected", _text(payload.get("message")), ": "), "bad")
@@ -211,7 +214,6 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "human.input": lambda payload: Line("input", input_text(payload), "input"),
     "agent.input": lambda payload: Line("prompt", input_text(payload)),
     "turn.started": _turn_started,
-    "execution.step": _step,
     "execution.output": _output,
     "agent.spawned": _spawned,
     "agent.error": _error,
@@ -253,6 +255,8 @@ def _joined(first: str, second: str, between: str) -> str:
     return between.join(filter(None, (first, second)))
 
 
-def _duration(payload: dict[str, Any]) -> str:
+def _duration(payload: dict[str, Any], waited_ms: int) -> str:
     took = payload.get("duration_ms")
-    return describe_span(took) if isinstance(took, int | float) and took >= 1000 else ""
+    if not isinstance(took, int | float) or took < LEAST_SHOWN_MS:
+        return ""
+    return describe_span(took) + (f" (waited {describe_span(waited_ms)} for you)" if waited_ms else "")

@@ -181,14 +181,23 @@ def _values(value: Any) -> list[str]:
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["pipe", "json"])
 def test_no_command_passes_an_escape_sequence_on(evil_home: Path, more: list[str]) -> None:
     stream, events = ids(evil_home)
-    for arguments in (["streams"], ["tree"], ["query"], ["log", stream], ["verify"], ["status"], ["export", stream]):
+    for arguments in (
+        ["streams"],
+        ["tree"],
+        ["query"],
+        ["changes"],
+        ["log", stream],
+        ["verify"],
+        ["status"],
+        ["export", stream],
+    ):
         drives_no_terminal(run(evil_home, *arguments, *more).out)
     for each in events:
         drives_no_terminal(run(evil_home, "show", each, *more).out)
     drives_no_terminal(run(evil_home, "why", events[-1], *more).out)
 
 
-@pytest.mark.parametrize("verb", ["streams", "tree", "log", "query", "show"])
+@pytest.mark.parametrize("verb", ["streams", "tree", "log", "query", "show", "changes"])
 def test_a_terminal_gets_our_own_colours_only(evil_home: Path, verb: str) -> None:
     stream, events = ids(evil_home)
     named = {"log": [stream], "show": [events[3]]}.get(verb, [])

@@ -45,7 +45,7 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run, r
 
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
-READING = ("streams", "log", "query", "show", "tree", "why", "state", "export")
+READING = ("streams", "log", "query", "changes", "show", "tree", "why", "state", "export")
 WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
 PRUNE_LOOKING = ("prune", "--older-than", "1s")

@@ -231,6 +231,7 @@ class StoreContract(HintsContract, ContentContract):
         assert await keys(correlation_id="msg_1") == ["b"]
         assert await keys(text="disk full") == ["a"]
         assert await keys(text="disk full", actors=["user"]) == []
+        assert await keys(text="text") == [], "names of fields are not searched"
 
     async def test_a_query_of_many_records_is_whole_and_in_order(self, store: StreamStore) -> None:
         """More records than a reader fetches at a time: rare and frequent types, several streams, and every bound."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from streams.query import Filter, describe_span, parse_moment, payload_text
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.query import Filter, describe_span, holds_text, parse_moment, payload_text, value_with
 from tests.streams.builders import event
 
 NOW = 1_790_000_000_000
@@ -38,7 +43,16 @@ NOW = 1_790_000_000_000
         ({"text": "DISK full"}, True),
         ({"text": "straße"}, True),
         ({"text": "STRASSE"}, True),
-        ({"text": '"n":1'}, True),
+        ({"text": '"n":1'}, False),
+        ({"text": "1"}, True),
+        ({"text": "2.5"}, True),
+        ({"text": "text"}, False),
+        ({"text": "inner"}, False),
+        ({"text": "true"}, False),
+        ({"text": "null"}, False),
+        ({"text": 'deep "quoted"\nline\t\\ end'}, True),
+        ({"text": "straße1"}, False),
+        ({"text": ""}, True),
         ({"text": "nothing"}, False),
         ({"text": "agent.error"}, False),
         ({"types": ["agent.*"], "actors": ["plan"]}, False),
@@ -50,7 +64,11 @@ def test_all_conditions_must_hold(conditions: dict[str, Any], is_wanted: bool) -
         type_="agent.error",
         ts=1000,
         correlation_id="msg_1",
-        payload={"text": "Disk full, Straße", "n": 1},
+        payload={
+            "text": "Disk full, Straße",
+            "n": 1,
+            "inner": [{"x": 'Deep "quoted"\nline\t\\ end'}, 2.5, True, None],
+        },
     )
     assert Filter(**conditions).matches(made) is is_wanted
 
@@ -59,6 +77,25 @@ def test_the_text_of_any_payload_can_be_searched() -> None:
     odd = event("a", payload={"lone": "\ud800", "big": 2**70, "text": "here"})
     assert Filter(text="HERE").matches(odd)
     assert payload_text(odd).startswith('{"big":')
+    assert Filter(text="e+21").matches(odd), "a number as JSON writes it"
+    assert not Filter(text="\ud800").matches(odd)
+
+
+def test_the_value_that_holds_a_text_is_named_and_names_of_fields_are_not() -> None:
+    payload = {"command": "rm -rf build", "patterns": ["one", {"command": "two\nthree"}]}
+    assert value_with(payload, "RM -rf") == "rm -rf build"
+    assert value_with(payload, "o\nth") == "two\nthree"
+    assert value_with(payload, "command") is None
+
+
+@given(
+    st.dictionaries(st.text(max_size=6), st.text(max_size=20) | st.lists(st.text(max_size=9))),
+    st.text(min_size=1, max_size=4),
+)
+def test_the_first_look_misses_no_text(payload: dict[str, Any], text: str) -> None:
+    made = event("a", payload=payload)
+    kept = StreamEvent.trusted(orjson.loads(canonical(made.fields())))
+    assert holds_text(kept, text) is (value_with(kept.payload, text) is not None)
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,8 @@ async def test_a_search_finds_the_same_with_the_index_and_without(tmp_path: Path
         "nothing like it",
         "",
         "line\\nbreak",
+        "line\nbreak",
+        'e " and \\ b',
         "a*d",
         "AND",
         "NEAR(",
@@ -237,6 +239,7 @@ async def test_a_search_finds_the_same_with_the_index_and_without(tmp_path: Path
         "\ud800abc",
     ]
     plain = {text: await collect(log.query(Filter(text=text))) for text in asked}
+    assert not plain['"n":59'] and len(plain["line\nbreak"]) == 6 == len(plain['e " and \\ b'])
     assert len(plain["disk full"]) == 6 and not plain["nothing like it"] and len(plain["xxx"]) == 6
     index = SearchIndex(tmp_path)
     for indexed in (25, 60):

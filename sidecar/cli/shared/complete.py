@@ -25,6 +25,9 @@ MOST_EVENTS = 30
 
 _SHORT_ID = 6
 
+_LEAST_WHOLE = 3
+"""Characters from which on whole event ids are offered: the first two are the same for decades."""
+
 Offer = tuple[str, str]
 """A value, and what shells that can do so show next to it."""
 
@@ -44,18 +47,21 @@ def sessions(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def events(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Event ids: their last characters, as a terminal shows them, or whole ones if such a one was begun."""
+    """Event ids, the newest first: their last characters, as a terminal shows them, and whole ones that were begun.
+
+    Whole ids all begin alike, so the first characters of one may also be those of a short one: both are offered.
+    """
     short: dict[str, str] = {}
     whole: dict[str, str] = {}
     for event in reversed(_read(ctx)[1]):
         shown = f"{event.actor} {event.type}"
-        if incomplete and event.id.startswith(incomplete):
-            whole[event.id] = shown
-        elif event.id[-_SHORT_ID:].startswith(incomplete):
+        if event.id[-_SHORT_ID:].startswith(incomplete):
             short.setdefault(event.id[-_SHORT_ID:], shown)
             if not incomplete and len(short) >= MOST_EVENTS:
                 break
-    return list((short or whole).items())
+        if len(incomplete) >= _LEAST_WHOLE and event.id.startswith(incomplete):
+            whole[event.id] = shown
+    return list((short | whole).items())
 
 
 def types(ctx: typer.Context, incomplete: str) -> list[Offer]:

@@ -28,7 +28,8 @@ ActorsOption = Annotated[
     ),
 ]
 SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="MOMENT", help="Only from then on: an age (90s, 2h, 7d) or an ISO time.")
+    str | None,
+    typer.Option("--since", metavar="MOMENT", help="Only from then on: an age (90s, 2h, 7d) or an ISO time."),
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="MOMENT", help="Only before this moment.")]
 

@@ -12,6 +12,7 @@ from sidecar.views.projects import Project
 from sidecar.views.select import Family
 from sidecar.views.wording import one_line
 from streams.identity import system_identity
+from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
 
@@ -45,6 +46,14 @@ class HeadedLines:
             if self._streams is None or record.event.stream_id not in self._streams:
                 return False
         return self._wanted.matches(record.event)
+
+    def learn(self, record: Record) -> None:
+        """See ``Lines.learn``."""
+        self._lines.learn(record)
+
+    async def look_up(self, reader: LogReader, record: Record) -> None:
+        """See ``Lines.look_up``."""
+        await self._lines.look_up(reader, record)
 
     def print(self, record: Record, *, fresh: bool = False) -> None:
         """One record; a ``fresh`` ask is marked as waiting for a person."""

@@ -83,22 +83,28 @@ class Output:
             written.append(looks.render(text, color_system=self._colors))
         sys.stdout.write("".join(written) + ("…\n" if cut else "\n"))
 
-    def lines(self, head: Sequence[tuple[str, str]], text: str, style: str, *, most: int) -> None:
-        """``head``, and ``text`` next to it on up to ``most`` lines, broken at words and cut after the last."""
+    def lines(
+        self, head: Sequence[tuple[str, str]], text: str, style: str, *, most: int, mark: str | None = None
+    ) -> bool:
+        """``head``, and ``text`` next to it on up to ``most`` lines, broken at words and cut after the last.
+
+        What is ``mark`` in it is highlighted; returns whether some of it is.
+        """
         from rich.cells import cell_len, chop_cells
         from rich.text import Text
 
         indent = sum(cell_len(part) for part, _ in head)
         room = self.width - indent
         if most == 1 or room < NARROWEST or cell_len(text) <= room:
-            self.line([*head, (text, style)])
-            return
+            self.line([*head, *marked(text, style, mark)])
+            return mark is not None and mark.casefold() in truncated(text, max(room, 0)).casefold()
         wrapped = [str(row).rstrip() for row in Text(text[: room * (most + 1)]).wrap(self.console, room)]
         rows, cut = wrapped[:most], len(wrapped) > most
         if cut:
             rows[-1] = (chop_cells(rows[-1], room - 1)[0] if cell_len(rows[-1]) >= room else rows[-1]) + "…"
         for number, row in enumerate(rows):
-            self.line([*(head if not number else [(" " * indent, "")]), (row, style)])
+            self.line([*(head if not number else [(" " * indent, "")]), *marked(row, style, mark)])
+        return mark is not None and any(mark.casefold() in row.casefold() for row in rows)
 
     @cached_property
     def width(self) -> int:
@@ -225,6 +231,14 @@ def padded(text: str, width: int) -> str:
     from rich.cells import cell_len
 
     return text + " " * (width - cell_len(text))
+
+
+def marked(text: str, style: str, mark: str | None) -> list[tuple[str, str]]:
+    """``text`` in pieces with their styles: where it says ``mark``, in any case, it is highlighted."""
+    if not mark:
+        return [(text, style)]
+    pieces = re.split(f"({re.escape(mark)})", text, flags=re.IGNORECASE)
+    return [(piece, f"{style} reverse".strip() if n % 2 else style) for n, piece in enumerate(pieces) if piece]
 
 
 def shortened(name: str) -> str:

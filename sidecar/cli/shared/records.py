@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sidecar.cli.shared.output import Output, fitted, padded
-from sidecar.views.describe import Line, Tone, describe
+from sidecar.cli.shared.output import Output, fitted, marked, padded
+from sidecar.views.approvals import CHECKPOINT
+from sidecar.views.describe import LONGEST, Line, Tone, describe
+from sidecar.views.timing import Timing
 from sidecar.views.wording import iso_time, local_time, one_line, printable
-from streams.event import StreamEvent
+from streams.query import Filter, value_with
 from streams.store import Record
+
+if TYPE_CHECKING:
+    from streams.event import StreamEvent
+    from streams.log.reader import LogReader
 
 STYLES: dict[Tone, str] = {
     "input": "bold cyan",
@@ -32,35 +38,79 @@ MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 3, "bad": 3}
 _PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
 LABEL_WIDTH = 9
 
+PIPED = ("time", "stream", "offset", "event", "actor", "type", "text")
+"""The first line that a pipe gets: what is between the tabs of the others."""
+
+_BEFORE = 24
+"""Characters that are shown before a text that was found out of sight."""
+
+EXCERPT_INDENT = 10
+
 
 class Lines:
     """Prints records one after another; a terminal gets a heading where the day changes.
 
-    A pipe gets time, stream, offset, event id, actor, type and what it says, between tabs.
-    ``with_stream`` shows the stream on a terminal, too.
+    A pipe gets a header, then time, stream, offset, event id, actor, type and what it says, between tabs.
+    ``with_stream`` shows the stream on a terminal, too; ``found`` is a text that a terminal shows highlighted.
     """
 
-    def __init__(self, out: Output, *, with_stream: bool = False) -> None:
-        self._out, self._with_stream = out, with_stream
+    def __init__(self, out: Output, *, with_stream: bool = False, found: str | None = None) -> None:
+        self._out, self._with_stream, self._found = out, with_stream, found
         self._day = ""
-        self._started: dict[tuple[str, str], int] = {}
+        self._timing = Timing()
+        self._has_all = False
         self.printed = 0
+
+    def learn(self, record: Record) -> None:
+        """Take a record that is not printed, but may say more of one that is: how long its turn took, or it waited."""
+        self._timing.apply(record)
+
+    async def look_up(self, reader: LogReader, record: Record) -> None:
+        """Learn from the log what ``print`` should know of ``record``, if nothing printed or learned says it."""
+        event = record.event
+        if self._out.json or not self._timing.lacks(event) or event.causation_id is None:
+            return
+        if not reader.is_indexed:
+            await self._learn_all(reader)
+        elif event.type == "turn.ended":
+            if (start := await reader.find_event(event.causation_id)) is not None:
+                self.learn(start)
+        else:
+            # A step and what it asked for have one cause, their turn; the answer is caused by what was asked.
+            async for asked in reader.query(Filter(types=(CHECKPOINT,), causation_id=event.causation_id)):
+                self.learn(asked)
+                async for answer in reader.query(Filter(types=(CHECKPOINT,), causation_id=asked.event.id)):
+                    self.learn(answer)
+
+    async def _learn_all(self, reader: LogReader) -> None:
+        """Read the log for all turns and checkpoints, once: without an index that costs as much as for one."""
+        if self._has_all:
+            return
+        self._has_all = True
+        for type_ in ("turn.started", CHECKPOINT):
+            async for record in reader.query(Filter(types=(type_,))):
+                self.learn(record)
 
     def print(self, record: Record, depth: int = 0, place: str = "") -> None:
         """One record; ``depth`` indents what child sessions did, ``place`` (``2.1``) tells them apart."""
+        self.learn(record)
+        event = record.event
+        if not self.printed and not self._out.json and not self._out.terminal:
+            self._out.cells(*PIPED)
         self.printed += 1
         if self._out.json:
             self._out.object(record.as_json())
-        elif self._out.terminal:
-            self._on_terminal(record, depth, place)
+            return
+        line = describe(event, took_ms=self._timing.took_ms(event), waited_ms=self._timing.waited_ms(event))
+        if self._out.terminal:
+            self._on_terminal(record, line, depth, place)
         else:
-            event, line = record.event, describe(record.event)
             self._out.cells(
                 iso_time(event.ts), event.stream_id, str(record.offset), event.id, event.actor, event.type, str(line)
             )
 
-    def _on_terminal(self, record: Record, depth: int, place: str) -> None:
-        event, line = record.event, describe(record.event, took_ms=self._took_ms(record.event))
+    def _on_terminal(self, record: Record, line: Line, depth: int, place: str) -> None:
+        event = record.event
         day = local_time(event.ts, "%A, %d %B %Y")
         if day != self._day:
             self._day = day
@@ -81,23 +131,18 @@ class Lines:
         parts.append((padded(one_line(line.label), LABEL_WIDTH), strong))
         if line.text:
             parts[-1] = (parts[-1][0] + " ", strong)
-        self._out.lines(parts, line.text, style, most=MOST_LINES.get(line.tone, 1))
+        seen = self._out.lines(parts, line.text, style, most=MOST_LINES.get(line.tone, 1), mark=self._found)
+        if self._found and not seen and self._found.casefold() not in f"{event.actor} {line.label}".casefold():
+            self._excerpt(event, self._found)
 
-    def _took_ms(self, event: StreamEvent) -> int | None:
-        """How long a turn took that ends here, if its start was printed, too."""
-        if not event.type.startswith("turn."):
-            return None
-        turn = (str(event.payload.get("session")), str(event.payload.get("message")))
-        if event.type == "turn.started":
-            self._started[turn] = event.ts
-        elif event.type == "turn.ended" and turn in self._started:
-            return max(event.ts - self._started.pop(turn), 0)
-        return None
-
-
-def headline(record: Record) -> str:
-    """An event in a few words, to be named next to its id: ``bash: npm test``."""
-    return str(describe(record.event))
+    def _excerpt(self, event: StreamEvent, found: str) -> None:
+        """A line with the value that holds ``found``, where the event's own line does not show it."""
+        value = value_with(event.payload, found)
+        if value is None:
+            return
+        at = max(value.casefold().find(found.casefold()) - _BEFORE, 0)
+        shown = ("…" if at else "") + one_line(value[at : at + LONGEST])
+        self._out.line([(" " * EXCERPT_INDENT, ""), *marked(shown, "dim", found)])
 
 
 def outline(value: Any, indent: str = "") -> list[str]:
@@ -127,7 +172,7 @@ def _scalar(value: Any) -> str:
     return "{}" if value == {} else "[]" if value == [] else str(value)
 
 
-__all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "headline", "outline"]
+__all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "outline"]
 
 
 def no_cause(record: Record) -> str:

@@ -10,7 +10,7 @@ import orjson
 
 from streams.errors import CorruptLog
 from streams.event import StreamEvent
-from streams.query import Filter
+from streams.query import Filter, json_needle
 from streams.store import Record
 from streams.stores.keys import key_digest
 from streams.stores.plan import Placed
@@ -128,10 +128,15 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
 
 
 def trigrams(text: str) -> str | None:
-    """The full-text query that misses nothing that holds ``text``; ``None`` if the index cannot help."""
-    folded = text.casefold()
+    """The full-text query that misses nothing that holds ``text``; ``None`` if the index cannot help.
+
+    The index holds the payload as JSON text, in which some characters of ``text`` are escaped.
+    """
+    folded = json_needle(text)
+    if folded is None:
+        return None
     found = list(dict.fromkeys(folded[n : n + 3] for n in range(len(folded) - 2)))
-    if not found or "\0" in folded:
+    if not found:
         return None
     step = max(1, len(found) // MAX_TRIGRAMS)
     return " AND ".join('"' + gram.replace('"', '""') + '"' for gram in found[::step][:MAX_TRIGRAMS])

@@ -80,6 +80,17 @@ def test_events_types_and_actors(programs: Path, home: Path) -> None:
     assert offered(programs, home, "query", "--actor", "us") == ["user"]
 
 
+def test_an_event_id_is_completed_from_any_beginning_of_what_a_terminal_shows(programs: Path, home: Path) -> None:
+    """Also where that begins as whole ids do."""
+    ids = [record["event"]["id"] for record in run(home, "query", "--json").objects()]
+    for identifier in (ids[0], next(each for each in ids if each[-6:].startswith("0")), ids[-1]):
+        for typed in (identifier[-6:-5], identifier[-6:-2]):
+            found = offered(programs, home, "show", typed)
+            assert identifier[-6:] in found and set(found) == {each[-6:] for each in ids if each[-6:].startswith(typed)}
+    found = offered(programs, home, "why", ids[0][:16])
+    assert ids[0] in found and set(found) == {each for each in ids if each.startswith(ids[0][:16])}
+
+
 def test_the_home_that_was_typed_counts(programs: Path, home: Path, empty: Path) -> None:
     stream = run(home, "streams", "--json").objects()[0]["stream_id"]
     assert offered(programs, empty, "log", stream[:-1]) == []

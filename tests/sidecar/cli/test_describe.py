@@ -45,12 +45,19 @@ def line(type_: str, **payload: Any) -> Line:
          "bash: false → exit 1"),
         ("execution.step", {"kind": "tool", "tool": "read", "status": "error", "error": "not found"},
          "read: failed: not found"),
+        ("execution.step", {"kind": "tool", "tool": "bash", "title": "x", "metadata": {"exit": 1}, "duration_ms": 4200},
+         "bash: x → exit 1 · 4.2s"),
         ("execution.step", {"kind": "inference", "finish": "stop"}, "model: stop"),
         ("execution.output", {"kind": "reasoning", "text": "hm"}, "thinks: hm"),
         ("agent.spawned", {"agent": "general", "description": "look"}, "spawns: general: look"),
         ("agent.error", {"name": "APIError", "status": 429, "reason": "wait"}, "error: APIError HTTP 429: wait"),
         ("workflow.checkpoint", {"kind": "permission", "state": "asked", "permission": "bash", "patterns": ["rm *"]},
          "asks: may I bash: rm *?"),
+        ("workflow.checkpoint", {"kind": "permission", "state": "asked", "permission": "bash",
+                                 "patterns": ["echo x", "ls"], "metadata": {"command": "echo x; ls"}},
+         "asks: may I bash: echo x; ls?"),
+        ("workflow.checkpoint", {"kind": "permission", "state": "asked", "permission": "edit", "patterns": ["a", "b"]},
+         "asks: may I edit: a ; b?"),
         ("workflow.checkpoint", {"kind": "question", "state": "asked", "questions": [{"question": "Which?"}]},
          "asks: Which?"),
         ("workflow.checkpoint", {"kind": "question", "state": "replied", "answers": [["Blue", "Red"]]},
@@ -64,6 +71,13 @@ def line(type_: str, **payload: Any) -> Line:
 )  # fmt: skip
 def test_lines(type_: str, payload: dict[str, Any], says: str) -> None:
     assert str(line(type_, **payload)) == says
+
+
+def test_a_step_tells_working_from_waiting() -> None:
+    payload = {"kind": "tool", "tool": "bash", "title": "npm test", "duration_ms": 4200}
+    step = event(type_="execution.step", payload=payload)
+    assert str(describe(step, waited_ms=3100)) == "bash: npm test · 4.2s (waited 3.1s for you)"
+    assert str(describe(step)) == "bash: npm test · 4.2s"
 
 
 TYPES = sorted({made for rule in RULES for made in rule.makes})

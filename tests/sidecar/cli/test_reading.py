@@ -54,7 +54,9 @@ class TestStreams:
 
     def test_pipe_gets_newest_first_without_ansi_or_boxes(self, home: Path) -> None:
         done = run_process(home, "streams", FORCE_COLOR="1")
-        last = [row[7] for row in done.rows()]
+        header, *rows = done.rows()
+        assert header[:2] == ["stream", "status"] and {len(row) for row in rows} == {len(header)}
+        last = [row[7] for row in rows]
         assert last == sorted(last, reverse=True)
         assert not re.search(r"\x1b|[│─┃━…]", done.out)
 
@@ -111,8 +113,9 @@ class TestLog:
     def test_pipe_says_what_happened_without_cutting(self, home: Path) -> None:
         rows = run(home, "log", stream_with(home, "agent.error"), COLUMNS="20").rows()
         assert all(len(row) == 7 for row in rows)
-        assert rows[3][5:] == ["agent.error", "error: APIError HTTP 400: scripted error"]
-        assert rows[0][0].startswith("2026-11-22T01:19:11.") and rows[0][0].endswith("Z")
+        assert rows[0] == ["time", "stream", "offset", "event", "actor", "type", "text"]
+        assert rows[4][5:] == ["agent.error", "error: APIError HTTP 400: scripted error"]
+        assert rows[1][0].startswith("2026-11-22T01:19:11.") and rows[1][0].endswith("Z")
 
     @pytest.mark.parametrize("cut", [slice(0, 20), slice(-6, None)], ids=["prefix", "suffix"])
     def test_a_unique_part_of_the_id_is_enough(self, home: Path, cut: slice) -> None:
@@ -235,7 +238,7 @@ def test_sessions_that_descend_from_each_other_do_not_hang_anything(tmp_path: Pa
     made = [session_event("ses_a", "ses_a", "ses_b", identity), session_event("ses_b", "ses_b", "ses_a", identity)]
     asyncio.run(append(tmp_path / "store", [made]))
     assert [root["session"] for root in run(tmp_path, "tree", "--json").objects()] == ["ses_a"]
-    assert len(run(tmp_path, "log", "ses_b").rows()) == 2
+    assert len(run(tmp_path, "log", "ses_b").rows()) == 3
     assert run(tmp_path, "streams").code == 0
 
 
@@ -262,9 +265,28 @@ class TestShowAndWhy:
     def test_show_names_cause_effects_and_the_whole_payload(self, home: Path) -> None:
         event = find(home, "--type", "turn.started")
         out = run(home, "show", event["id"][-8:].lower()).out
-        assert re.search(rf"cause +{event['causation_id']}  input: SAY:pong", out)
-        assert len(re.findall(r"^  effect ", out, re.M)) >= 3
-        assert all(f"  {key}:" in out for key in event["payload"])
+        assert re.search(rf"^cause +{event['causation_id'][-6:]} input: SAY:pong$", out, re.M)
+        assert len(re.findall(r"^effect ", out, re.M)) >= 3
+        assert re.search(r"^model +mock/mock-1$", out, re.M) and f"event        {event['id']}\n" in out
+        assert re.search(r"effect +\w{6} turn end: completed · \d step · \d", out), "with its duration"
+
+    def test_show_begins_with_what_was_done_and_says_nothing_twice(self, home: Path, tmp_path: Path) -> None:
+        step = find(home, "--type", "execution.step", "--text", "echo ask once")
+        lines = run(home, "show", step["id"]).out.splitlines()
+        assert lines[:4] == ["bash  execution.step", "$ echo ask once", "ask once", ""]
+        assert sum("echo ask once" in line for line in lines) == 1
+        assert any(re.fullmatch(r"approval +approved once by user after \d+ms \(bash\)", line) for line in lines)
+        assert any(re.fullmatch(r"waited +\d+ms for you", line) for line in lines)
+        edited = make_home(tmp_path / "home", "write_edit")
+        edit = find(edited, "--type", "execution.step", "--text", "Edit applied")
+        assert run(edited, "show", edit["id"]).out.startswith(
+            "edit  execution.step\n--- /home/dev/project/a.txt\n+++ /home/dev/project/a.txt\n@@ -1,1 +1,1 @@\n-hello\n"
+        )
+
+    def test_show_raw_prints_every_field_as_it_is_stored(self, home: Path) -> None:
+        event = find(home, "--type", "agent.error")
+        out = run(home, "show", event["id"], "--raw").out
+        assert all(re.search(rf"^ *{re.escape(name)}:", out, re.M) for name in (*event, *event["payload"], "hash"))
 
     @pytest.mark.parametrize("verb", ["show", "why"])
     def test_unknown_event(self, home: Path, verb: str) -> None:
@@ -280,12 +302,28 @@ class TestShowAndWhy:
         assert types == ["human.input", "turn.started", "agent.spawned", "lifecycle.session.created"]
 
     def test_why_says_that_a_cause_is_unknown(self, home: Path) -> None:
-        compaction = find(home, "--type", "turn.started", "--text", '"compaction"')
-        assert f"(the cause of {compaction['id']}: unknown)" in run(home, "why", compaction["id"]).out
+        compaction = find(home, "--type", "turn.started", "--text", "compaction")
+        assert f"(the cause of {compaction['id']}: unknown)" in run(home, "why", compaction["id"]).err
 
     def test_why_of_an_input_says_nothing_more(self, home: Path) -> None:
         event = find(home, "--type", "human.input")
-        assert len(run(home, "why", event["id"]).rows()) == 1
+        assert len(run(home, "why", event["id"]).rows()) == 2
+
+    @pytest.mark.parametrize("recording", ["permission_once", "permission_reject", "question_replied"])
+    def test_why_shows_what_a_step_asked_for_and_the_answer_before_it(self, tmp_path: Path, recording: str) -> None:
+        home = make_home(tmp_path / "home", recording)
+        step = find(home, "--type", "execution.step", "--text", "call_")
+        chain = [r["event"] for r in run(home, "why", step["id"], "--json").objects()]
+        assert [(e["type"], e["payload"].get("state")) for e in chain] == [
+            ("human.input", None),
+            ("turn.started", None),
+            ("workflow.checkpoint", "asked"),
+            ("workflow.checkpoint", "replied"),
+            ("execution.step", None),
+        ]
+        answer = chain[3]
+        told = [r["event"]["id"] for r in run(home, "why", answer["id"], "--json").objects()]
+        assert told == [event["id"] for event in chain[:4]], "an ask that is a cause anyway comes once"
 
 
 class TestQuery:
@@ -304,6 +342,18 @@ class TestQuery:
         moment = str(error["ts"])
         assert run(home, "query", "--type", "agent.error", "--since", moment, "--json").objects()
         assert not run(home, "query", "--type", "agent.error", "--until", moment, "--json").objects()
+
+    def test_a_bare_word_is_a_text(self, home: Path) -> None:
+        assert (
+            run(home, "query", "SCRIPTED", "--json").objects()
+            == run(home, "query", "--text", "scripted", "--json").objects()
+            != []
+        )
+        assert run(home, "query", "one", "--text", "two").code == 2
+
+    def test_names_of_fields_are_not_searched(self, home: Path) -> None:
+        assert run(home, "query", "idempotency_key", "--json").objects() == []
+        assert run(home, "query", "patterns", "--json").objects() == []
 
     def test_limit_keeps_the_newest(self, home: Path) -> None:
         everything = run(home, "query", "--json").objects()
@@ -390,7 +440,7 @@ class TestBadLogs:
         assert done.code == 1 and f"{segment}:6" in done.err and done.err.count("\n") == 1
         said = done.out.splitlines()
         if arguments[0] in ("log", "query"):
-            assert len(said) == 5 < len(sound) and said == (sound[-9:] if "--last" in arguments else sound)[:5]
+            assert len(said) == 6 < len(sound) and said == sound[:6]
         else:
             assert len(said) == len(sound) and said != sound
         assert run(home, *arguments, "--json").out.startswith("{")

@@ -141,11 +141,15 @@ def test_wide_and_harmful_characters_are_aligned_and_harmless(tmp_path: Path, wi
         made.append(worked(identity, "ses_root", "execution.output", 2, actor, kind="text", text=text))
         made.append(worked(identity, "ses_root", "execution.step", 3, actor, kind="tool", tool="工具", title=text))
     asyncio.run(append(tmp_path / "store", [made]))
+    shown = [["show", each.id] for each in made] + [["show", made[-1].id, "--raw"], ["query", "right"]]
     for verb in (["log", "ses_root"], ["query"], ["tree"], ["streams"]):
         said = on_terminal(tmp_path, *verb, width=width, NO_COLOR="1")
         bare = re.sub(r"\x1b\[[0-9;]*m", "", said)  # the styles are ours
         assert not [c for c in bare if not c.isprintable() and c != "\n"]
         assert max(map(cell_len, bare.splitlines())) <= width
+    for verb in shown if width == 80 else shown[-1:]:
+        bare = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(tmp_path, *verb, width=width))
+        assert bare and not [c for c in bare if not c.isprintable() and c != "\n"]
     lines = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(tmp_path, "log", "ses_root", width=width)).splitlines()
     starts = {cell_len(row[: row.index(word)]) for row in lines for word in ("says", "工具") if word in row[:45]}
     assert len(starts) == 1
@@ -157,12 +161,52 @@ def test_a_turn_tells_how_long_it_took_and_a_child_of_a_child_where_it_stands(tm
     for name, parent in (("ses_a", "ses_root"), ("ses_b", "ses_root"), ("ses_c", "ses_b")):
         made.append(worked(identity, name, "lifecycle.session.created", 2, parent=parent))
     made.append(worked(identity, "ses_c", "turn.started", 1000, message="m"))
-    made.append(worked(identity, "ses_c", "turn.ended", 66_000, message="m", outcome="completed", steps=2))
+    ended = worked(identity, "ses_c", "turn.ended", 66_000, message="m", outcome="completed", steps=2)
+    made.append(StreamEvent.parse(ended.fields() | {"causation_id": made[-1].id}))
     asyncio.run(append(tmp_path / "store", [made]))
     said = ANSI.sub("", on_terminal(tmp_path, "log", "ses_root", width=100))
     assert re.search(r"build         2 session   ses_b$", said, re.M)
     assert re.search(r"build         2\.1 turn end  completed · 2 steps · 1m 05s$", said, re.M)
-    assert "1m 05s" not in run(tmp_path, "log", "ses_root").out
+    for arguments in (["log", "ses_root"], ["log", "ses_root", "-n", "1"], ["query", "--type", "turn.ended"]):
+        assert re.search(r"turn end +completed · 2 steps · 1m 05s$", ANSI.sub("", on_terminal(
+            tmp_path, *arguments, width=100)), re.M), arguments  # fmt: skip
+        assert run(tmp_path, *arguments).rows()[-1][-1] == "turn end: completed · 2 steps · 1m 05s"
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+def test_a_step_tells_working_from_waiting_wherever_it_is_shown(tmp_path: Path, backend: str) -> None:
+    identity = seeded_identity(11)
+    made = [
+        worked(identity, "ses_root", "lifecycle.session.created", 1, lineage="root"),
+        turn := worked(identity, "ses_root", "turn.started", 1000, message="m"),
+    ]
+
+    def caused(by: StreamEvent, type_: str, ts: int, **payload: Any) -> StreamEvent:
+        event = worked(identity, "ses_root", type_, ts, turn="m", **payload)
+        made.append(StreamEvent.parse(event.fields() | {"causation_id": by.id}))
+        return made[-1]
+
+    ask = {"kind": "permission", "request": "r", "call": "c"}
+    asked = caused(turn, "workflow.checkpoint", 2000, state="asked", permission="bash", **ask)
+    caused(asked, "workflow.checkpoint", 5100, state="replied", reply="once", **ask)
+    step = caused(turn, "execution.step", 6200, kind="tool", tool="bash", call="c", title="npm test", duration_ms=4200)
+    asyncio.run(append(tmp_path / "store", [made]))
+    if backend == "sqlite":
+        assert run_and_stop(tmp_path, "migrate", "--to", "sqlite").code == 0
+    for verb in (["log", "ses_root"], ["log", "ses_root", "-n", "1"], ["why", step.id],
+                 ["query", "--type", "execution.step"], ["query", "npm"]):  # fmt: skip
+        assert run(tmp_path, *verb).rows()[-1][-1] == "bash: npm test · 4.2s (waited 3.1s for you)", verb
+    out = run(tmp_path, "show", step.id).out
+    assert re.search(r"^took +4\.2s$", out, re.M) and re.search(r"^waited +3\.1s for you$", out, re.M)
+
+
+def test_a_found_text_is_highlighted_and_shown_where_the_line_does_not_hold_it(home: Path) -> None:
+    said = on_terminal(home, "query", "SCRIPTED", width=120)
+    assert re.search(r"\x1b\[[0-9;]*7[0-9;]*mscripted\x1b\[0m", said)
+    said = on_terminal(home, "query", "--type", "execution.step", "call_1_0", width=120)
+    lines = ANSI.sub("", said).splitlines()
+    found = [number for number, line in enumerate(lines) if line.strip() == "call_1_0"]
+    assert len(found) > 1 and all("call_1_0" not in lines[number - 1] for number in found)
 
 
 def test_a_move_shows_a_bar_that_fits_and_ends_in_whole_words(home: Path, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""``changes``: the files that agents changed, and who approved what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sidecar.views.changes import Changes
+    from streams.errors import CorruptLog
+    from streams.log.reader import LogReader
+    from streams.query import Filter
+    from streams.store import Record
+
+
+async def changes(
+    context: typer.Context,
+    stream: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STREAM]",
+            help="Only this stream's family, or what is below this child session; else the whole log.",
+            autocompletion=complete.sessions,
+        ),
+    ] = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N turns.")
+    ] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Print the diffs; in a pipe, nothing else.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show the files that agents changed, and who approved what.
+
+    They are grouped by session and turn. Commands are listed if a person approved or rejected
+    them; which files a command changed is not known.
+    """
+    from sidecar.cli.shared.changed import print_diffs, print_on_terminal, print_rows
+    from sidecar.cli.shared.output import Output
+    from sidecar.views.changes import Changes
+    from sidecar.views.select import catalog_of, empty_text, open_reader
+
+    out = Output(json)
+    wanted = filter_of(since=since, until=until)
+    reader = open_reader(home_of(context).store_path)
+    catalog, torn = await catalog_of(reader)
+    found = Changes(since_ms=wanted.since_ms, until_ms=wanted.until_ms, with_diffs=diff)
+    fault = await _fold(found, await _records(reader, stream, wanted))
+    turns = found.turns()[-limit if limit else 0 :]
+    if json:
+        for turn in turns:
+            session = catalog.sessions.get(turn.session)
+            title = session.title if session is not None else ""
+            out.object(turn.as_json() | {"title": title, "directory": catalog.directory(turn.stream)})
+    elif out.terminal:
+        print_on_terminal(out, catalog, turns, with_diffs=diff)
+    elif diff:
+        print_diffs(out, turns)
+    else:
+        print_rows(out, turns)
+    if (fault := fault or torn) is not None:
+        raise fault
+    if not turns:
+        note("No agent changed a file." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
+
+
+async def _records(reader: LogReader, stream: str | None, wanted: Filter) -> AsyncIterator[Record]:
+    """The records to fold: of ``stream``, or of all streams that were written to in the time that is asked for."""
+    from sidecar.views.changes import TYPES
+    from sidecar.views.select import catalog_of, family_of, find_session, records_of
+    from streams.query import Filter
+
+    if stream is not None:
+        stream, session = await find_session(reader, stream)
+        return records_of(reader, await family_of(reader, stream, session=session))
+    if wanted.since_ms is None:
+        return reader.query(Filter(types=TYPES))
+    # A turn may have begun before: the streams are read from their beginning.
+    catalog, _ = await catalog_of(reader)
+    later = tuple(each.id for each in catalog.streams.values() if each.last_ts >= wanted.since_ms)
+    return reader.query(Filter(types=TYPES, streams=later or ("",)))
+
+
+async def _fold(found: Changes, records: AsyncIterator[Record]) -> CorruptLog | None:
+    """Apply every record; returns the fault that ended them early, if one did."""
+    from streams.errors import CorruptLog
+
+    try:
+        async for record in records:
+            found.apply(record)
+    except CorruptLog as error:
+        return error
+    return None

@@ -1,0 +1,26 @@
+"""What a step asked a person for, found in the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams.log.reader import LogReader
+    from streams.store import Record
+
+
+async def asked_for(reader: LogReader, step: Record) -> list[Record]:
+    """The records that ask a person about ``step``, each followed by its answer if there is one."""
+    from sidecar.views.approvals import CHECKPOINT, Approvals
+    from streams.query import Filter
+
+    event = step.event
+    if event.type != "execution.step" or not event.payload.get("call"):
+        return []
+    approvals = Approvals()
+    records: dict[str | None, Record] = {}
+    async for record in reader.query(Filter(types=(CHECKPOINT,), streams=(event.stream_id,))):
+        approvals.apply(record)
+        records[record.event.id] = record
+    asks = approvals.of_step(event.payload)
+    return [records[name] for ask in asks for name in (ask.asked_id, ask.answer_id) if name in records]

@@ -1,0 +1,200 @@
+"""The files that agents changed, and the commands that a person approved or rejected, by session and turn. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sidecar.views.approvals import CHECKPOINT, Approval, Approvals
+from sidecar.views.describe import LONGEST, input_text
+from sidecar.views.edits import FileChange, file_changes
+from streams.store import Record
+
+STEP: Final = "execution.step"
+TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT)
+"""Types of the records that say something of changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One file that one step changed; ``approvals`` is what the step asked a person for."""
+
+    event: str
+    ts: int
+    actor: str
+    tool: str
+    change: FileChange
+    approvals: list[Approval]
+
+    def as_json(self) -> dict[str, Any]:
+        """The edit as ``changes --json`` prints it."""
+        return {
+            "event": self.event,
+            "ts": self.ts,
+            "actor": self.actor,
+            "tool": self.tool,
+            "added": self.change.added,
+            "removed": self.change.removed,
+            "approvals": [approval.as_json() for approval in self.approvals],
+        } | ({"diff": self.change.diff} if self.change.diff else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a person approved or rejected. ``event`` is the answer, ``actor`` the agent that asked."""
+
+    event: str
+    ts: int
+    actor: str
+    approval: Approval
+
+    def as_json(self) -> dict[str, Any]:
+        """The decision as ``changes --json`` prints it."""
+        return {"event": self.event, "ts": self.ts, "actor": self.actor, **self.approval.as_json()}
+
+
+@dataclass(slots=True)
+class TurnChanges:
+    """What one turn changed: every edit, and what was decided about calls that changed no file."""
+
+    stream: str
+    session: str
+    turn: str
+    prompt: str
+    edits: list[Edit] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+
+    @property
+    def first_ts(self) -> int:
+        """When the first of it happened, in ms since 1970."""
+        return min([edit.ts for edit in self.edits] + [decision.ts for decision in self.decisions])
+
+    def files(self) -> dict[str, list[Edit]]:
+        """The edits of each file, in the order in which files were first changed."""
+        found: dict[str, list[Edit]] = {}
+        for edit in self.edits:
+            found.setdefault(edit.change.file, []).append(edit)
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """The turn as ``changes --json`` prints it."""
+        return {
+            "stream_id": self.stream,
+            "session": self.session,
+            "turn": self.turn,
+            "prompt": self.prompt,
+            "ts": self.first_ts,
+            "files": [
+                {"file": file, **_sums(edits), "edits": [edit.as_json() for edit in edits]}
+                for file, edits in self.files().items()
+            ],
+            "decisions": [decision.as_json() for decision in self.decisions],
+        }
+
+
+class Changes:
+    """Fold of the records of ``TYPES``, in position order; others change nothing.
+
+    Only what happened from ``since_ms`` on and before ``until_ms`` counts; what came before says who asked for it.
+    """
+
+    def __init__(self, *, since_ms: int | None = None, until_ms: int | None = None, with_diffs: bool = False) -> None:
+        self._since_ms, self._until_ms, self._with_diffs = since_ms, until_ms, with_diffs
+        self._approvals = Approvals()
+        self._askers: dict[str, str] = {}
+        self._prompts: dict[tuple[str, str], str] = {}
+        self._turns: dict[tuple[str, str], TurnChanges] = {}
+        self._answers: list[tuple[Record, Approval]] = []
+        self._edited: set[tuple[str, str, str]] = set()
+
+    def apply(self, record: Record) -> None:
+        """Take one record."""
+        event, payload = record.event, record.event.payload
+        session = payload.get("session")
+        if not isinstance(session, str):
+            return
+        if event.type == CHECKPOINT:
+            self._checkpoint(record)
+        elif event.type == STEP:
+            self._step(record, session)
+        elif event.type in TYPES:
+            self._prompts[session, str(payload.get("message"))] = input_text(payload)[:LONGEST]
+
+    def turns(self) -> list[TurnChanges]:
+        """Every turn in which something was changed or decided, in the order of what happened first in it."""
+        found = dict(self._turns)
+        for turn in found.values():
+            turn.decisions = []
+        for record, approval in self._answers:
+            if (approval.session, approval.turn, approval.call) in self._edited:
+                continue  # it is told with the file
+            turn = found.get((approval.session, approval.turn)) or self._new_turn(
+                record, approval.session, approval.turn
+            )
+            found[approval.session, approval.turn] = turn
+            asker = self._askers.get(approval.asked_id, "")
+            turn.decisions.append(Decision(record.event.id, record.event.ts, asker, approval))
+        return sorted(found.values(), key=lambda turn: turn.first_ts)
+
+    def _checkpoint(self, record: Record) -> None:
+        approval = self._approvals.apply(record)
+        if approval is None:
+            return
+        if approval.reply is None:
+            self._askers[approval.asked_id] = record.event.actor
+        elif approval.kind == "permission" and self._counts(record):
+            self._answers.append((record, approval))
+
+    def _step(self, record: Record, session: str) -> None:
+        payload = record.event.payload
+        approvals = self._approvals.of_step(payload)
+        changes = file_changes(payload, next((each.diff for each in approvals if each.diff), ""))
+        if not changes:
+            return
+        turn, call = str(payload.get("turn") or ""), str(payload.get("call") or "")
+        self._edited.add((session, turn, call))
+        if not self._counts(record):
+            return
+        told = self._turns.get((session, turn))
+        if told is None:
+            told = self._turns[session, turn] = self._new_turn(record, session, turn)
+        event = record.event
+        for change in changes:
+            if not self._with_diffs:
+                change = FileChange(change.file, change.added, change.removed, "")
+            told.edits.append(Edit(event.id, event.ts, event.actor, str(payload.get("tool")), change, approvals))
+
+    def _new_turn(self, record: Record, session: str, turn: str) -> TurnChanges:
+        return TurnChanges(record.event.stream_id, session, turn, self._prompts.get((session, turn), ""))
+
+    def _counts(self, record: Record) -> bool:
+        ts = record.event.ts
+        return (self._since_ms is None or ts >= self._since_ms) and (self._until_ms is None or ts < self._until_ms)
+
+
+def totals(turns: Iterable[TurnChanges]) -> dict[str, int]:
+    """What ``turns`` come to; ``rewritten`` counts files whose changed lines nobody knows."""
+    turns = list(turns)
+    edits = [(turn.stream, edit) for turn in turns for edit in turn.edits]
+    replies = [decision.approval.reply for turn in turns for decision in turn.decisions]
+    return {
+        "files": len({(stream, edit.change.file) for stream, edit in edits}),
+        "added": sum(edit.change.added or 0 for _, edit in edits),
+        "removed": sum(edit.change.removed or 0 for _, edit in edits),
+        "rewritten": len({(stream, edit.change.file) for stream, edit in edits if edit.change.added is None}),
+        "approved": sum(reply != "reject" for reply in replies),
+        "rejected": sum(reply == "reject" for reply in replies),
+        "turns": len(turns),
+        "sessions": len({turn.session for turn in turns}),
+    }
+
+
+def _sums(edits: list[Edit]) -> dict[str, int | None]:
+    """The lines that several edits of one file added and removed; ``None`` if one of them does not say."""
+    added, removed = [edit.change.added for edit in edits], [edit.change.removed for edit in edits]
+    known = not any(count is None for count in (*added, *removed))
+    return {
+        "added": sum(count or 0 for count in added) if known else None,
+        "removed": sum(count or 0 for count in removed) if known else None,
+    }

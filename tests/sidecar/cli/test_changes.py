@@ -1,0 +1,308 @@
+"""``changes``: which files agents changed, who approved what; and the folds behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pyte
+import pytest
+
+from bridge.opencode.capture.translate import Translator
+from sidecar.views.approvals import Approvals
+from sidecar.views.changes import Changes, totals
+from sidecar.views.edits import diff_stat, file_changes, new_file_diff, short_path
+from streams.event import StreamEvent
+from streams.identity import Identity, seeded_identity
+from streams.store import Record
+from tests.sidecar.cli.helpers import RECORDINGS, append, events_of, make_home, run
+from tests.sidecar.cli.test_terminal import ANSI, on_terminal
+
+DIFF = "--- a\n+++ a\n@@ -1,3 +1,3 @@\n same\n-old\n--- dashes\n+new\n+++ pluses\n"
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\u202e\n\x9b2J"
+
+
+def records(events: list[StreamEvent]) -> list[Record]:
+    return [Record(event, n, n, "0" * 64) for n, event in enumerate(events)]
+
+
+def folded(name: str, **options: Any) -> Changes:
+    changes = Changes(**options)
+    for record in records(events_of(name, Translator(seeded_identity(2)))):
+        changes.apply(record)
+    return changes
+
+
+class Session:
+    """Events of one session, a second apart."""
+
+    def __init__(self, identity: Identity, session: str = "ses_a") -> None:
+        self._identity, self._session, self.events = identity, session, list[StreamEvent]()
+
+    def add(self, type_: str, *, actor: str = "build", **payload: Any) -> StreamEvent:
+        fields = {"type": type_, "stream_id": "ses_a", "actor": actor, "ts": 1_000_000 + 1000 * len(self.events)}
+        source = {"agent": actor, "adapter": "test"}
+        made = self._identity.stamp({**fields, "source": source, "payload": {"session": self._session, **payload}})
+        self.events.append(made)
+        return made
+
+    def tool(self, tool: str, call: str, turn: str = "m1", **payload: Any) -> StreamEvent:
+        return self.add(
+            "execution.step", kind="tool", tool=tool, call=call, turn=turn, **{"status": "completed", **payload}
+        )
+
+    def ask(self, request: str, call: str, permission: str = "edit", turn: str = "m1", **payload: Any) -> None:
+        self.add(
+            "workflow.checkpoint", kind="permission", state="asked", request=request, call=call, turn=turn,
+            permission=permission, **payload,
+        )  # fmt: skip
+
+    def answer(self, request: str, reply: str, **payload: Any) -> None:
+        self.add("workflow.checkpoint", actor="user", kind="permission", state="replied", request=request,
+                 reply=reply, **payload)  # fmt: skip
+
+
+class TestEdits:
+    def test_lines_are_counted_as_the_hunks_say(self) -> None:
+        assert diff_stat(DIFF) == (2, 2)
+        assert diff_stat(DIFF + DIFF) == (4, 4)
+        assert diff_stat("") == diff_stat("+no hunk\n-none") == (0, 0)
+        assert diff_stat(new_file_diff("a", "one\ntwo\n")) == diff_stat(new_file_diff("a", "one\ntwo")) == (2, 0)
+        assert new_file_diff("a", "one").endswith("+one\n\\ No newline at end of file\n")
+
+    @pytest.mark.parametrize(
+        ("payload", "expected"),
+        [
+            ({"tool": "edit", "input": {"filePath": "/p/a"}, "metadata": {"diff": DIFF}}, [("/p/a", 2, 2)]),
+            ({"tool": "edit", "metadata": {"filediff": {"file": "/p/a", "additions": 5, "deletions": 0}}},
+             [("/p/a", 5, 0)]),
+            ({"tool": "multiedit", "input": {"filePath": "/p/a"},
+              "metadata": {"results": [{"filediff": {"file": "/p/a", "patch": DIFF}}, {"diff": DIFF}]}},
+             [("/p/a", 2, 2), ("/p/a", 2, 2)]),
+            ({"tool": "apply_patch", "metadata": {"diff": DIFF + DIFF, "files": [
+                {"filePath": "/p/a", "relativePath": "a", "type": "update", "patch": DIFF, "additions": 2,
+                 "deletions": 2},
+                {"filePath": "/p/b", "movePath": "/p/c", "type": "move", "patch": "", "additions": 0, "deletions": 0},
+                {"filePath": "/p/d", "type": "delete", "patch": "", "additions": 0, "deletions": 7}, 7, None]}},
+             [("/p/a", 2, 2), ("/p/c", 0, 0), ("/p/d", 0, 7)]),
+            ({"tool": "write", "input": {"filePath": "/p/a", "content": "x\ny\n"}, "metadata": {"exists": False}},
+             [("/p/a", 2, 0)]),
+            ({"tool": "write", "input": {"filePath": "/p/a", "content": "x"}, "metadata": {"exists": True}},
+             [("/p/a", None, None)]),
+            ({"tool": "write", "input": {"filePath": "/p/a"}, "executed_input": {"filePath": "/p/b"}},
+             [("/p/b", None, None)]),
+            ({"tool": "edit", "status": "error", "input": {"filePath": "/p/a"}, "metadata": {"diff": DIFF}}, []),
+            ({"tool": "bash", "metadata": {"diff": DIFF}}, []),
+            ({"$sha256": "ab"}, []),
+        ],
+    )  # fmt: skip
+    def test_every_tool_of_the_client(self, payload: dict[str, Any], expected: list[Any]) -> None:
+        found = [(change.file, change.added, change.removed) for change in file_changes(payload)]
+        assert found == expected
+
+    def test_what_a_person_was_shown_says_what_a_rewrite_changed(self) -> None:
+        payload = {"tool": "write", "input": {"filePath": "/p/a", "content": "x"}, "metadata": {"exists": True}}
+        assert [(c.added, c.removed) for c in file_changes(payload, DIFF)] == [(2, 2)]
+
+    @pytest.mark.parametrize("odd", [None, 7, "text", [], [None], {}, {"a": [1]}, True, [{"file": 3}], -1])
+    def test_no_shape_is_too_odd(self, odd: Any) -> None:
+        for name in ("input", "metadata", "executed_input", "tool", "status"):
+            file_changes({"tool": "edit", name: odd})
+        for name in ("filediff", "diff", "files", "results", "exists", "filepath"):
+            file_changes({"tool": "write", "input": {"filePath": "/a", "content": odd}, "metadata": {name: odd}})
+        for name in ("file", "patch", "additions", "deletions"):
+            file_changes({"tool": "edit", "metadata": {"filediff": {"file": "/a", "patch": DIFF, name: odd}}})
+
+    def test_a_path_is_shown_from_the_directory_of_the_session(self) -> None:
+        assert [short_path("/p/a/b", at) for at in ("/p", "/p/a", "/q", "")] == ["a/b", "b", "/p/a/b", "/p/a/b"]
+        assert short_path("rel", "/p") == "rel"
+
+
+class TestFold:
+    @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))
+    def test_every_recording(self, name: str) -> None:
+        turns = folded(name, with_diffs=True).turns()
+        changed = [edit.change.file for turn in turns for edit in turn.edits]
+        assert changed == (["/home/dev/project/a.txt"] * 2 if name == "write_edit" else [])
+        decided = [decision.approval.reply for turn in turns for decision in turn.decisions]
+        replies = {"permission_always": "always", "permission_reject": "reject", "permission_reject_message": "reject",
+                   "run_permission": "reject"}  # fmt: skip
+        asked = name.startswith("permission_") and name != "permission_aborted"
+        assert decided == ([replies.get(name, "once")] if asked or name == "run_permission" else [])
+        assert all(turn.prompt for turn in turns)
+
+    def test_an_approved_edit_is_told_once_with_its_approval(self) -> None:
+        session = Session(seeded_identity(1))
+        session.add("human.input", actor="user", message="m1", parts=[{"type": "text", "text": "do it"}])
+        session.ask("r1", "c1", permission="external_directory", patterns=["/q/*"])
+        session.answer("r1", "always")
+        session.ask("r2", "c1", patterns=["a"], metadata={"diff": DIFF})
+        session.answer("r2", "once")
+        session.tool("write", "c1", input={"filePath": "/q/a", "content": "x"}, metadata={"exists": True})
+        session.ask("r3", "c2", patterns=["b"])
+        session.answer("r3", "reject", message="not\nthis")
+        session.tool("edit", "c2", status="error", input={"filePath": "/q/b"})
+        session.ask("r4", "c1", turn="m2", patterns=["a"])
+        session.tool("edit", "c1", turn="m2", input={"filePath": "/q/a"}, metadata={"diff": DIFF})
+        changes = Changes()
+        for record in records(session.events):
+            changes.apply(record)
+        first, second = changes.turns()
+        (edit,) = first.edits
+        assert (first.prompt, edit.change.added, edit.change.diff) == ("do it", 2, "")
+        assert [approval.text for approval in edit.approvals] == [
+            "approved always by user after 1.0s",
+            "approved once by user after 1.0s",
+        ]
+        (rejected,) = first.decisions
+        assert rejected.approval.text == "rejected by user after 1.0s: not this"
+        assert second.turn == "m2" and [a.text for a in second.edits[0].approvals] == ["not answered"]
+        assert not second.decisions
+        assert totals([first, second]) == {
+            "files": 1, "added": 4, "removed": 4, "rewritten": 0, "approved": 0, "rejected": 1, "turns": 2,
+            "sessions": 1,
+        }  # fmt: skip
+
+    def test_only_what_happened_in_the_time_counts_but_who_asked_is_known(self) -> None:
+        session = Session(seeded_identity(1))
+        session.add("human.input", actor="user", message="m1", parts=[{"type": "text", "text": "do it"}])
+        session.tool("edit", "c1", input={"filePath": "/a"}, metadata={"diff": DIFF})
+        later = session.tool("edit", "c2", input={"filePath": "/b"}, metadata={"diff": DIFF})
+        for changes, expected in (
+            (Changes(since_ms=later.ts), ["/b"]),
+            (Changes(until_ms=later.ts), ["/a"]),
+            (Changes(since_ms=later.ts + 1), []),
+        ):
+            for record in records(session.events):
+                changes.apply(record)
+            assert [(turn.prompt, *turn.files()) for turn in changes.turns()] == [("do it", f) for f in expected]
+
+    def test_the_same_records_twice_change_no_approval(self) -> None:
+        once, twice = Approvals(), Approvals()
+        made = records(events_of("permission_once", Translator(seeded_identity(2))))
+        step = next(r.event.payload for r in made if r.event.payload.get("tool") == "bash")
+        for record in made:
+            once.apply(record)
+            twice.apply(record)
+            twice.apply(record)
+        assert once.of_step(step) == twice.of_step(step) and len(once.of_step(step)) == 1
+        assert once.waited_ms(step) > 0
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only."""
+    return make_home(
+        tmp_path_factory.mktemp("changes") / "home", "write_edit", "permission_once", "permission_child", "chat"
+    )
+
+
+AT_80 = """\
+t  /home/dev/project  VhmvPSFfyq
+2026-11-22 01:14  CALL:write {"filePath":"/home/dev/project/a.txt","content":"h…
+  01:14:28 ###### build    a.txt  +2 −1  (2 edits)
+
+t  /home/dev/project  LpyxcsvWdu
+2026-11-22 01:20  CALL:bash {"command": "echo ask once", "description": "d"}
+  01:20:21 ###### build    bash echo ask once  approved once by user after 32ms
+
+child work (@general subagent)  /home/dev/project  general  8BoF7WBPy8
+2026-11-22 01:20  CALL:bash {"command": "echo ask kid", "description": "d"}
+  01:20:27 ###### general  bash echo ask kid  approved once by user after 20ms
+
+1 file changed, +2 −1 · 2 approved · in 3 turns of 3 sessions"""
+
+AT_200 = """\
+t  /home/dev/project  ses_dff2e5f95ffedQH8VhmvPSFfyq
+2026-11-22 01:14  CALL:write {"filePath":"/home/dev/project/a.txt","content":"hello"} THEN: CALL:edit \
+{"filePath":"/home/dev/project/a.txt","oldString":"hello","newString":"bye"} THEN: SAY:ok
+  01:14:28  ######  build         a.txt  +2 −1  (2 edits)
+
+t  /home/dev/project  ses_dff2906baffeAePlLpyxcsvWdu
+2026-11-22 01:20  CALL:bash {"command": "echo ask once", "description": "d"}
+  01:20:21  ######  build         bash echo ask once  approved once by user after 32ms
+
+child work (@general subagent)  /home/dev/project  general  ses_dff28e1e4ffekR8c8BoF7WBPy8
+2026-11-22 01:20  CALL:bash {"command": "echo ask kid", "description": "d"}
+  01:20:27  ######  general       bash echo ask kid  approved once by user after 20ms
+
+1 file changed, +2 −1 · 2 approved · in 3 turns of 3 sessions"""
+
+
+class TestCommand:
+    @pytest.mark.parametrize(("width", "expected"), [(80, AT_80), (200, AT_200)])
+    def test_the_screen_of_a_terminal(self, edited: Path, width: int, expected: str) -> None:
+        screen = pyte.Screen(width, 50)
+        pyte.Stream(screen).feed(on_terminal(edited, "changes", width=width).replace("\n", "\r\n"))
+        seen = "\n".join(line.rstrip() for line in screen.display).rstrip()
+        assert re.sub(r"(?m)^(  [0-9:]{8} +)\w{6}\b", r"\1######", seen) == expected
+
+    def test_json_is_an_object_for_each_turn(self, edited: Path) -> None:
+        found = run(edited, "changes", "--json").objects()
+        assert [bool(turn["files"]) for turn in found] == [True, False, False]
+        (file,) = found[0]["files"]
+        assert (file["file"], file["added"], file["removed"]) == ("/home/dev/project/a.txt", 2, 1)
+        assert [edit["tool"] for edit in file["edits"]] == ["write", "edit"] and "diff" not in file["edits"][0]
+        (decision,) = found[1]["decisions"]
+        assert (decision["asked"], decision["reply"], decision["by"]) == ("echo ask once", "once", "user")
+        assert found[2]["session"] != found[2]["stream_id"], "of a child session"
+        assert run(edited, "changes", "--json", "--limit", "1").objects() == found[-1:]
+        of_stream = run(edited, "changes", found[1]["stream_id"], "--json").objects()
+        assert of_stream == found[1:2]
+        assert run(edited, "changes", found[2]["session"], "--json").objects() == found[2:]
+        at = str(found[1]["ts"])
+        assert run(edited, "changes", "--since", at, "--json").objects() == found[1:]
+        assert run(edited, "changes", "--until", at, "--json").objects() == found[:1]
+
+    def test_a_pipe_gets_a_header_and_a_line_for_each_edit_and_decision(self, edited: Path) -> None:
+        header, *rows = run(edited, "changes").rows()
+        assert {len(row) for row in rows} == {len(header)} and len(rows) == 4
+        told = [dict(zip(header, row, strict=True)) for row in rows]
+        assert [(t["action"], t["added"], t["removed"]) for t in told[:2]] == [("write", "1", "0"), ("edit", "1", "1")]
+        assert told[2]["what"] == "echo ask once" and re.fullmatch(r"approved once by user after \d+ms",
+                                                                   told[2]["approval"])  # fmt: skip
+
+    def test_diffs_alone_in_a_pipe(self, edited: Path) -> None:
+        out = run(edited, "changes", "--diff").out
+        assert out.startswith("--- /dev/null\n+++ /home/dev/project/a.txt\n") and diff_stat(out) == (2, 1)
+
+    def test_nothing_changed_is_no_error(self, edited: Path, empty: Path) -> None:
+        done = run(edited, "changes", "--since", "2100-01-01")
+        assert (done.code, done.out) == (0, "") and done.err
+        done = run(empty, "changes")
+        assert (done.code, done.out) == (0, "") and "durable-stream install" in done.err
+
+    def test_what_stands_before_damage_is_printed(self, tmp_path: Path) -> None:
+        home = make_home(tmp_path / "home", "write_edit", "chat")
+        segment = next((home / "store" / "log").iterdir())
+        segment.write_bytes(segment.read_bytes().replace(b"pong", b"ping"))
+        done = run(home, "changes", "--json")
+        assert done.code == 1 and "checksum" in done.err and len(done.objects()) == 1
+
+    @pytest.mark.parametrize("width", [60, 80, 200])
+    def test_a_terminal_gets_headings_counts_and_totals(self, edited: Path, width: int) -> None:
+        said = ANSI.sub("", on_terminal(edited, "changes", width=width))
+        assert max(map(len, said.splitlines())) <= width
+        assert re.search(r"^  01:14:28 +\w{6} +build +a\.txt +\+2 −1  \(2 edits\)$", said, re.M)
+        assert re.search(r"bash echo ask once\s+approved once by user after \d+ms", said)
+        assert re.search(r"1 file changed, \+2 −1 · 2 approved · in 3\s+turns of 3\s+sessions", said)
+        assert "+bye" not in said and "+bye" in ANSI.sub("", on_terminal(edited, "changes", "--diff", width=width))
+
+    @pytest.mark.parametrize("arguments", [[], ["--diff"]])
+    def test_a_payload_cannot_drive_the_terminal(self, tmp_path: Path, arguments: list[str]) -> None:
+        session = Session(seeded_identity(3))
+        session.add("lifecycle.session.created", lineage="root", title=HOSTILE, directory=HOSTILE)
+        session.add("human.input", actor="user", message="m1", parts=[{"type": "text", "text": HOSTILE}])
+        session.ask("r1", "c0", permission=HOSTILE, metadata={"command": HOSTILE})
+        session.answer("r1", "reject", message=HOSTILE)
+        diff = f"@@ -0,0 +1 @@\n+{HOSTILE}\n"
+        session.tool("edit", "c1", input={"filePath": HOSTILE}, metadata={"diff": diff})
+        asyncio.run(append(tmp_path / "store", [session.events]))
+        for width in (60, 120):
+            said = on_terminal(tmp_path, "changes", *arguments, width=width, NO_COLOR="1")
+            bare = re.sub(r"\x1b\[[0-9;]*m", "", said)  # the styles are ours
+            assert not [c for c in bare if not c.isprintable() and c != "\n"]
+        out = run(tmp_path, "changes", *arguments).out
+        assert not [c for c in out if not c.isprintable() and c not in "\n\t"]
