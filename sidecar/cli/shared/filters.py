@@ -29,7 +29,7 @@ ActorsOption = Annotated[
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="MOMENT", help="Only from then on: an age (90s, 2h, 7d) or an ISO time."),
+    typer.Option("--since", metavar="MOMENT", help="Only since then: an age (90s, 2h, 7d) or an ISO time."),
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="MOMENT", help="Only before this moment.")]
 
