@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 from sidecar.views.describe import spent, tool_text
 from sidecar.views.diffs import relative
 from sidecar.views.fields import as_list, as_mapping
-from sidecar.views.transcript import Ask, Call, Diff, Notice, Prompt, Said, Session, Turn, asks_below
+from sidecar.views.transcript import Ask, Call, Diff, Item, Notice, Prompt, Said, Session, Turn, asks_below
 from sidecar.views.wording import local_time, rough_span
 from streams.query import describe_span
+
+T = TypeVar("T")
 
 FORGOTTEN = "(forgotten)"
 NO_OUTPUT = "(no output)"
@@ -35,7 +37,7 @@ _OUTCOMES = {
 }
 
 
-def shortened(lines: list[str], most: int, *, full: bool = False) -> tuple[list[str], int, list[str]]:
+def shortened(lines: list[T], most: int, *, full: bool = False) -> tuple[list[T], int, list[T]]:
     """The beginning of ``lines``, how many are left out, and the end; an output's end says how it went."""
     if full or len(lines) <= most + 1:  # one line more is as long as saying so
         return lines, 0, []
@@ -110,7 +112,7 @@ def call_output(call: Call, *, full: bool = False) -> str:
     """What came out of a call, as far as a reader wants it: neither a file that was read nor "applied successfully"."""
     if call.error:
         return call.error
-    if call.diffs or call.tool == "question":
+    if call.diffs or call.tool == "question" or (call.tool == "task" and call_result(call)):
         return ""
     if call.tool == "todowrite":
         return "\n".join(_todo(as_mapping(one)) for one in as_list(call.input.get("todos")))
@@ -181,6 +183,12 @@ def waiting_in(turns: list[Turn]) -> list[Ask]:
     return [ask for ask in asks_below(turns) if ask.state == "waiting"]
 
 
+def turn_facts(turn: Turn) -> str:
+    """Which model answered, and what: ``anthropic/opus``, ``anthropic/opus · compaction``."""
+    trigger = "" if turn.trigger in ("prompt", "unknown") else turn.trigger
+    return " · ".join(filter(None, (turn.model, trigger)))
+
+
 def turn_end(turn: Turn) -> str:
     """How a turn ended: ``completed · 10 steps · 5.2s · 2.2k in, 25 out``; empty for one that never began."""
     if turn.started_ms is None and not turn.outcome:
@@ -192,6 +200,13 @@ def turn_end(turn: Turn) -> str:
     if turn.started_ms is not None and turn.ended_ms is not None:
         said.append(describe_span(turn.ended_ms - turn.started_ms))
     return " · ".join(filter(None, [*said, spent({"tokens": turn.tokens, "cost": turn.cost})]))
+
+
+def parted(turn: Turn) -> tuple[list[Item], list[Item]]:
+    """What happened in a turn, and what was noticed after its end."""
+    end = turn.ended_ms
+    later = [item for item in turn.items if isinstance(item, Notice) and end is not None and item.ts > end]
+    return [item for item in turn.items if not any(item is each for each in later)] if later else turn.items, later
 
 
 def notice_text(notice: Notice) -> str:
