@@ -64,7 +64,7 @@ class Conversation:
         """A ``task`` call that ended: it holds its child session, even if nothing announced it."""
         child = self._folds.get(as_text(payload.get("child")))
         if child is not None and child.branch is None:
-            last = above.turn_of(payload).items[-1]
+            last = next(reversed(above.turn_of(payload).items), None)
             if isinstance(last, Call) and last.child is None:
                 self._put_below(above, child, last)
 
@@ -79,7 +79,7 @@ class Conversation:
     def _put_below(self, above: SessionFold, fold: SessionFold, call: Call) -> bool:
         """Let ``call`` hold what the session does from now on; a session that stood by itself, all it did."""
         session = fold.session
-        if fold.branch is None and not self._fits(above, fold):
+        if fold.parent != above.session.id and (fold.branch is not None or not self._fits(above, fold)):
             return False
         branch = Branch(session.id, call.title or session.title, session.agent)
         if fold.branch is None:
@@ -96,7 +96,7 @@ class Conversation:
         if name in self._parents:
             below = [each for other in self._folds.values() if name in (each := self._chain(other))]
             height = max(each.index(name) for each in below)
-        return name not in chain and len(chain) + height <= MOST_DEPTH
+        return name not in chain and len(chain) + height < MOST_DEPTH
 
     def _chain(self, fold: SessionFold) -> list[str]:
         """The session and those above it, itself first."""

@@ -25,7 +25,7 @@ def markdown_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
             yield from ("", "---", "")
         yield f"# {escaped(session.title or '(no title)')}"
         yield ""
-        yield " · ".join(filter(None, (code(session.directory), words.facts_of(session), code(session.id))))
+        yield " · ".join(filter(None, (code(session.directory), escaped(words.facts_of(session)), code(session.id))))
         for note in reading.notes:
             yield from ("", f"_{escaped(note)}_")
         for ask in words.waiting_in(session.turns):

@@ -205,7 +205,7 @@ def turn_end(turn: Turn) -> str:
 def parted(turn: Turn) -> tuple[list[Item], list[Item]]:
     """What happened in a turn, and what was noticed after its end."""
     end = turn.ended_ms
-    later = [item for item in turn.items if isinstance(item, Notice) and end is not None and item.ts > end]
+    later: list[Item] = [item for item in turn.items if isinstance(item, Notice) and end is not None and item.ts > end]
     return [item for item in turn.items if not any(item is each for each in later)] if later else turn.items, later
 
 

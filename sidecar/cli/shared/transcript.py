@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from sidecar.cli.shared.command import Failure
+from sidecar.views.wording import printable
 
 if TYPE_CHECKING:
     from sidecar.views.select import Family
@@ -66,7 +67,8 @@ def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Itera
 
         lines = markdown_lines(roots, reading)
     for line in lines:
-        yield f"{line}\n".encode(errors="replace")
+        # Each of their texts is harmless already; a file is often shown by a program that does not ask.
+        yield f"{printable(line)}\n".encode(errors="replace")
 
 
 @contextmanager
