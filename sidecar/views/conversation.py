@@ -79,7 +79,8 @@ class Conversation:
     def _put_below(self, above: SessionFold, fold: SessionFold, call: Call) -> bool:
         """Let ``call`` hold what the session does from now on; a session that stood by itself, all it did."""
         session = fold.session
-        if fold.parent != above.session.id and (fold.branch is not None or not self._fits(above, fold)):
+        is_again = fold.branch is not None and fold.parent == above.session.id
+        if not is_again and (fold.branch is not None or not self._fits(above, fold)):
             return False
         branch = Branch(session.id, call.title or session.title, session.agent)
         if fold.branch is None:
