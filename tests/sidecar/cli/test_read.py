@@ -76,7 +76,7 @@ def test_nothing_hostile_reaches_the_terminal(tmp_path: Path, width: int, option
 
 def test_long_text_goes_through_the_pager_and_short_text_does_not(homes: dict[str, Path], tmp_path: Path) -> None:
     pager = tmp_path / "my pager"
-    pager.write_text(f"#!/bin/sh\ntee {tmp_path}/paged | head -n 3\n")
+    pager.write_text(f"#!/bin/sh\ncat > {tmp_path}/paged; head -n 3 {tmp_path}/paged\n")
     pager.chmod(0o700)
     environ = {"PAGER": f"'{pager}' -x"}
     assert "ask kid" in on_terminal(homes["permission"], "read", width=80, **environ)
