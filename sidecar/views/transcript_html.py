@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
-from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from sidecar.views import transcript_wording as words
+from sidecar.views.markdown import is_whole, parser
 from sidecar.views.transcript import Ask, Call, Diff, Item, Prompt, Reading, Said, Session, Turn
 from sidecar.views.wording import local_time, one_line, printable
 
@@ -56,15 +56,6 @@ _HEAD = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
 
 
-class _Markdown(MarkdownIt):
-    def validateLink(self, url: str) -> bool:  # noqa: N802 - the library's name
-        """Only what leads to a page, openly."""
-        try:
-            return urlsplit(url).scheme.lower() in ("http", "https")
-        except ValueError:
-            return False
-
-
 def _link_open(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
     return f'<a href="{escape(str(tokens[number].attrGet("href") or ""))}" rel="noopener noreferrer nofollow">'
 
@@ -75,7 +66,7 @@ def _image(renderer: RendererHTML, tokens: Sequence[Token], number: int, options
 
 
 def _renderer() -> MarkdownIt:
-    made = _Markdown("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    made = parser(breaks=True)
     made.add_render_rule("link_open", _link_open)
     made.add_render_rule("image", _image)
     return made
@@ -102,7 +93,10 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
 
 def markdown_html(text: str) -> str:
     """Markdown as harmless HTML; characters that it names are as harmless as those that it holds."""
-    return printable(_MARKDOWN.render(printable(text)))
+    tokens = _MARKDOWN.parse(text := printable(text))
+    if not is_whole(tokens):
+        return f"<pre>{escape(text)}</pre>"
+    return printable(str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})))
 
 
 def _text(text: str) -> str:

@@ -166,3 +166,24 @@ def test_a_long_answer_on_a_terminal_is_whole() -> None:
     assert "Vec<String> and <T> stay" in shown and "https://good.example/page" in shown
     assert "".join(shown.split()).count("x" * 500) == 1
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("form", ["text", "html"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "> " * 500 + "lost",
+        "".join(f"{'  ' * depth}- word{depth}\n" for depth in range(60)) + "lost",
+        "|a" * 300 + "|\n" + "|-" * 300 + "|\n" + "|lost" * 300 + "|",
+        "| path | why |\n|---|---|\n| " + "x" * 200 + "lost | because |",
+        "*" * 5000 + "lost" + "*" * 5000,
+        "[" * 3000 + "lost" + "](" * 3000,
+        "```" + "\n" + "lost",
+        "lost <b>bold</b> <unknown> &amp; &lt;b&gt;",
+    ],
+    ids=["quotes", "lists", "wide table", "long cell", "stars", "brackets", "open fence", "html"],
+)
+def test_no_markdown_hides_a_word(form: str, text: str) -> None:
+    shown = written(folded([happened("execution.output", turn="m", kind="text", text=text)]), form, Reading())
+    assert "".join(re.findall("[lost]", shown)).count("lost") >= 1
+    assert shown.count("word59") == text.count("word59") and max(map(len, shown.splitlines())) < 100_000
