@@ -14,10 +14,12 @@ import sys
 from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sidecar.config import LogConfig
 from sidecar.home import Home
+
+if TYPE_CHECKING:
+    from sidecar.config import LogConfig
 
 
 def log_to(home: Home, stack: ExitStack, config: LogConfig) -> None:

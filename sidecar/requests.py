@@ -18,7 +18,7 @@ from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link.link import Refused
 from sidecar.capture.ingest import Ingest
-from sidecar.capture.spools import backlog, take_left
+from sidecar.capture.spools import backlog, boots, take_left
 from sidecar.config import Config
 from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
@@ -35,6 +35,9 @@ log = logging.getLogger("sidecar")
 
 SPOOL_SCAN_SECONDS: Final = 15.0
 """How often spools of dead processes are looked for; also when a link closes."""
+
+DEATH_SCAN_SECONDS: Final = 1.0
+"""How often it is looked while a turn is open whose OpenCode has no link: its process may have just ended."""
 
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
@@ -59,6 +62,7 @@ class Sidecar:
         self._ingest, self._translator = ingest, translator
         self._scan = asyncio.Event()
         self._taking = asyncio.Lock()
+        self._is_uncertain = False
         self._versions: dict[str, int] = {}  # OpenCode's, with when it was last seen, in that order
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
@@ -77,7 +81,7 @@ class Sidecar:
         """See ``links.Handler``. Returns at once; items are finished when durable."""
         if not link.opencode_version:
             self._learn_version(link, items)
-        self._ingest.take(Origin(link.boot_id, link.instance), first_seq, items, link)
+        self._ingest.take(Origin(link.boot_id, link.instance, link.pid), first_seq, items, link)
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         """See ``links.Handler``. Token deltas: never stored, published while there is a connection to NATS."""
@@ -212,6 +216,7 @@ class Sidecar:
             request = TypeAdapter(PruneRequest).validate_python(args.get("request"))
         except ValidationError as error:
             raise RequestError("bad-arguments", f"invalid prune request: {error.error_count()} faults") from None
+        await self._take_spools()  # a session whose OpenCode died is finished then
         plan, done = await self.upkeep.prune(request)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
@@ -283,14 +288,23 @@ class Sidecar:
             self._scan.clear()
             await self._take_spools()
             try:
-                async with asyncio.timeout(SPOOL_SCAN_SECONDS):
+                async with asyncio.timeout(DEATH_SCAN_SECONDS if self._is_uncertain else SPOOL_SCAN_SECONDS):
                     await self._scan.wait()
             except TimeoutError:
                 continue
 
     async def _take_spools(self) -> int:
+        """Take in what dead processes left, then end their turns."""
         async with self._taking:
             taken = await take_left(self._home.spool_path, self._ingest)
+            unlinked = self._ingest.dead()
+            # Looked for after the process was found dead: it can leave no further spool.
+            spooled = await asyncio.to_thread(boots, self._home.spool_path) if unlinked else set()
+            over = {boot for boot, dead in unlinked.items() if dead and boot not in spooled}
+            over = {boot for boot in over if not self._ingest.holds(boot)}
+            self._is_uncertain = over != set(unlinked)
+            if over:
+                await self._ingest.end_turns(over)
         if taken:
             log.info("took %d items from spools", taken)
         return taken

@@ -11,12 +11,12 @@
     │   ├── StoreLocked           another process writes this store
     │   ├── StoreClosed           the store was closed
     │   └── StoreFailed           fail-stop after a failed write or sync; reopen the store
-    └── BadStore                  what is on disk cannot be trusted as it is
+    └── BadStore                  the files on disk cannot be trusted as they are
         ├── CorruptLog            a record is damaged or missing
-        ├── MissingLog            a part of the store without which it is not opened was deleted
+        ├── MissingLog            a part of the store needed to open it was deleted
         └── ForeignStore          not a store of ours, or one written by a newer version
 
-Every class has a ``code``, which stays the same when its text changes; docs/operations.md lists them.
+Every class has a ``code``, which stays the same if its text changes; docs/operations.md lists them.
 Errors carry their facts as fields and build their text in ``__str__``: what
 happened, to what, and what to do next. Payloads never appear in a text.
 """
@@ -32,11 +32,11 @@ class StreamError(Exception):
     code: ClassVar[str] = "log-error"
 
     hint: str = ""
-    """What the reader of the message can do next; empty when nothing helps."""
+    """What the reader of the message can do next; empty if nothing helps."""
 
 
 class InvalidEvent(StreamError, ValueError):
-    """The event breaks the envelope: a missing field, a bad id, a payload that is no JSON object."""
+    """The event breaks the envelope: a missing field, a bad id, a payload that is not a JSON object."""
 
     code: ClassVar[str] = "invalid-event"
 
@@ -64,7 +64,7 @@ class OffsetConflict(Conflict):
 
 
 class IdempotencyConflict(Conflict):
-    """``key`` is already stored and this batch is not simply its repetition; ``reason`` says why."""
+    """``key`` is already stored, and this batch is not a mere repetition; ``reason`` says why."""
 
     code: ClassVar[str] = "key-conflict"
 
@@ -96,7 +96,7 @@ class StoreLocked(StoreUnavailable):
 
 
 class StoreClosed(StoreUnavailable):
-    """The store was closed by its owner."""
+    """The owner closed the store."""
 
     code: ClassVar[str] = "log-closed"
 
@@ -113,7 +113,7 @@ class StoreFailed(StoreUnavailable):
 
 
 class BadStore(StreamError):
-    """What is on disk is not what was written; nothing was changed."""
+    """The files on disk are not as written; nothing was changed."""
 
     code: ClassVar[str] = "log-bad"
 
@@ -121,8 +121,8 @@ class BadStore(StreamError):
 class CorruptLog(BadStore):
     """A record that was once durable is damaged or missing.
 
-    ``line`` counts from 1 within ``file``, ``None`` where the whole file is meant, or a directory; ``position`` is
-    the record's place in the log, ``None`` where it cannot be known.
+    ``line`` counts from 1 within ``file``; ``None`` means the whole file, or a directory. ``position`` is
+    the record's place in the log, ``None`` if unknown.
     """
 
     code: ClassVar[str] = "log-damaged"
@@ -141,7 +141,7 @@ class CorruptLog(BadStore):
 
 
 class MissingLog(BadStore):
-    """What ``store.json`` names is not there, or ``store.json`` itself is gone: half of the store was deleted."""
+    """The store that ``store.json`` names, or ``store.json`` itself, is gone: half of the store was deleted."""
 
     code: ClassVar[str] = "log-missing"
 
@@ -170,5 +170,5 @@ class ForeignStore(BadStore):
 
     @property
     def is_not_ours(self) -> bool:
-        """Whether another program wrote it: then it is not damaged, and there is nothing to repair."""
+        """True if another program wrote it: then it is not damaged, and there is nothing to repair."""
         return self.reason == NOT_OURS

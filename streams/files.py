@@ -1,4 +1,4 @@
-"""Files of a store and of the home: opened without following links, written so that a power loss leaves them whole.
+"""Files of a store and of the home: opened without following links, kept whole across a power loss.
 
 No file of a store is ever reached through a symbolic link. A program that can put
 a link there must not choose what is read or written.
@@ -16,7 +16,7 @@ from streams.errors import ForeignStore
 
 
 def open_to_read(path: str | Path, flags: int = 0) -> int:
-    """A descriptor of an existing file. ``flags`` are there to serve as an ``opener``; reading is all it does.
+    """Open an existing file for reading only. ``flags`` lets it serve as an ``opener``.
 
     Raises:
         ForeignStore: it is a symbolic link, or as ``check_file``.
@@ -29,14 +29,14 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
             raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put the file there") from None
         raise
     if stat.S_ISDIR(os.fstat(fd).st_mode):
-        # It is opened like a file; only the first read is refused, which no longer knows its name.
+        # A directory opens like a file; only the first read fails, without its name.
         os.close(fd)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return checked(path, fd)
 
 
 def check_file(path: str | Path, found: os.stat_result) -> None:
-    """Refuse a file of the store that somebody else could have changed.
+    """Refuse a store file that somebody else could have changed.
 
     Raises:
         ForeignStore: it belongs to another user, or others may write it.
@@ -49,7 +49,7 @@ def check_file(path: str | Path, found: os.stat_result) -> None:
 
 
 def checked(path: str | Path, fd: int) -> int:
-    """``fd``, if ``check_file`` accepts its file; else it is closed. Raises ``ForeignStore``."""
+    """Return ``fd`` if ``check_file`` accepts its file, else close it. Raises ``ForeignStore``."""
     try:
         check_file(path, os.fstat(fd))
     except BaseException:
@@ -59,18 +59,18 @@ def checked(path: str | Path, fd: int) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """All of a file. Raises as ``open_to_read``."""
+    """Read a file. Raises as ``open_to_read``."""
     with open(path, "rb", opener=open_to_read) as file:
         return file.read()
 
 
 def write_durably(path: Path, data: bytes, *, mode: int = 0o600, draft: Path | None = None) -> None:
-    """Create or replace a small file: a reader sees the old or the new one, also after a power loss.
+    """Create or replace a small file: a reader sees the old or the new one, even after a power loss.
 
     ``draft`` is written first and renamed; by default ``PATH.new``, which is ours to overwrite in a store.
 
     Raises:
-        OSError: the old file is as it was; ``FileExistsError`` if the ``draft`` that was named is there.
+        OSError: the old file is unchanged; ``FileExistsError`` if the named ``draft`` exists.
     """
     temporary = path.with_name(path.name + ".new") if draft is None else draft
     new = os.O_TRUNC if draft is None else os.O_EXCL
@@ -91,7 +91,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o600, draft: Path | N
 
 
 def open_or_create(path: Path) -> int:
-    """A descriptor to read and rewrite a small file of the store, made when missing. Mode 0600.
+    """Open a small store file to read and rewrite, creating it if missing. Mode 0600.
 
     Raises:
         ForeignStore: as ``check_file``.
@@ -102,7 +102,7 @@ def open_or_create(path: Path) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory of the store, mode 0700 regardless of the umask, durably; an existing one stays as it is.
+    """Make a store directory durably, mode 0700 regardless of the umask; an existing one stays unchanged.
 
     Raises:
         ForeignStore: it is a symbolic link.

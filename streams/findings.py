@@ -2,11 +2,11 @@
 
 There are four kinds of fault:
 
-* ``corrupt``  - a record is damaged: wrong checksum, no record at all, a batch that is not whole.
-* ``missing``  - records that were durable are not there.
+* ``corrupt``  - a record is damaged: wrong checksum, no record at all, an incomplete batch.
+* ``missing``  - records that were durable are gone.
 * ``tampered`` - a record's checksum is right, but it is not what the writer wrote there: it breaks its
-  stream's hash chain, stands in another place, or is not in canonical form.
-* ``torn``     - what a writer that was killed left above head. It was never acknowledged, and the next
+  stream's hash chain, is in another place, or is not in canonical form.
+* ``torn``     - what a killed writer left above head. It was never acknowledged, and the next
   opening cuts it off and keeps it aside.
 """
 
@@ -22,7 +22,7 @@ Kind = Literal["corrupt", "missing", "tampered", "torn"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault. ``line`` counts from 1: a line of a file, or a row of a table. What cannot be known is ``None``.
+    """One fault. ``line`` counts from 1: a line of a file, or a row of a table. Unknown fields are ``None``.
 
     Never holds a payload.
     """
@@ -51,7 +51,7 @@ class Finding:
 class Summary:
     """What was verified; ``head`` is the last durable position, -1 for an empty log.
 
-    ``streams`` counts those that hold records; one that was wholly pruned is not among them.
+    ``streams`` counts those that hold records, not those pruned whole.
     """
 
     records: int = 0
@@ -61,12 +61,12 @@ class Summary:
     head: int = NOTHING
     findings: int = 0
     pruned: int = 0
-    """Records that were pruned, which are not among ``records``."""
+    """Pruned records, which ``records`` does not count."""
     forgotten: int = 0
-    """Records whose payload was forgotten, which are."""
+    """Records with forgotten payloads, which it counts."""
 
     def reset(self) -> None:
-        """Set every count back."""
+        """Reset every count."""
         for name, value in asdict(Summary()).items():
             setattr(self, name, value)
 
@@ -76,10 +76,10 @@ class Summary:
 
 
 class Found:
-    """Findings that wait to be given, in the order they were made. Its length is how many wait."""
+    """Findings that wait to be reported, in order. Its length is how many wait."""
 
     def __init__(self, summary: Summary) -> None:
-        """``summary`` counts each finding as it is made."""
+        """``summary`` counts each finding as it is added."""
         self._summary = summary
         self._waiting: list[Finding] = []
 
@@ -87,16 +87,16 @@ class Found:
         return len(self._waiting)
 
     def add(self, finding: Finding | None) -> None:
-        """Let it wait; ``None``, of a look that found nothing, is passed over."""
+        """Add a finding; ignore ``None``, from a check that found nothing."""
         if finding is not None:
             self._waiting.append(finding)
             self._summary.findings += 1
 
     def drain(self) -> list[Finding]:
-        """Those that wait, which do so no more."""
+        """Return and remove the waiting ones."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def clear(self) -> None:
-        """Forget those that wait; the summary is not changed."""
+        """Drop the waiting ones; the summary is unchanged."""
         self._waiting.clear()

@@ -7,8 +7,8 @@ pins them. A record's hash is::
     hash = sha256(previous ‖ canonical(event with its payload as {"$sha256": hex}))
 
 where ``previous`` is the stream's previous hash (32 raw bytes, zeros at
-first) and ``hex`` the digest of the canonical payload. So a payload can be
-replaced by its digest later without breaking the chain.
+first) and ``hex`` the digest of the canonical payload. So a digest can
+later replace the payload without breaking the chain.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ GENESIS = bytes(32)
 """The hash before a stream's first record."""
 
 MAX_DEPTH = 200
-"""Most objects and lists one in another in an event, itself included; what is deeper becomes a marker, counted.
+"""Most levels of nested objects and lists in an event, itself included; deeper ones become a marker, counted.
 
-orjson writes 254 and reads 1024, so an event still fits in what wraps it: a line, an answer, a message.
+orjson writes 254 and reads 1024, so an event still fits into a line, an answer, or a message.
 """
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -51,11 +51,11 @@ class Repairs:
 
 
 NO_REPAIRS: Final = Repairs()
-"""What nearly every event needs; shared, never changed."""
+"""For nearly every event; shared, never changed."""
 
 
 def canonical(value: Any) -> bytes:
-    """Canonical bytes of a JSON value; repaired as ``normalise`` does where it must be."""
+    """Canonical bytes of a JSON value, repaired by ``normalise`` if needed."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except (TypeError, RecursionError):
@@ -63,9 +63,9 @@ def canonical(value: Any) -> bytes:
 
 
 def normalise(value: Any, repairs: Repairs, depth: int = 0) -> Any:
-    """A copy of ``value`` that every JSON reader accepts; never refuses, counts in ``repairs``.
+    """Copy ``value`` so that every JSON reader accepts it; never refuses, counts in ``repairs``.
 
-    Lone surrogates become U+FFFD, integers beyond 64 bits floats (or null when
+    Lone surrogates become U+FFFD, integers beyond 64 bits floats (or null if
     beyond a float), NaN and infinities null, non-string keys strings.
     """
     if isinstance(value, str):
@@ -84,7 +84,7 @@ def normalise(value: Any, repairs: Repairs, depth: int = 0) -> Any:
             repairs.too_deep += 1
             return {_TOO_DEEP: type(value).__name__}
         if isinstance(value, dict):
-            # In a fixed order, so that of two keys that become one the same one always stays.
+            # In a fixed order: if two keys become one, the same one always stays.
             entries = sorted(value.items(), key=lambda entry: str(entry[0]))
             return {_text(str(k), repairs): normalise(v, repairs, depth + 1) for k, v in entries}
         return [normalise(item, repairs, depth + 1) for item in value]
@@ -96,7 +96,7 @@ _TOO_DEEP = "$too_deep"
 
 
 def _is_marker(value: Any) -> bool:
-    """Whether ``value`` already stands for something too deep: a stored event encodes to the same bytes again."""
+    """True if ``value`` already marks something too deep: a stored event encodes to the same bytes again."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_TOO_DEEP), str)
 
 
@@ -105,7 +105,7 @@ def _text(value: str, repairs: Repairs) -> str:
         value.encode()
     except UnicodeEncodeError:
         repairs.surrogates += 1
-        # A pair of surrogates is one character that a careless encoder split.
+        # A surrogate pair is one character that a careless encoder split.
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return value
 
@@ -119,7 +119,7 @@ def _big_integer(value: int, repairs: Repairs) -> float | None:
 
 
 class Encoded(NamedTuple):
-    """An event ready to be chained and written: everything that does not depend on its place."""
+    """An event ready to chain and write: everything that does not depend on its place."""
 
     event: StreamEvent
     canonical: bytes
@@ -143,7 +143,7 @@ def encode(event: StreamEvent) -> Encoded:
         return encoded
     repairs = Repairs()
     fields = normalise(event.fields(), repairs)
-    # What readers will get is what is stored, so the event in hand must equal it.
+    # Readers will get the stored event, so the one in hand must equal it.
     event = StreamEvent.trusted(orjson.loads(orjson.dumps(fields)))
     repaired = _encode(event, fields, repairs)
     assert repaired is not None
@@ -151,13 +151,13 @@ def encode(event: StreamEvent) -> Encoded:
 
 
 def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None) -> Encoded | None:
-    """``None`` when nothing was repaired yet and something must be."""
+    """``None`` if nothing was repaired yet but must be."""
     payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
     digest = sha256(payload).hexdigest()
     fields["payload"] = orjson.Fragment(payload)
     whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
     if repairs is None:
-        # orjson writes NaN as null, and nests deeper than we keep: look closer where that is possible.
+        # orjson writes NaN as null, and nests deeper than we keep: look closer if that is possible.
         may_differ = b"null" in payload or whole.count(b"{") + whole.count(b"[") > MAX_DEPTH
         if may_differ and not _is_plain(event.fields(), 0):
             return None
@@ -188,7 +188,7 @@ def digest_form_of(fields: dict[str, Any], forgotten: bool = False) -> tuple[str
 
 
 def is_digest(payload: Any) -> bool:
-    """Whether a payload is the digest of a forgotten one; ``append`` refuses any other that looks so."""
+    """True if a payload is the digest of a forgotten one; ``append`` refuses any other that looks like it."""
     if not isinstance(payload, dict) or len(payload) != 1:
         return False
     digest = payload.get("$sha256")
@@ -196,5 +196,5 @@ def is_digest(payload: Any) -> bool:
 
 
 def stored_form_of(fields: dict[str, Any]) -> tuple[str, bytes]:
-    """As ``digest_form_of``, for an event from a log, whose payload may have been forgotten."""
+    """Like ``digest_form_of``, for a logged event, whose payload may be forgotten."""
     return digest_form_of(fields, forgotten=is_digest(fields["payload"]))

@@ -7,22 +7,20 @@ seeded one and gets the same ids and times every time.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from random import Random
 from threading import Lock
 from typing import Any
 
-from ulid.base32 import ENCODE
-
 from streams.event import SCHEMA_VERSION, StreamEvent
 
 _RANDOM_BITS = 80
 _PAGE = 4096
 _SHIFTS = range(120, -1, -10)
-_PAIRS = [first + second for first in ENCODE for second in ENCODE]
-"""Two of ULID's characters for every ten bits."""
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
+"""Two of a ULID's characters for every ten bits."""
 
 
 class Identity:
@@ -49,7 +47,6 @@ class Identity:
             if value <= self._last:
                 value = self._last + 1
             self._last = value
-        # The library's encoder takes four times as long, and every event, spool and boot has an id.
         return "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])
 
     def nonce(self) -> str:
@@ -98,7 +95,7 @@ class _Randomness:
     def take(self, count: int) -> bytes:
         with self._lock:
             if self._at + count > len(self._page):
-                self._page, self._at = secrets.token_bytes(max(_PAGE, count)), 0
+                self._page, self._at = os.urandom(max(_PAGE, count)), 0
             self._at += count
             return self._page[self._at - count : self._at]
 

@@ -6,7 +6,7 @@ after every restart::
 
     trace_id = sha256("trace:" + root)[:16 bytes]      span_id = sha256("span:" + session)[:8 bytes]
 
-A session whose parent is not known yet is *unknown*, never *root*: it gets a
+A session whose parent is not yet known is *unknown*, never *root*: it gets a
 stream of its own, and a later ``lineage.linked`` record joins that stream to
 the parent's. Records never move; readers follow the link.
 
@@ -30,7 +30,7 @@ ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
 
 LINEAGE_VERSION: Final = 1
-"""Form of the dumped family tree, and of what the fold does: a greater one makes older snapshots worthless."""
+"""Version of the dumped family tree and of the fold: a greater one invalidates older snapshots."""
 
 
 def trace_id(root: str) -> str:
@@ -53,8 +53,8 @@ def traceparent(root: str, session: str) -> str:
 class Session:
     """One session as the log knows it.
 
-    ``parent`` is ``None`` for a root; ``known`` is false while the parent was
-    not to be found out. ``stream`` is where its records are.
+    ``parent`` is ``None`` for a root; ``known`` is false while the parent is
+    unknown. ``stream`` is where its records are.
     """
 
     id: str
@@ -74,18 +74,18 @@ class Lineage:
         self._below: dict[str, list[Session]] | None = None
 
     def dump(self) -> bytes:
-        """Everything, as JSON that ``load`` takes; for a snapshot in the form ``LINEAGE_VERSION``."""
+        """The whole tree, as JSON for ``load``; for a snapshot of version ``LINEAGE_VERSION``."""
         return msgspec.json.encode(list(self.sessions.values()))
 
     @classmethod
     def load(cls, dumped: bytes) -> Lineage:
-        """The family tree that ``dump`` gave. Raises ``ValueError`` when it is something else."""
+        """Load the family tree that ``dump`` gave. Raises ``ValueError`` for anything else."""
         lineage = cls()
         lineage.sessions = {session.id: session for session in _DECODER.decode(dumped)}
         return lineage
 
     def apply(self, record: Record) -> None:
-        """Take one record; other types than lifecycle and lineage change nothing."""
+        """Apply one record; types other than lifecycle and lineage change nothing."""
         event = record.event
         if event.type in (CREATED, RESUMED):
             payload = event.payload
@@ -116,9 +116,9 @@ class Lineage:
                 session.parent, session.known = _text(event.payload.get("parent")), True
 
     def root(self, session_id: str) -> str:
-        """The root session above ``session_id``, following links; itself when nothing is known above.
+        """The root session above ``session_id``, following links; itself if none is known above.
 
-        Sessions that wrongly descend from each other have one root all the same: the first of them in the log.
+        Sessions that wrongly descend from each other still have one root: the first of them in the log.
         """
         above = [session_id]
         while True:
@@ -141,7 +141,7 @@ class Lineage:
         return list(self._below.get(session_id, ()))
 
     def roots(self) -> list[Session]:
-        """Sessions with no known parent in this log, in the order they first appeared; every session is below one."""
+        """Sessions without a known parent in this log, in order of appearance; every session is below one."""
         return [s for s in self.sessions.values() if self.root(s.id) == s.id]
 
     def streams_of(self, session_id: str) -> list[str]:
@@ -149,7 +149,7 @@ class Lineage:
         streams: dict[str, None] = {}
         family = [self.root(session_id)]
         seen = set(family)
-        for current in family:  # grows while it is walked
+        for current in family:  # grows during the loop
             session = self.sessions.get(current)
             streams[session.stream if session is not None else current] = None
             children = [child.id for child in self.children(current) if child.id not in seen]

@@ -1,6 +1,6 @@
 """A projection is a pure fold over records: state in, record in, state out.
 
-Its state is plain JSON, so that its canonical bytes, and with them its state
+Its state is plain JSON, so its canonical bytes, and with them its state
 hash, are the same wherever the same records are replayed.
 
 Source: seed 004, 1 ("Projection-Based State"); seed 003, "Replay Determinism".
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Projection(Protocol):
-    """Something that is folded from records and never does I/O."""
+    """Something folded from records that never does I/O."""
 
     def apply(self, record: Record) -> None:
-        """Take one record; records arrive in position order, each once."""
+        """Apply one record. Records arrive in position order, each once."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -42,22 +42,22 @@ class KeepsSnapshots(Protocol):
 async def resume(
     source: KeepsSnapshots, name: str, version: int, load: Callable[[bytes], T], fresh: Callable[[], T]
 ) -> tuple[T, int]:
-    """A projection at its last snapshot, and the position after which records are still to be applied to it.
+    """A projection at its last snapshot, and the position after which to apply records to it.
 
-    Without a snapshot in this form, or with one that ``load`` refuses (``ValueError``): ``fresh()`` and ``NOTHING``.
+    Without a snapshot of this version, or if ``load`` refuses it (``ValueError``): ``fresh()`` and ``NOTHING``.
     """
     snapshot = await source.snapshot(name, version)
     if snapshot is not None:
         try:
             return load(snapshot.state), snapshot.position
         except ValueError:
-            # A snapshot is a hint: one that cannot be read costs the time of a full replay.
+            # A snapshot is a hint: an unreadable one costs the time of a full replay.
             return fresh(), NOTHING
     return fresh(), NOTHING
 
 
 async def fold(projection: P, records: AsyncIterator[Record]) -> P:
-    """Apply every record and return the projection; no records leave it as it was."""
+    """Apply every record and return the projection; without records it is unchanged."""
     async for record in records:
         projection.apply(record)
     return projection

@@ -1,4 +1,4 @@
-"""What to look for across streams. Pure: a filter takes an event and says yes or no.
+"""Filters across streams. Pure: a filter takes an event and says yes or no.
 
 Source: seed 004, 2.2 (``query(filter)``).
 """
@@ -21,7 +21,7 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w
 class Filter:
     """All given conditions must hold; a filter without any matches everything.
 
-    ``types`` match exactly, or as a prefix when they end in ``.*`` (``agent.*``).
+    ``types`` match exactly, or as a prefix if they end in ``.*`` (``agent.*``).
     ``since_ms`` is inclusive, ``until_ms`` exclusive, both against ``ts``.
     ``text`` is found anywhere in the payload's JSON text, case-insensitively.
     """
@@ -36,7 +36,7 @@ class Filter:
     text: str | None = None
 
     def matches(self, event: StreamEvent) -> bool:
-        """Whether ``event`` is wanted; the cheap conditions come first."""
+        """True if ``event`` is wanted; checks cheap conditions first."""
         if self.types and not any(type_matches(event.type, wanted) for wanted in self.types):
             return False
         if self.streams and event.stream_id not in self.streams:
@@ -55,7 +55,7 @@ class Filter:
 
 
 def type_matches(actual: str, wanted: str) -> bool:
-    """Whether a type is ``wanted``, or below it if that ends in ``.*``."""
+    """True if a type is ``wanted``, or below it if that ends in ``.*``."""
     return actual.startswith(wanted[:-1]) if wanted.endswith(".*") else actual == wanted
 
 
@@ -68,7 +68,7 @@ def parse_moment(text: str, now_ms: int) -> int:
     """A moment in milliseconds: ``2h``, ``30m``, ``7d`` before now, an ISO time (local if unzoned), or ms.
 
     Raises:
-        ValueError: says which forms are understood.
+        ValueError: it lists the forms understood.
     """
     text = text.strip()
     try:
@@ -85,7 +85,7 @@ def parse_moment(text: str, now_ms: int) -> int:
 
 
 def describe_span(milliseconds: float) -> str:
-    """A duration for people: ``85ms``, ``1.2s``, ``3m 05s``, ``2h 10m``; ``0ms`` where a clock was set back."""
+    """A duration for people: ``85ms``, ``1.2s``, ``3m 05s``, ``2h 10m``; ``0ms`` if a clock was set back."""
     milliseconds = max(milliseconds, 0.0)
     if milliseconds < 1000:
         return f"{milliseconds:.0f}ms"

@@ -1,13 +1,13 @@
-"""What pruning and forgetting take from a log, and what stays known of it. Pure.
+"""What pruning and forgetting remove from a log, and what stays known. Pure.
 
 *Pruning* removes the oldest records of a stream, a prefix and nothing else.
-*Forgetting* replaces payloads by their digests; the records stay where they are.
+*Forgetting* replaces payloads by their digests; the records stay in place.
 
 What stays of removed records: the ranges of their positions; for each stream
 its ``Base`` (first kept offset, hash of the last removed record), from which its
-chain continues; and for each record an ``Entry``, by which a late resend is still
-known as a duplicate. Of forgotten ones: up to which offset of which stream.
-Positions and offsets are never given again.
+chain continues; and for each record an ``Entry``, which identifies a late resend
+as a duplicate. For forgotten ones: the streams, and up to which offset.
+Positions and offsets are never reused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, Final, NamedTuple
 
 from streams.hashing import canonical, is_digest
 
-# What callers of a store get
+# Returned to callers
 
 
 class StreamSize(NamedTuple):
-    """A stream that holds records; ``bytes`` are those of its events in canonical form, times in ms UTC."""
+    """A stream that holds records; ``bytes`` is its events' size in canonical form, times in ms UTC."""
 
     stream_id: str
     first_offset: int
@@ -34,19 +34,19 @@ class StreamSize(NamedTuple):
     records: int
     bytes: int
     first_ts: int
-    """The earliest time of an event."""
+    """An event's earliest time."""
     last_ts: int
-    """The latest one."""
+    """The latest."""
 
 
 class Tally:
-    """Adds up the sizes of streams, record by record in the log's order."""
+    """Adds up the sizes of streams, record by record in log order."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, StreamSize] = {}
 
     def add(self, stream_id: str, offset: int, ts: int, size: int) -> None:
-        """Take one record."""
+        """Add a record."""
         s = self._sizes.get(stream_id) or StreamSize(stream_id, offset, offset, 0, 0, ts, ts)
         self._sizes[stream_id] = StreamSize(
             stream_id,
@@ -74,7 +74,7 @@ class Pruned(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """What was forgotten; ``bytes`` is by how much the events became smaller, digests taken into account."""
+    """What was forgotten; ``bytes`` is how much smaller the events became, including their digests."""
 
     records: int = 0
     bytes: int = 0
@@ -84,11 +84,11 @@ class Forgotten(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """What a stream has lost: records below ``first_offset`` were pruned, payloads below ``forgotten_to`` forgotten:
-    all of them, or single ones.
+    """What a stream has lost: records below ``first_offset`` were pruned; payloads below ``forgotten_to`` were
+    forgotten, all or single ones.
 
-    Offsets are dense from 0, so ``first_offset`` is also how many records were removed. Times in ms UTC,
-    of the last operation of that kind; ``None`` where there was none.
+    Offsets are dense from 0, so ``first_offset`` is also how many records were removed. Times in ms UTC
+    are those of the last such operation; ``None`` if there was none.
     """
 
     first_offset: int = 0
@@ -97,11 +97,11 @@ class Gone(NamedTuple):
     forgotten_ms: int | None = None
 
 
-# What a store keeps
+# Kept by a store
 
 
 class Base(NamedTuple):
-    """Where a pruned stream continues: its first kept offset, the hash before it, and when it was pruned last."""
+    """Where a pruned stream continues: its first kept offset, the hash before it, and when last pruned."""
 
     offset: int
     hash: bytes
@@ -109,14 +109,14 @@ class Base(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Up to where (exclusive) a stream was forgotten, and when."""
+    """Where (exclusive) a stream's forgotten part ends, and when."""
 
     offset: int
     at_ms: int
 
 
 class Entry(NamedTuple):
-    """What stays of a removed record: digests of its key and body, and where it stood."""
+    """What stays of a removed record: digests of its key and body, and its place."""
 
     key: bytes
     body: bytes
@@ -136,7 +136,7 @@ class Ranges:
     __slots__ = ("_before", "_ends", "_firsts", "count")
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        """``ranges`` are (first, end) with the end exclusive, in any order; they may touch and overlap."""
+        """``ranges`` are (first, end), the end exclusive, in any order; they may touch and overlap."""
         self._firsts: list[int] = []
         self._ends: list[int] = []
         for first, end in sorted(ranges):
@@ -150,7 +150,7 @@ class Ranges:
         lengths = [end - first for first, end in zip(self._firsts, self._ends, strict=True)]
         self._before = list(accumulate(lengths, initial=0))
         self.count = self._before[-1]
-        """How many positions these are."""
+        """The number of positions."""
 
     def __bool__(self) -> bool:
         return bool(self._firsts)
@@ -167,28 +167,28 @@ class Ranges:
         return self._ends[-1] if self._ends else 0
 
     def holds(self, position: int) -> bool:
-        """Whether the position is one of them."""
+        """True if ``position`` was removed."""
         return self.following(position) != position
 
     def following(self, position: int) -> int:
-        """The first position from ``position`` on that is none of them."""
+        """The first position from ``position`` on that was not removed."""
         at = bisect_right(self._firsts, position) - 1
         return max(position, self._ends[at]) if at >= 0 else position
 
     def covers(self, first: int, end: int) -> bool:
-        """Whether ``end`` can follow ``first`` with nothing lost between: all from ``first`` to before ``end`` are."""
+        """True if nothing was lost from ``first`` to before ``end``: all of these were removed."""
         return first <= end <= max(self.following(first), first)
 
     def kept(self, first: int, end: int) -> int:
-        """How many positions from ``first`` to before ``end`` are none of them."""
+        """How many positions from ``first`` to before ``end`` were not removed."""
         if end <= first:
             return 0
         return end - first - (self._below(end) - self._below(first))
 
     def told(self, first: int, end: int) -> str:
-        """Those from ``first`` to before ``end`` that are none of them, in words; there must be one.
+        """In words, those from ``first`` to before ``end`` that were not removed; there must be one.
 
-        ``record 4``, ``records 4 to 9``, or ``5 of the records 4 to 40`` where removed ones are among them.
+        ``record 4``, ``records 4 to 9``, or ``5 of the records 4 to 40`` if some of them were removed.
         """
         first, count = self.following(first), self.kept(first, end)
         at = bisect_right(self._firsts, end - 1) - 1
@@ -212,7 +212,7 @@ class Ranges:
 
 
 def _grouped(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(first, end) of positions that follow each other, in the order given."""
+    """Yield (first, end) of each run of consecutive positions, in the given order."""
     first = end = -1
     for position in positions:
         if position != end:
@@ -226,36 +226,36 @@ def _grouped(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Everything that a log has lost on purpose, but the entries. ``pending``: the files may still hold some of it."""
+    """All that was removed from a log, without the entries. ``pending``: the files may still hold some of it."""
 
     ranges: Ranges = field(default_factory=Ranges)
     bases: Mapping[str, Base] = field(default_factory=dict)
     marks: Mapping[str, Mark] = field(default_factory=dict)
     singles: Ranges = field(default_factory=Ranges)
-    """Positions of records that were forgotten one by one, in streams that were not."""
+    """Positions of records forgotten one by one, in streams that were not."""
     singles_in: Mapping[str, Mark] = field(default_factory=dict)
-    """By stream, the offset after the last of these, and when it was forgotten."""
+    """By stream, the offset after the last of these, and its time."""
     pending: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.bases or self.marks or self.singles)
 
     def pruned(self, positions: Iterable[int], bases: Mapping[str, Base]) -> Removal:
-        """After these records were pruned."""
+        """Add these pruned records."""
         return replace(self, ranges=self.ranges.including(positions), bases={**self.bases, **bases}, pending=True)
 
     def forgot(self, marks: Mapping[str, Mark]) -> Removal:
-        """After these streams were forgotten."""
+        """Add these forgotten streams."""
         return replace(self, marks={**self.marks, **marks}, pending=True)
 
     def forgot_singly(self, positions: Iterable[int], marks: Mapping[str, Mark]) -> Removal:
-        """After single records were forgotten; ``marks``: by stream, the offset after the last of them, and when."""
+        """Add single forgotten records; ``marks``: by stream, the offset after the last of them, and when."""
         singles = self.singles.including(sorted(positions))
         last = {name: max(mark, self.singles_in.get(name, mark)) for name, mark in marks.items()}
         return replace(self, singles=singles, singles_in={**self.singles_in, **last}, pending=True)
 
     def finished(self) -> Removal:
-        """With nothing of it left in the files."""
+        """Note that the files hold none of it."""
         return replace(self, pending=False)
 
     def first_offset(self, stream_id: str) -> int:
@@ -264,7 +264,7 @@ class Removal:
         return 0 if base is None else base.offset
 
     def is_forgotten(self, stream_id: str, offset: int, position: int) -> bool:
-        """Whether the payload of this record was forgotten."""
+        """True if this record's payload was forgotten."""
         mark = self.marks.get(stream_id)
         return (mark is not None and offset < mark.offset) or self.singles.holds(position)
 
@@ -285,11 +285,11 @@ class Removal:
 
 
 NOTHING_REMOVED: Final = Removal(Ranges(), MappingProxyType({}), MappingProxyType({}))
-"""What nearly every log begins with; shared, never changed."""
+"""The start of nearly every log; shared, never changed."""
 
 
 def payload_fault(removal: Removal, stream_id: str, offset: int, position: int, payload: dict[str, Any]) -> str | None:
-    """What is wrong with a stored payload being there, or being only a digest; ``None``: nothing."""
+    """Why a stored payload should be gone, or should not be a mere digest; ``None`` if it is right."""
     if is_digest(payload) == removal.is_forgotten(stream_id, offset, position):
         return None
     if not is_digest(payload):

@@ -1,4 +1,4 @@
-"""Long work on a store, on threads: one piece at a time, or only each to its end."""
+"""Long work on a store, on threads: one piece at a time, or just each to its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class InTurn:
-    """Runs blocking work on threads, one after the other.
+    """Runs blocking work on threads, one piece at a time.
 
     Cancelling the caller ends the wait, not the work.
     """
@@ -27,10 +27,10 @@ class InTurn:
         self._closing = Event()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """What ``work`` returns, once it had its turn.
+        """Run ``work`` in its turn.
 
         Raises:
-            StoreClosed: the store is closed, or was closed before the work was done.
+            StoreClosed: the store is closed, or was before the work was done.
         """
         self.check()
         task = asyncio.ensure_future(self._locked(work))
@@ -39,12 +39,12 @@ class InTurn:
         return await asyncio.shield(task)
 
     def check(self) -> None:
-        """Work calls this between steps that may be the last: raises ``StoreClosed`` when the store is to close."""
+        """Raise ``StoreClosed`` if the store is closing. Work calls this between steps that may be the last."""
         if self._closing.is_set():
             raise StoreClosed("the store is closed", "open it again: what was begun is finished then")
 
     async def close(self) -> None:
-        """End what runs at its next step, and wait for that. Idempotent."""
+        """Stop running work at its next step, and wait for that. Idempotent."""
         self._closing.set()
         if self._running:
             await asyncio.wait(set(self._running))
@@ -57,13 +57,13 @@ class InTurn:
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # the waiting caller has it; without one, asyncio must not report it as never retrieved
+            task.exception()  # the waiting caller gets it; without one, asyncio would log "never retrieved"
 
 
 async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable[[], None] | None = None) -> Result:
-    """As ``asyncio.to_thread``, but a cancelled caller waits for the work to end, and may then close what it used.
+    """Like ``asyncio.to_thread``, but a cancelled caller waits for the work to end, and may then close what it used.
 
-    A file or a database connection that is closed under a thread that uses it ends the process, or worse: writes into
+    Closing a file or a database connection under a thread that uses it ends the process, or worse, writes into
     another file. ``interrupt`` makes long work end soon.
     """
     # A future, not a task: ending the loop cancels every task, and the thread would keep running.
@@ -72,7 +72,7 @@ async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable
 
 
 async def to_its_end(work: Awaitable[Result], interrupt: Callable[[], None] | None = None) -> Result:
-    """Short work that returns what it opened: a cancelled caller waits for it to end. ``interrupt`` as above."""
+    """Await short work that returns what it opened; a cancelled caller waits too. ``interrupt`` as above."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -83,5 +83,5 @@ async def to_its_end(work: Awaitable[Result], interrupt: Callable[[], None] | No
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # no caller is left to get it
+            task.exception()  # no caller is left for it
         raise

@@ -1,4 +1,4 @@
-"""Every test process has a user configuration of its own, with the plugin in it: the user's is left alone."""
+"""Every test process has its own user configuration with the plugin; the real one is left alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _place = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before anything is imported that could ask where the configuration is."""
+    """Set the configuration before any import that could look for it."""
     place = config.stash[_place] = Path(tempfile.mkdtemp(prefix=_PREFIX))
     for name in [name for name in os.environ if name.startswith(("DURABLE_STREAM", "OPENCODE"))]:
         del os.environ[name]
@@ -30,5 +30,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Nothing stays."""
+    """Remove everything."""
     shutil.rmtree(config.stash[_place])

@@ -1,6 +1,6 @@
-"""A mirror in a test: a log that fills, the task that mirrors it, and a reader that knows nothing of ours.
+"""A mirror in a test: a growing log, the task that mirrors it, and an independent reader.
 
-``read_independently`` uses the client library alone: it is the second opinion on order, bytes and hashes.
+``read_independently`` uses only the client library, as a second opinion on order, bytes and hashes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BACKENDS = ("memory", "jsonl", "sqlite")
 
 
 def session_events(count: int, *, first: int = 0, sessions: int = 5, text: str = "x" * 200) -> list[StreamEvent]:
-    """``count`` events as captured ones: sessions in turn begin, take steps, and end their turns."""
+    """``count`` events like captured ones: sessions alternate, begin turns, take steps, and end turns."""
     return [_event(number, sessions, text) for number in range(first, first + count)]
 
 
@@ -63,21 +63,21 @@ def _event(number: int, sessions: int, text: str) -> StreamEvent:
 
 
 async def fill(store: StreamStore, events: Iterable[StreamEvent], batch: int = 50) -> None:
-    """Append them, ``batch`` at a time."""
+    """Append the events, ``batch`` at a time."""
     waiting = list(events)
     for first in range(0, len(waiting), batch):
         await store.append(waiting[first : first + batch])
 
 
 async def open_store(backend: str, path: Path) -> StreamStore:
-    """A store of a backend, as ``BACKENDS`` names it."""
+    """Open a store of a backend, as named in ``BACKENDS``."""
     if backend == "memory":
         return MemoryStore()
     return await Log.open(path, seeded_identity(3), backend=backend)  # type: ignore[arg-type]
 
 
 def unsynced(directory: Path) -> dict[str, Any]:
-    """A server whose machine does not lose power, but its processes: it need not sync each message."""
+    """A server that survives kills but not power loss: it need not sync each message."""
     return {"store_dir": str(directory / "store"), "max_file_store": 2**32}
 
 
@@ -95,7 +95,7 @@ async def mirroring(store: StreamStore, server: RealServer, **more: Any) -> Asyn
 
 
 async def drained(task: MirrorTask) -> dict[str, Any]:
-    """Wait until all is mirrored; the status then. It hangs when nothing is done for ``HANG_SECONDS``."""
+    """Wait until all is mirrored and return the status. No progress for ``HANG_SECONDS`` is a hang."""
     moved, done = time.monotonic(), -1
     while (status := task.status())["state"] != "idle" or status["lag"]:
         if task.counts.total() != done:
@@ -106,7 +106,7 @@ async def drained(task: MirrorTask) -> dict[str, Any]:
 
 
 class Seen(NamedTuple):
-    """A message as the independent reader has it."""
+    """A message as the independent reader sees it."""
 
     subject: str
     sequence: int
@@ -117,7 +117,7 @@ class Seen(NamedTuple):
 async def read_independently(
     server: RealServer, subject: str = "evt.>", stream: str = "MESHFORGE_EVENTS"
 ) -> list[Seen]:
-    """All messages of a stream, by the client library alone."""
+    """All messages of a stream, read with the client library alone."""
     client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
     try:
         context = client.jetstream()
@@ -136,7 +136,7 @@ async def read_independently(
 
 
 def chain_hashes(seen: Iterable[Seen]) -> dict[str, str]:
-    """Each stream's chain hash, computed from the messages' bodies alone; every header's hash is checked on the way."""
+    """Each stream's chain hash, computed from message bodies alone; every hash header is checked."""
     heads: dict[str, bytes] = {}
     for message in seen:
         fields = json.loads(message.body)
@@ -151,7 +151,7 @@ def chain_hashes(seen: Iterable[Seen]) -> dict[str, str]:
 
 
 async def check_equal(store: StreamStore, server: RealServer, *, l0: bool = True) -> list[Seen]:
-    """The mirror is the log: each record once, in order, with its bytes; its L0 messages once, in their order."""
+    """Check that the mirror equals the log: each record once, in order, with its bytes; so its L0 messages."""
     records = [record async for record in store.read_all()]
     seen = await read_independently(server)
     assert [id_before_rebuild(each.headers) for each in seen] == [record.event.id for record in records]
@@ -168,7 +168,7 @@ async def check_equal(store: StreamStore, server: RealServer, *, l0: bool = True
 
 
 async def check_l0(records: Iterable[Record], server: RealServer) -> None:
-    """Each L0 message once; those of a subject in their order."""
+    """Check each L0 message: it is there once, and in order within its subject."""
     wanted: dict[str, list[str]] = {}
     for made in mirror_all(records, Mirror(LOG_ID)):
         for message in made.messages[:-1]:

@@ -1,4 +1,4 @@
-"""Small disks of their own, where this user may mount."""
+"""Small separate disks, where this user may mount."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _mount(place: Path, size: str) -> bool:
 
 @cache
 def can_mount() -> bool:
-    """Whether this user may mount: root, if the machine lets it."""
+    """True if this user may mount: as root, where the machine allows it."""
     with tempfile.TemporaryDirectory() as directory:
         if not _mount(Path(directory), "64k"):
             return False
@@ -28,7 +28,7 @@ def can_mount() -> bool:
 
 @contextmanager
 def mounted(place: Path, size: str) -> Iterator[None]:
-    """A disk of so many bytes (``2m``) at ``place``, mode 0700."""
+    """A disk of ``size`` (such as ``2m``) at ``place``, mode 0700."""
     assert _mount(place, size), f"nothing can be mounted at {place}"
     try:
         yield

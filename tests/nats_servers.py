@@ -1,4 +1,4 @@
-"""Real NATS servers for tests, the oldest and the newest supported; each can be killed, held, restarted, wiped."""
+"""Real NATS servers for tests, the oldest and newest supported; each can be killed, paused, restarted, wiped."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ VERSIONS = tuple(PROGRAMS)
 
 
 def program(version: str) -> Path:
-    """The executable of a version. A missing one is a failure, and says what to do."""
+    """The executable of a version. A missing one fails the test and says what to do."""
     path = PROGRAMS[version]
     assert path.exists(), f"{path} is missing: run `make nats-server` (and `make .venv/installed`)"
     return path
 
 
 class RealServer:
-    """One server with a directory of its own. A restart keeps its port and its store."""
+    """One server with its own directory. A restart keeps its port and its store."""
 
     def __init__(self, directory: Path, version: str, **config: Any) -> None:
         self.directory, self.version, self._more = directory, version, config
@@ -45,7 +45,7 @@ class RealServer:
 
     @property
     def options(self) -> ConnectOptions:
-        """How to connect; quick to give up."""
+        """Connection options with short timeouts."""
         return ConnectOptions(
             (f"nats://127.0.0.1:{self.port}",), token=TOKEN, connect_seconds=3, ping_seconds=1, request_seconds=5
         )
@@ -75,7 +75,7 @@ class RealServer:
         raise AssertionError("the NATS server did not start")
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it; nothing if it has ended."""
+        """End it, if it still runs."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(number)
@@ -84,17 +84,17 @@ class RealServer:
             self.process = None
 
     def hold(self) -> None:
-        """SIGSTOP."""
+        """Pause it with SIGSTOP."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue it with SIGCONT."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     def wipe(self) -> None:
-        """Remove all that it keeps; it must not run."""
+        """Delete its store; it must not be running."""
         assert self.process is None
         shutil.rmtree(self.directory / "store")
 
@@ -105,7 +105,7 @@ class RealServer:
 
 @contextmanager
 def real_server(directory: Path, version: str, **config: Any) -> Iterator[RealServer]:
-    """A server as long as the block lasts. ``config`` replaces parts of its configuration."""
+    """A server for the duration of the block. ``config`` replaces parts of its configuration."""
     server = RealServer(directory, version, **config)
     try:
         yield server.start()
@@ -114,7 +114,7 @@ def real_server(directory: Path, version: str, **config: Any) -> Iterator[RealSe
 
 
 async def until(look: Callable[[], Any], what: str) -> Any:
-    """Poll until ``look`` gives something."""
+    """Poll until ``look`` returns something."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         if found := look():
@@ -124,7 +124,7 @@ async def until(look: Callable[[], Any], what: str) -> Any:
 
 
 def servers_of(directory: Path) -> list[int]:
-    """Pids of all living processes that were started with the configuration in ``directory``. Linux and macOS."""
+    """Pids of all live processes started with the configuration in ``directory``. Linux and macOS."""
     listing = subprocess.run(
         ["ps", "-ww", "-A", "-o", "pid=,stat=,command="], capture_output=True, text=True, check=True
     )

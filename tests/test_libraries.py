@@ -1,6 +1,6 @@
-"""What we take from inside nats-py (``bridge/nats/client.py``) and websockets (``sidecar/server.py``).
+"""The internals of nats-py (``bridge/nats/client.py``) and websockets (``sidecar/server.py``) that we use.
 
-A release that moves any of it fails here, by name.
+If a release moves any of them, a test here fails and names it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN = {"_direct", "_ended", "_wanted"}
 
 
 def names_of(kind: type) -> set[str]:
-    """Methods of a class, and attributes that it sets in any of its methods."""
+    """The methods of a class, and the attributes that its methods set."""
     tree = ast.parse(inspect.getsource(kind).lstrip())
     set_here = {
         each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)

@@ -1,4 +1,4 @@
-"""The wheel alone is enough: installed into an empty environment, it brings the shim and the recording."""
+"""The wheel is self-contained: installed into an empty environment, it has the shim and the recording."""
 
 from __future__ import annotations
 

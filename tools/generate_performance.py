@@ -1,10 +1,10 @@
-"""Write ``docs/performance.md`` and its plot from the figures of a run: ``docs/performance.json``.
+"""Write ``docs/performance.md`` and its plot from a run's figures in ``docs/performance.json``.
 
 python -m benchmarks --json docs/performance.json
 python tools/generate_performance.py          write the page and the plot
-python tools/generate_performance.py --check  exit 1 when they are not what the figures say
+python tools/generate_performance.py --check  exit with 1 if they do not match the figures
 
-The plot names the digest of the figures that it was drawn from, so checking it does not need what draws it.
+The plot contains the digest of its figures, so ``--check`` does not need matplotlib.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ and compares the medians. **R** is the speed of the disk alone: single writes of
 event has about 1 KiB. A figure is a ratio to the limit, or a time. *Floor* is the promise, *aim* is the goal. No test
 asserts a time.
 
-The run below was made on: {machine}.
+Machine of the run below: {machine}.
 
-![Durable appends a second with 64 in flight, next to peers and limits](performance.svg)
+![Durable appends a second with 64 in flight, compared with peers and limits](performance.svg)
 
 | path | measured | limit | figure | floor | aim | |
 |---|---:|---:|---:|---:|---:|---|

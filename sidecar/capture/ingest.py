@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,8 +18,10 @@ from bridge.opencode.capture.translate import Drained, Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.link import CallError
 from sidecar.capture.exclusion import Exclusion
+from sidecar.processes import still_runs
 from streams.errors import StreamError
 from streams.event import StreamEvent
+from streams.identity import system_identity
 from streams.store import MAX_BATCH, StreamStore
 
 log = logging.getLogger("sidecar.capture.ingest")
@@ -62,6 +64,7 @@ class Ingest:
         self._exclusion = Exclusion(exclude)
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
+        self._lost: dict[str, int] = {}  # when the last link of a boot ended
         self._unfinished: dict[Token, list[Link]] = {}
         self._held: Counter[Origin] = Counter()  # how many of these each instance has
         self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
@@ -84,6 +87,7 @@ class Ingest:
         if self._links.get(origin) is link:
             del self._links[origin]
             self._delivering.discard(origin)
+            self._lost[link.boot_id] = system_identity().now_ms()
 
     def is_linked(self, origin: Origin) -> bool:
         """Whether a link of this instance is open."""
@@ -149,8 +153,9 @@ class Ingest:
             await self._progress.wait()
         return not self.failed.done()
 
-    def pump(self) -> None:
-        """Append what the translator has ready, and arrange for its next deadline."""
+    def pump(self) -> asyncio.Task[None] | None:
+        """Append what the translator has ready, and arrange for its next deadline; the append, if there is one."""
+        appended = None
         drained = self._translator.drain()
         for session_id, origin in drained.asks:
             self._spawn(self._ask(session_id, origin))
@@ -165,6 +170,7 @@ class Ingest:
         deadline = self._translator.next_deadline()
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._tick)
+        return appended
 
     def _tick(self) -> None:
         self._timer = None
@@ -244,6 +250,31 @@ class Ingest:
             if await self._session(link, session_id) is False:
                 self._translator.end_missing(session_id, self._loop.time())
         self.pump()
+
+    # Turns of dead processes
+
+    def dead(self) -> dict[str, bool]:
+        """The boots of open turns that have no link, and whether their OpenCode process is gone."""
+        linked = {origin.boot_id for origin in self._links}
+        return {
+            turn.boot: not still_runs(turn.pid, turn.started_ms)
+            for _, turn in self._translator.state.open_turns()
+            if turn.pid is not None and turn.boot not in linked
+        }
+
+    async def end_turns(self, boots: Collection[str]) -> None:
+        """End the open turns of these boots, whose processes are gone; returns when that is durable."""
+        for session, turn in self._translator.state.open_turns():
+            if turn.boot in boots:
+                log.info("process %d of boot %s is gone: its turn ends", turn.pid or 0, turn.boot)
+                self._translator.end_dead(session.id, self._loop.time(), at_ms=self._lost.get(turn.boot))
+        appended = self.pump()
+        if appended is not None:
+            await asyncio.wait({appended})
+
+    def holds(self, boot_id: str) -> bool:
+        """Whether items of a boot were taken and are not finished."""
+        return any(origin.boot_id == boot_id for origin in self._held)
 
     # Ending
 

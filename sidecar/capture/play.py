@@ -8,7 +8,6 @@ recording that is played twice adds nothing the second time.
 from __future__ import annotations
 
 import asyncio
-import os
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -278,7 +277,7 @@ def _identity(recording: Recording) -> ShimIdentity:
         shim_version=VERSION,
         boot_id=recording.boot_id,
         instance=INSTANCE,
-        pid=os.getpid(),
+        pid=0,  # that of the OpenCode which was recorded is not known
         project="",
         directory="",
         worktree="",

@@ -15,15 +15,16 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from bridge.opencode.capture.translate import Origin
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
 from sidecar.capture.ingest import Ingest
+from sidecar.processes import still_runs
 
 log = logging.getLogger("sidecar.capture.spools")
 
@@ -54,6 +55,11 @@ def backlog(directory: Path) -> Backlog:
     return Backlog(len(sizes), sum(sizes))
 
 
+def boots(directory: Path) -> set[str]:
+    """The boots, each one OpenCode process, of which there is a spool."""
+    return {match[1] for path in _spools(directory) if (match := _NAME.fullmatch(path.name)) is not None}
+
+
 async def take_left(directory: Path, ingest: Ingest) -> int:
     """Ingest and delete the spools that no shim will send; returns how many items they held.
 
@@ -72,7 +78,7 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
             if left is None:
                 continue
             with left.file:
-                items = await _take(left, origin, ingest)
+                items = await _take(left, replace(origin, pid=left.pid), ingest)
         except OSError as error:
             log.warning("the spool %s cannot be read: %s", path.name, error.strerror)
             continue
@@ -93,6 +99,7 @@ class _Left:
 
     file: BinaryIO
     directory: str
+    pid: int
 
 
 async def _take(left: _Left, origin: Origin, ingest: Ingest) -> int:
@@ -175,32 +182,7 @@ def _open_if_left(path: Path, is_left: bool) -> _Left | None:
             header = parse_header(file.readline(_MAX_LINE))
         except FrameError:
             log.warning("the spool %s has no readable header; its lines are taken all the same", path.name)
-        if not is_left and header is not None and _lives(header):
+        if not is_left and header is not None and still_runs(header.pid, header.started_ms):
             return None
         stack.pop_all()
-        return _Left(file, header.directory if header is not None else "")
-
-
-def _lives(header: SpoolHeader) -> bool:
-    """Whether the process that wrote the spool still runs; a pid taken by another program does not count."""
-    try:
-        os.kill(header.pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return False
-    started = _process_started_ms(header.pid)
-    # The shim starts within its process, so a process younger than the spool is another one.
-    return started is None or started <= header.started_ms + 2000
-
-
-def _process_started_ms(pid: int) -> int | None:
-    """When a process started, ms since 1970; ``None`` where the system does not say (macOS)."""
-    try:
-        fields: list[Any] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = next(
-            int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
-        )
-    except (OSError, StopIteration, IndexError, ValueError):
-        return None
-    return int((boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")) * 1000)
+        return _Left(file, header.directory, header.pid) if header is not None else _Left(file, "", 0)

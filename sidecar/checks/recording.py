@@ -11,11 +11,8 @@ from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
 from sidecar.logs import failed_start
 from streams.errors import CorruptLog, MissingLog, StreamError
-from streams.log.backends import WAL_RESET_FIXED, sqlite_version
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader
-from streams.log.repair import leftovers
-from streams.log.verify import Verification
 from streams.query import Filter, describe_span
 from streams.store import NOTHING, Record
 
@@ -63,6 +60,8 @@ def _with_kept(home: Home, hint: str) -> str:
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
     """Check the end of the log; returns the fault, and the fault that the next start repairs, or ``None`` for each."""
+    from streams.log.verify import Verification
+
     found = [finding async for finding in Verification(home.store_path, quick=True).run()]
     mended = [finding for finding in found if finding.kind == "torn" or Path(finding.file).name in HEAD_FILES]
     wrong = [finding for finding in found if finding not in mended]
@@ -154,6 +153,8 @@ def check_log(scene: Scene) -> list[Check]:
 
 def check_leftovers(scene: Scene) -> list[Check]:
     """Files that killed processes left in the store. Skipped while a sidecar runs, which may be using them."""
+    from streams.log.repair import leftovers
+
     if scene.survey.fault is not None or scene.home.running() is not None or not scene.home.store_path.is_dir():
         return []
     try:
@@ -172,6 +173,8 @@ def check_leftovers(scene: Scene) -> list[Check]:
 
 def check_sqlite(scene: Scene) -> list[Check]:
     """Whether this SQLite has a known fault."""
+    from streams.log.backends import WAL_RESET_FIXED, sqlite_version
+
     version = sqlite_version()
     if scene.survey.backend != "sqlite" or version >= WAL_RESET_FIXED:
         return []

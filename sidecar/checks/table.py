@@ -10,7 +10,7 @@ from typing import Final
 from sidecar.checks import home as at_home
 from sidecar.checks import nats, opencode, recording
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
-from sidecar.checks.check import Check, Scene, scene_of
+from sidecar.checks.check import Check, Scene, has_defaults, scene_of
 from sidecar.home import Home
 
 CheckFunction = Callable[[Scene], list[Check]]
@@ -71,8 +71,10 @@ def quick_checks(home: Home) -> list[Check]:
 
     They run no program and do not read the log.
     """
-    scene = scene_of(home)
-    checks = [*at_home.check_home(scene), *at_home.check_token(scene), *at_home.check_config(scene)]
+    scene = scene_of(home, quick=True)
+    is_set = not has_defaults(home, scene.environ)
+    checks = [*at_home.check_home(scene), *at_home.check_token(scene)]
+    checks += at_home.check_config(scene) if is_set else []
     if not scene.plugins:
         hint = "run `durable-stream install`, then restart OpenCode"
         checks.append(

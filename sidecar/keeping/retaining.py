@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import ClassVar, Final
 
 from bridge.opencode.capture.state import CaptureState
+from sidecar.processes import still_runs
 from streams.errors import StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
@@ -43,7 +44,7 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
     Neither takes a stream in which a turn is in progress: capture still needs it.
     """
     sizes = await log.sizes()
-    open_turns = state.unfinished()
+    open_turns = _in_progress(state)
     needed = {
         size.stream_id: "a turn is in progress"
         for size in sizes
@@ -117,9 +118,18 @@ def _is_of(event: StreamEvent, sessions: Collection[str]) -> bool:
     return any(each in text for each in sessions)
 
 
+def _in_progress(state: CaptureState) -> set[str]:
+    """The streams with an open turn whose OpenCode may still run."""
+    return {
+        session.stream
+        for session, turn in state.open_turns()
+        if turn.pid is None or still_runs(turn.pid, turn.started_ms)
+    }
+
+
 async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:
     """Those in which a turn is in progress, in order: nothing of them is forgotten."""
-    unfinished = state.unfinished() & set(among)
+    unfinished = _in_progress(state) & set(among)
     if not unfinished:
         return []
     last = {size.stream_id: size.last_ts for size in await log.sizes()}

@@ -66,7 +66,9 @@ def spent(payload: dict[str, Any]) -> str:
 
 
 def input_text(payload: dict[str, Any]) -> str:
-    """The text of a prompt, with the names of its files and agents."""
+    """The text of a prompt, with the names of its files and agents; of a command run with ``!``, the command."""
+    if isinstance(payload.get("shell"), str):
+        return f"!{_text(payload['shell'])}"
     parts = payload.get("parts")
     said = []
     for part in parts if isinstance(parts, list) else []:
@@ -185,6 +187,16 @@ def _session(label: str) -> Callable[[dict[str, Any]], Line]:
     return tell
 
 
+def _undone(payload: dict[str, Any]) -> Line:
+    prompt = payload.get("prompt")
+    return Line("undone", "an answer" if prompt is None else _text(prompt) or "a prompt", "quiet")
+
+
+def _command(payload: dict[str, Any]) -> Line:
+    told = _mapping(payload.get("properties"))
+    return Line("command", _joined(f"/{_text(told.get('name'))}", _text(told.get("arguments")), " "), "input")
+
+
 def _other(type_: str, payload: dict[str, Any]) -> Line:
     inner = payload.get("properties")
     told = inner if isinstance(inner, dict) else payload
@@ -209,6 +221,8 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "lifecycle.session.resumed": _session("resumed"),
     "lifecycle.session.ended": _session("ended"),
     "lifecycle.session.compacted": lambda payload: Line("compacted", "older messages were summed up", "quiet"),
+    "opencode.message.removed": _undone,
+    "opencode.command.executed": _command,
     "lineage.linked": lambda payload: Line(
         "linked", f"to {_text(payload.get('parent')) or 'no parent: a root'}", "quiet"
     ),

@@ -309,7 +309,7 @@ def empty_text(reader: LogReader) -> str:
     home = reader.store.parent
     if not home.is_dir():
         return f"the home {home} does not exist; check --home and DURABLE_STREAM_HOME, or run `durable-stream install`"
-    return f"nothing was recorded in {home}; check --home, or run `durable-stream doctor` to see why"
+    return f"nothing was recorded in {home} yet; check --home, or run `durable-stream doctor` to see why"
 
 
 def _some(names: list[str]) -> str:

@@ -1,1 +1,1 @@
-"""The event bus: its contract, the one in memory, subjects and headers of messages."""
+"""The event bus: its contract, the one in memory, message subjects and headers."""

@@ -1,21 +1,21 @@
-"""The event bus: messages by subject, subscribers by pattern. The one interface of every implementation.
+"""The event bus: messages by subject, subscribers by pattern. The interface of all implementations.
 
 What every bus does (``tests/streams/bus_contract.py``):
 
-* A message is kept before ``publish`` returns; a message id makes it once.
+* A message is kept before ``publish`` returns; the same message id is kept once.
 * The first token of a subject is its mode. ``cmd`` is a work queue: patterns of
-  two durables may not overlap, ``start`` does not count, and a handled message is
-  gone. ``str`` is never kept; a bus on a server refuses it. Everything else is kept.
-* Subscribers with different durables each get every message (multicast), those
+  two durables may not overlap, ``start`` is ignored, and a handled message is
+  gone. ``str`` is never kept; a bus on a server refuses it. All others are kept.
+* Subscribers with different durables each get every message (multicast); those
   that share one get each message once among them (competition). A durable keeps
   its place while it has no subscriber.
-* A handler is awaited: a subscription handles one message at a time, and a
-  message is done when its handler returns. First attempts begin in the order of
-  publishing, for each durable.
-* A handler that raises gets the message again after its back-off, others are not
-  held up; after the last attempt the message becomes a dead letter.
+* The bus awaits the handler: a subscription handles one message at a time, and a
+  message is done when its handler returns. For each durable, first attempts begin
+  in publishing order.
+* A handler that raises gets the message again after its back-off, without holding
+  up others; after the last attempt the message becomes a dead letter.
 
-So delivery is at least once, and a handler keeps what it did by key.
+So delivery is at least once, and a handler records its work by key.
 
 Source: seed 003, "Bus Specification"; seed 002, 6; DESIGN 10.
 """
@@ -36,32 +36,32 @@ DEAD_ATTEMPTS: Final = "DS-Dead-Attempts"
 DEAD_REASON: Final = "DS-Dead-Reason"
 
 Start = Literal["new", "all"]
-"""Where a new durable begins: with what is published from now on, or with the oldest message that is kept."""
+"""Where a new durable begins: with the next message published, or with the oldest one kept."""
 
 
 class BusError(Exception):
-    """Root of the errors of a bus::
+    """Root of a bus's errors::
 
     BusError
-    ├── BusClosed         the bus was closed by its owner
+    ├── BusClosed         the owner closed the bus
     ├── BusUnavailable    nothing is known to be kept; safe to publish again under the same message id
-    └── DurableConflict   the durable exists with another pattern or redelivery, or another one works on a command
+    └── DurableConflict   the durable has another pattern or redelivery, or another one handles these commands
     """
 
 
 class BusClosed(BusError):
-    """The bus was closed by its owner."""
+    """The owner closed the bus."""
 
     def __str__(self) -> str:
         return "the bus is closed"
 
 
 class BusUnavailable(BusError):
-    """The server is away. Safe to try again with the same message id."""
+    """The server is away. Safe to retry with the same message id."""
 
 
 class DurableConflict(BusError):
-    """``durable`` exists already and is subscribed to something else, or another durable has its commands."""
+    """``durable`` already has another subscription, or another durable has its commands."""
 
     def __init__(self, durable: str, reason: str) -> None:
         super().__init__(durable, reason)
@@ -72,7 +72,7 @@ class DurableConflict(BusError):
 
 
 class Retry(Exception):
-    """Raised by a handler: not now. ``after_s`` takes the place of the next back-off; the attempt counts."""
+    """Raised by a handler: not now. ``after_s`` replaces the next back-off; the attempt counts."""
 
     def __init__(self, after_s: float, reason: str = "") -> None:
         if not 0 <= after_s < float("inf"):
@@ -91,9 +91,9 @@ class Poison(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """How often a failing message is tried, and how many seconds pass before each next attempt.
+    """How often to try a failing message, and the seconds before each next attempt.
 
-    The last back-off is repeated; none at all is 0.
+    The last back-off repeats; without any it is 0.
     """
 
     max_deliver: int = 5
@@ -104,7 +104,7 @@ class Redelivery:
             raise ValueError("max_deliver must be 1 or more, and every back-off 0 seconds or more")
 
     def delay(self, attempt: int) -> float | None:
-        """Seconds between the failed ``attempt`` (from 1) and the next; ``None`` when it was the last."""
+        """Seconds between the failed ``attempt`` (from 1) and the next; ``None`` if it was the last."""
         if attempt >= self.max_deliver:
             return None
         return self.backoff_s[min(attempt, len(self.backoff_s)) - 1] if self.backoff_s else 0.0
@@ -114,9 +114,9 @@ class Redelivery:
 class Delivery:
     """A message as a handler gets it.
 
-    ``sequence`` is its place on the bus and rises with publishing. ``attempt``
-    counts from 1; ``backoff_s`` is what will be waited if this attempt fails,
-    ``None`` when it is the last.
+    ``sequence`` is its place on the bus, in publishing order. ``attempt``
+    counts from 1; ``backoff_s`` is the wait if this attempt fails,
+    ``None`` if it is the last.
     """
 
     subject: str
@@ -131,14 +131,14 @@ Handler = Callable[[Delivery], Awaitable[None]]
 
 
 class Published(NamedTuple):
-    """Where a message is kept. ``duplicate``: its id was known, and nothing was added; the place is the first's."""
+    """Where a message is kept. ``duplicate``: its id was known; nothing was added, the place is the first's."""
 
     sequence: int
     duplicate: bool
 
 
 class Subscription(Protocol):
-    """One handler that listens."""
+    """One listening handler."""
 
     @property
     def pattern(self) -> str: ...
@@ -147,10 +147,10 @@ class Subscription(Protocol):
     def durable(self) -> str | None: ...
 
     async def cancel(self) -> None:
-        """Take no more messages. Returns when the handler that runs has ended; from within it, at once.
+        """Take no more messages. Returns when the running handler has ended; from within it, at once.
 
-        Idempotent. A durable keeps its place: what was not handled goes to its
-        other subscriptions, or waits for the next one.
+        Idempotent. A durable keeps its place: unhandled messages go to its
+        other subscriptions, or wait for the next one.
         """
         ...
 
@@ -169,12 +169,12 @@ class EventBus(Protocol):
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> Published:
-        """Keep a message and have it delivered. Nobody has to listen.
+        """Keep a message and deliver it. Nobody has to listen.
 
         Cancelling leaves it published or not: publish again with the same ``message_id`` to be sure.
 
         Raises:
-            SubjectError: ``subject`` is none (wildcards included).
+            SubjectError: ``subject`` is invalid, as with wildcards.
             HeaderError: a header cannot be sent.
             BusUnavailable: the server is away.
             BusClosed: the bus is closed.
@@ -190,27 +190,27 @@ class EventBus(Protocol):
         start: Start = "new",
         redelivery: Redelivery | None = None,
     ) -> Subscription:
-        """Have ``handler`` awaited for every message that ``pattern`` matches, from the time this returns.
+        """Await ``handler`` for every message that ``pattern`` matches, from the time this returns.
 
-        Without a ``durable`` the subscription is its own, forgotten when it
-        ends, and a message that fails for the last time is counted, no dead
-        letter. ``start`` is heeded when the durable is new.
+        Without a ``durable`` the subscription stands alone and is forgotten when
+        it ends; a message that fails its last attempt is counted, but gives no
+        dead letter. ``start`` applies only to a new durable.
 
         Raises:
             SubjectError: ``pattern`` is not a pattern, or ``durable`` is not a single token.
-            DurableConflict: the durable exists with another pattern or redelivery, or ``pattern`` covers commands
-                that another subscription works on.
+            DurableConflict: the durable has another pattern or redelivery, or ``pattern`` covers commands
+                that another subscription handles.
             BusClosed: the bus is closed.
         """
         ...
 
     async def close(self) -> None:
-        """Stop all subscriptions; handlers that run end first. Idempotent."""
+        """Stop all subscriptions after their running handlers end. Idempotent."""
         ...
 
 
 def check_subscription(pattern: str, durable: str | None) -> str:
-    """``pattern``, if a subscription may have it and ``durable``.
+    """Return ``pattern`` if it and ``durable`` are valid.
 
     Raises:
         SubjectError: ``pattern`` is not a pattern, or ``durable`` is not a single token.
@@ -234,7 +234,7 @@ def check_shared(durable: str, *, current: object, pattern: str, is_same_redeliv
 
 
 def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | None]:
-    """Why an attempt failed, and the seconds until the next one; ``None`` when the message is given up."""
+    """Why an attempt failed, and the seconds until the next one; ``None`` if there is none."""
     reason = str(error.reason) if isinstance(error, Poison | Retry) else type(error).__name__
     if isinstance(error, Poison) or delivery.backoff_s is None:
         return reason, None
@@ -242,9 +242,9 @@ def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | N
 
 
 def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dict[str, str]]:
-    """(subject, headers) under which a message is kept that ``durable`` gives up; its body stays as it was.
+    """(subject, headers) of the dead letter for a message that ``durable`` gives up; its body stays the same.
 
-    Its headers stay but for the message id, which belongs to where it was. The reason is percent-encoded.
+    Its headers stay, except the message id, which belongs to its old place. The reason is percent-encoded.
     """
     added = {
         DEAD_SUBJECT: _told(delivery.subject),
@@ -257,7 +257,7 @@ def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dic
 
 
 def _told(text: str) -> str:
-    """Any text as a header's value; what is not printable ASCII is percent-encoded."""
+    """Any text as a header's value; percent-encodes all but printable ASCII."""
     return quote(text, safe=_PLAIN, errors="replace")[:_TOLD].strip() or "-"
 
 

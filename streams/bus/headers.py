@@ -1,8 +1,8 @@
-"""The headers of a message on a bus: names and values that cannot be mistaken for anything else. Pure.
+"""The headers of a message on a bus: unambiguous names and values. Pure.
 
-On the wire a header is a line ``name: value``. So a name holds letters, digits,
-``-`` and ``_`` alone, and a value printable ASCII: nothing can end a line or
-begin another one. Free text is escaped before it becomes a value.
+On the wire a header is a line ``name: value``. So a name holds only letters, digits,
+``-`` and ``_``, and a value printable ASCII: nothing can end a line or
+begin another. Free text is escaped before it becomes a value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 MAX_VALUE: Final = 512
-"""Most characters of one header's value."""
+"""Most characters of a header's value."""
 
 MAX_HEADERS: Final = 40
 
@@ -22,7 +22,7 @@ _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 class HeaderError(ValueError):
-    """A header cannot be sent: ``name`` says which, ``reason`` why. It never quotes the value."""
+    """A header cannot be sent: ``name`` says which, ``reason`` why. Never quotes the value."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -33,11 +33,11 @@ class HeaderError(ValueError):
 
 
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """A copy of ``headers``, when each can be sent as it is.
+    """Copy ``headers`` if each can be sent unchanged.
 
     Raises:
-        HeaderError: a name or value holds anything that could end or forge a
-            header, is empty, too long, or differs from another name by case only.
+        HeaderError: a name or value could end or forge a header, is empty or
+            too long, or a name differs from another only by case.
     """
     if len(headers) > MAX_HEADERS:
         raise HeaderError("*", f"there are {len(headers)}, more than {MAX_HEADERS}")
@@ -61,5 +61,5 @@ def _is_name(name: str) -> bool:
 
 
 def is_header_value(value: str) -> bool:
-    """Whether ``value`` is printable ASCII, not empty, with no space at its ends (clients strip it)."""
+    """True if ``value`` is printable ASCII, not empty, with no space at its ends (clients strip it)."""
     return _VALUE.fullmatch(value) is not None

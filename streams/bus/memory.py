@@ -28,15 +28,15 @@ from streams.bus.headers import check_headers
 from streams.bus.subjects import DEAD_LETTERS, check_subject, covers, matches, overlap
 
 _COMMANDS = "cmd.>"
-"""A work queue: one group for each subject, and a handled message is gone."""
+"""A work queue: one group per subject, and a handled message is gone."""
 
 _LOSSY = "str."
-"""Prefix of the subjects whose messages are not kept."""
+"""Prefix of subjects whose messages are not kept."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A message on its way to one group: ``attempt`` is the one that comes next."""
+    """A message on its way to one group: ``attempt`` is the next one."""
 
     sequence: int
     attempt: int = 1
@@ -44,7 +44,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Group:
-    """The subscriptions that share the messages of one durable, or a single one without."""
+    """The subscriptions that share one durable's messages, or a single one without."""
 
     durable: str | None
     pattern: str
@@ -55,10 +55,10 @@ class _Group:
     work: asyncio.Event = field(default_factory=asyncio.Event)
     first_attempts: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     lossy: set[int] = field(default_factory=set)
-    """Lossy messages that were published while a subscription of the group was there."""
+    """Lossy messages published while the group had a subscription."""
 
     def settle(self, sequence: int) -> None:
-        """The first attempt of a message is over."""
+        """Note the end of a first attempt."""
         self.lossy.discard(sequence)
         waiting = self.first_attempts.pop(sequence, None)
         if waiting is not None and not waiting.done():
@@ -66,14 +66,14 @@ class _Group:
 
 
 class MemoryEventBus:
-    """``EventBus`` in memory: what is published is gone with the process.
+    """``EventBus`` in memory: its messages are gone with the process.
 
-    ``publish`` waits until every matching subscription has been awaited once for
-    the message (seed 003), whether that succeeded or not; a handler that
-    publishes itself does not wait, since it may be waiting for its own end.
+    ``publish`` waits until every matching subscription has tried the message once
+    (seed 003), successfully or not. A handler that publishes does not wait, as it
+    might wait for its own end.
     ``waits=False`` returns at once, as a server does. The oldest messages and
-    message ids beyond ``keep`` are forgotten, handled or not. ``sleep`` passes
-    the time of a back-off.
+    message ids beyond ``keep`` are forgotten, handled or not. ``sleep`` waits for
+    a back-off.
 
     ``counts``: published, duplicates, handled, failed, dead, given_up (no durable, so no dead letter), forgotten.
     """
@@ -106,7 +106,7 @@ class MemoryEventBus:
         """See ``EventBus.publish``."""
         published, first_attempts = self._keep_message(subject, body, headers or {}, message_id)
         if self._waits and first_attempts and _HANDLED_BY.get() is not self:
-            # ``wait`` leaves the futures alone when the publisher is cancelled.
+            # ``wait`` does not cancel the futures when the publisher is cancelled.
             await asyncio.wait(first_attempts)
         return published
 
@@ -157,7 +157,7 @@ class MemoryEventBus:
         redelivery = redelivery or Redelivery()
         if group is None:
             self._check_queue(pattern, durable)
-            # A work queue has no place in time: it hands out what is left.
+            # A work queue has no start: it delivers what is left.
             begins_new = start == "new" and not covers(_COMMANDS, pattern)
             group = _Group(durable, pattern, redelivery, self._last + 1 if begins_new else 1)
             self._groups.append(group)
@@ -195,14 +195,14 @@ class MemoryEventBus:
                 raise DurableConflict(durable or pattern, f"{group.durable or group.pattern} works on this queue")
 
     def take(self, group: _Group) -> Delivery | None:
-        """The next message of ``group``, or ``None``; a failed one whose time has come goes first."""
+        """The next message of ``group``, or ``None``; a failed one that is due goes first."""
         while group.again:
             pending = group.again.popleft()
             message = self._messages.get(pending.sequence)
             if message is not None:
                 return self._attempt(group, message, pending.attempt)
         while group.next <= self._last:
-            # What is forgotten is skipped in one step.
+            # Skip forgotten ones in one step.
             oldest = next(iter(self._messages), self._last + 1)
             sequence = max(group.next, oldest)
             group.next = sequence + 1
@@ -218,7 +218,7 @@ class MemoryEventBus:
         return Delivery(message.subject, message.body, message.headers, message.sequence, attempt, delay)
 
     def failed(self, group: _Group, delivery: Delivery, error: BaseException) -> None:
-        """A handler raised: again after its back-off, or given up."""
+        """A handler raised: retry after its back-off, or give up."""
         self.counts["failed"] += 1
         reason, delay = failure_of(delivery, error)
         if delay is None:
@@ -245,7 +245,7 @@ class MemoryEventBus:
 
     def _give_up(self, group: _Group, delivery: Delivery, reason: str) -> None:
         if group.durable is None or self._closed or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A dead letter stays where it is; another one would only bury it.
+            # A failed dead letter stays; another one would only bury it.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, group.durable, reason)
@@ -253,7 +253,7 @@ class MemoryEventBus:
         self.counts["dead"] += 1
 
     def left(self, subscription: MemorySubscription) -> None:
-        """Remove a subscription that ended; with the last one its group ends, too."""
+        """Remove an ended subscription; with the last one its group ends, too."""
         group = subscription.group
         group.instances.remove(subscription)
         if group.instances:
@@ -271,7 +271,7 @@ _HANDLED_BY: ContextVar[MemoryEventBus | None] = ContextVar("handled_by", defaul
 
 
 class MemorySubscription:
-    """``Subscription`` of a ``MemoryEventBus``: a task that takes one message after the other."""
+    """``Subscription`` of a ``MemoryEventBus``: a task that takes one message after another."""
 
     def __init__(self, bus: MemoryEventBus, group: _Group, handler: Handler) -> None:
         self.group = group
@@ -288,7 +288,7 @@ class MemorySubscription:
         return self.group.durable
 
     def stop(self) -> None:
-        """Take no more messages; does not wait."""
+        """Take no more messages. Do not wait."""
         self._stopped = True
         self.group.work.set()
 
@@ -308,7 +308,7 @@ class MemorySubscription:
                     await self.group.work.wait()
                     continue
                 await self._handle(delivery)
-                # A handler that never waits must not keep the others from their turn.
+                # A handler that never waits must not block the others.
                 await asyncio.sleep(0)
         finally:
             self._bus.left(self)
@@ -318,12 +318,12 @@ class MemorySubscription:
             await self._handler(delivery)
         except asyncio.CancelledError as error:
             if not self._task.cancelling():
-                # Something that the handler waited for was cancelled, not the handler.
+                # What the handler awaited was cancelled, not the handler.
                 self._bus.failed(self.group, delivery, error)
                 return
             self.group.again.appendleft(_Pending(delivery.sequence, delivery.attempt))
             raise
-        except Exception as error:  # noqa: BLE001 - any exception of a handler is a failed attempt, counted
+        except Exception as error:  # noqa: BLE001 - any exception counts as a failed attempt
             self._bus.failed(self.group, delivery, error)
         else:
             self._bus.handled(delivery)

@@ -1,4 +1,4 @@
-"""Subjects and patterns: how a message is addressed on a bus, and which subscribers receive it. Pure.
+"""Subjects and patterns: a message's address on a bus, and the subscribers that receive it. Pure.
 
 A subject is tokens joined by dots. In a pattern the token ``*`` stands for any
 one token, and ``>``, at the end only, for one or more. Nothing else is special,
@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Final
 
 MAX_SUBJECT: Final = 3000
-"""Most characters of a subject. A server reads subject, reply and sizes as one line of 4096 bytes at most."""
+"""Most characters of a subject. A server reads subject, reply and sizes as one line of at most 4096 bytes."""
 
 ONE: Final = "*"
 """Any one token of a pattern."""
@@ -30,7 +30,7 @@ _TOKEN = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff.*>]+")
 
 
 class SubjectError(ValueError):
-    """A subject, pattern or token breaks the rules; ``text`` is what was given, ``reason`` what is wrong with it."""
+    """A subject, pattern or token breaks the rules; ``text`` is that text, ``reason`` says what is wrong."""
 
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(text, reason)
@@ -43,7 +43,7 @@ class SubjectError(ValueError):
 
 @lru_cache(maxsize=4096)
 def check_subject(subject: str) -> str:
-    """``subject`` itself, when a message can be published under it.
+    """Return ``subject`` if a message can be published under it.
 
     Raises:
         SubjectError: it is empty or too long, has an empty token, a wildcard, white space or a control character.
@@ -55,7 +55,7 @@ def check_subject(subject: str) -> str:
 
 @lru_cache(maxsize=1024)
 def check_pattern(pattern: str) -> str:
-    """``pattern`` itself, when one can subscribe to it; every subject is a pattern.
+    """Return ``pattern`` if it can be subscribed to; every subject is a pattern.
 
     Raises:
         SubjectError: as for a subject, or a wildcard is not a token of its own, or ``>`` is not the last one.
@@ -70,7 +70,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subscriber of ``pattern`` receives a message under ``subject``. Both must be well formed."""
+    """True if ``pattern`` matches ``subject``. Both must be well formed."""
     wanted, given = pattern.split("."), subject.split(".")
     if wanted[-1] == REST:
         wanted.pop()
@@ -82,7 +82,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether a subject exists that both patterns hear. Two consumers of a work queue may not overlap."""
+    """True if some subject matches both patterns. Two consumers of a work queue may not overlap."""
     left, right = one.split("."), other.split(".")
     for mine, theirs in zip(left, right, strict=False):
         if REST in (mine, theirs):
@@ -93,7 +93,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether ``wide`` hears every subject that ``narrow`` hears."""
+    """True if ``wide`` matches every subject that ``narrow`` does."""
     left, right = wide.split("."), narrow.split(".")
     for at, mine in enumerate(left):
         if mine == REST:
@@ -106,13 +106,13 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 def dead_letter_subject(durable: str, subject: str) -> str:
-    """Where a message goes that ``durable`` could not handle: ``dlq.{durable}.{subject}``.
+    """The subject for a message that ``durable`` could not handle: ``dlq.{durable}.{subject}``.
 
-    The subject it had stays readable behind the name, so that ``dlq.*.cmd.>`` hears every dead command. Of
-    one that would be too long the first token and a digest stay; a header of the dead letter holds the whole.
+    The old subject stays readable after the name, so that ``dlq.*.cmd.>`` matches every dead command. If it
+    is too long, only its first token and a digest stay; a header of the dead letter holds it whole.
 
     Raises:
-        SubjectError: ``durable`` is not one token, or ``subject`` is none.
+        SubjectError: ``durable`` is not one token, or ``subject`` is invalid.
     """
     _check_token(durable, durable)
     whole = f"{DEAD_LETTERS}.{durable}.{check_subject(subject)}"

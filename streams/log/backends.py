@@ -1,4 +1,4 @@
-"""Opening the backends of a store's directory, and what the system's errors mean there."""
+"""Open the backends of a store's directory, and explain the system's errors there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DiskStore = JsonlStore | SqliteStore
 async def open_backend(
     store: Path, backend: Backend, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
 ) -> DiskStore:
-    """One backend of a directory whose lock the caller holds. Raises as the backend's ``open``."""
+    """Open a backend in a directory whose lock the caller holds. Raises as its ``open``."""
 
     def jsonl() -> JsonlStore:
         create(store)
@@ -36,7 +36,7 @@ async def open_backend(
 
 
 def unavailable(store: Path, error: OSError) -> StoreUnavailable:
-    """What an operating system's error while opening means."""
+    """Explain an operating system's error while opening."""
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = "it belongs to another user or is closed to you: choose another home, or have its owner give it to you"
         return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)

@@ -1,4 +1,4 @@
-"""Verifying the files next to the records: ``store.json``, and hints made when the log held more."""
+"""Verify the files next to the records: ``store.json``, and hints made when the log held more."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from streams.stores.hints import Hints, Lost
 
 
 def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
-    """What is wrong with ``store.json``; ``has_log`` says whether the backend's files are there.
+    """What is wrong with ``store.json``; ``has_log`` says whether the backend's files exist.
 
     Raises:
-        ForeignStore: it was written by a newer version, or by another program.
+        ForeignStore: a newer version or another program wrote it.
     """
     path = store / MANIFEST
     try:
@@ -39,7 +39,7 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
 
 
 def is_newer(path: Path) -> bool:
-    """Whether a manifest that cannot be used was written by a newer version."""
+    """True if a newer version wrote this manifest, which cannot be used."""
     try:
         found = orjson.loads(read_file(path))
     except orjson.JSONDecodeError:
@@ -49,10 +49,10 @@ def is_newer(path: Path) -> bool:
 
 
 def lost_findings(store: Path, last: int) -> list[Finding]:
-    """Findings from cursors and snapshots about records that the log no longer shows, such as those of a deleted WAL.
+    """Findings for records that cursors and snapshots know but the log no longer holds, as after a deleted WAL.
 
-    One that stands after ``last``, the last record that is there, was made when the log held more; so was one that an
-    opening put out of use.
+    One that stands after ``last``, the last record of the log, was made when the log held more. So was one that an
+    opening set aside.
     """
     hints = Hints(store)
     ahead = [Lost(name, last, position) for name, position in hints.known() if position > last]

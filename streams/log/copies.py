@@ -1,4 +1,4 @@
-"""The files of a backend that is not the truth, a copy that a move left or began: deleting them, and what they take."""
+"""The files of a copy, which a move left or began and which is not the log: their size, and deleting them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE
 from streams.stores.sqlite.head import HEAD_FILE
 
 ROWS_TO_LINES: Final = 2
-"""So many times what a log takes as lines it takes at most as rows with their keys, for events of
+"""At most how many times as large a log is as rows with their keys than as lines, for events of
 ordinary size."""
 
 WAL_BYTES: Final = 16 * MIB
-"""About the most that SQLite's write-ahead file takes while records are copied."""
+"""About the largest that SQLite's write-ahead file gets while records are copied."""
 
 
 def missing_for_copy(store: Path, to: Backend) -> int:
-    """About how many bytes must be freed for a move to ``to``, rather too many than too few; never below one MiB.
+    """Estimate how many bytes to free for a move to ``to``: too many rather than too few, at least one MiB.
 
-    An earlier copy is continued, so its bytes are not counted again.
+    The move continues an earlier copy, so its bytes do not count again.
     """
     database = _size(store / LOG_FILE) + _size(store / (LOG_FILE + "-wal"))
     lines = sizes_of(store / "log")
     if to == "jsonl":
-        # The write-ahead file may have to find room in the database first.
+        # The write-ahead file may have to fit into the database first.
         whole, there = database + _size(store / (LOG_FILE + "-wal")), lines.bytes
     else:
         whole, there = ROWS_TO_LINES * lines.bytes + min(lines.bytes, WAL_BYTES), database
@@ -41,7 +41,7 @@ def _size(path: Path) -> int:
 
 
 def holds_payloads(store: Path, backend: Backend) -> bool:
-    """Whether any file of a backend may hold payloads; a file that cannot be read counts."""
+    """True if any file of a backend may hold payloads; an unreadable one counts."""
     places = [store / "log"] if backend == "jsonl" else _database_files(store)
     try:
         return any(any(place.iterdir()) if _is_directory(place) else os.path.lexists(place) for place in places)
@@ -50,9 +50,9 @@ def holds_payloads(store: Path, backend: Backend) -> bool:
 
 
 def kept_facts(store: Path, manifest: Manifest) -> dict[str, Any] | None:
-    """``{backend, head, there}`` of the store that the last move left; ``None`` where none is kept.
+    """``{backend, head, there}`` of the store that the last move left; ``None`` if none is kept.
 
-    ``there``: something is left of it that may hold payloads. Somebody may have deleted it by hand.
+    ``there``: some file of it may still hold payloads. Somebody may have deleted it by hand.
     """
     kept = manifest.kept
     if kept is None:
@@ -69,11 +69,11 @@ def _is_directory(place: Path) -> bool:
 
 
 def discard(store: Path, backend: Backend) -> int:
-    """Delete a backend's files; returns the bytes freed. The caller knows that they are not the truth."""
+    """Delete a backend's files and return the bytes freed. The caller knows that they are not the log."""
     manifest = read_manifest(store)
     if manifest is not None and manifest.backend == backend:
         raise ValueError(f"{backend} holds the log")
-    # sqlite's head file first: one that is left alone would say that a log was lost.
+    # sqlite's head file first: left alone, it would report a lost log.
     database = [store / HEAD_FILE, *_database_files(store)]
     places = [store / "log", store / "head"] if backend == "jsonl" else database
     freed = 0
@@ -88,5 +88,5 @@ def discard(store: Path, backend: Backend) -> int:
 
 
 def discard_copy(store: Path, backend: Backend) -> int:
-    """Delete what there is of the other backend than ``backend``, which holds the log; returns the bytes freed."""
+    """Delete the files of the backend other than ``backend``, which holds the log; return the bytes freed."""
     return discard(store, "jsonl" if backend == "sqlite" else "sqlite")

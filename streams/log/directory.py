@@ -1,6 +1,6 @@
-"""What the rest of the program may know of a log's directory: its manifest and lock, its hints, the space it takes.
+"""What the rest of the program may use of a log's directory: its manifest, lock and hints, and its size.
 
-The stores below have their own modules for these; nothing above ``streams/log`` imports from ``streams/stores``.
+The stores have their own modules for these; nothing above ``streams/log`` imports from ``streams/stores``.
 """
 
 from __future__ import annotations

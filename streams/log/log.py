@@ -45,7 +45,7 @@ from streams.stores.sqlite.store import SqliteStore
 
 SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
-"""Between two appends while a move does not keep up, at first and at most."""
+"""Pause between two appends while a move falls behind: first, and at most."""
 
 Result = TypeVar("Result")
 
@@ -63,9 +63,9 @@ class Log(KeepsHints):
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._pace = 0.0
-        """Seconds between two appends; 0: no pace is kept."""
+        """Seconds between two appends; 0: no limit."""
         self._waiting = 0
-        """Appends that wait: one that comes later must not pass them."""
+        """Waiting appends; a later one must not overtake them."""
         self._gate = asyncio.Lock()
         self._to_sqlite_turn = asyncio.Lock()
         self._moving = self._removals = 0
@@ -74,7 +74,7 @@ class Log(KeepsHints):
         self._still.set()
         self._closed = False
         self.lost: list[Lost] = []
-        """Records that the log held before and no longer holds, as cursors and snapshots show."""
+        """Records that the log once held and has lost, as cursors and snapshots show."""
         self._differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after))
 
@@ -92,12 +92,12 @@ class Log(KeepsHints):
 
         Raises:
             StoreLocked: another process writes here.
-            CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing was changed.
+            CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing changed.
         """
 
         def prepared() -> tuple[int, Manifest | None]:
             if not (store / LOCK).exists():
-                located(store)  # What is refused stays as it is: it does not even get a lock.
+                located(store)  # A refused store stays as it is, even without a lock file.
             create(store)
             lock = take_lock(store)
             try:
@@ -134,22 +134,22 @@ class Log(KeepsHints):
 
     @property
     def backend(self) -> Backend:
-        """Where the truth is now."""
+        """What holds the log now."""
         return self.manifest.backend
 
     @property
     def torn(self) -> Path | None:
-        """Where opening put an incomplete tail of a jsonl log; ``None`` when there was none."""
+        """Where opening put the incomplete tail of a jsonl log; ``None`` if there was none."""
         return self._backend.torn if isinstance(self._backend, JsonlStore) else None
 
     @property
     def head_lost(self) -> bool:
-        """Whether the log's head file was missing, so that records lost at the very end could not be noticed."""
+        """True if the head file was missing, so records lost at the log's very end would go unnoticed."""
         return self._backend.head_lost
 
     @property
     def head_warning(self) -> str | None:
-        """The warning for the user if ``head_lost``; ``verify`` says the same before the next opening."""
+        """The warning to print if ``head_lost``; ``verify`` prints the same before the next opening."""
         if not self.head_lost:
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
@@ -165,7 +165,7 @@ class Log(KeepsHints):
 
     @property
     def differences(self) -> int:
-        """See ``StreamStore.differences``; of the life of this object."""
+        """See ``StreamStore.differences``; counted by this object."""
         return self._differences + self._backend.differences
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
@@ -193,7 +193,7 @@ class Log(KeepsHints):
     ) -> list[Record]:
         """See ``StreamStore.append``.
 
-        While the backend is being exchanged it waits, under a second; while a move cannot keep up, for its turn.
+        Waits under a second while the backend is exchanged, and for its turn while a move cannot keep up.
         """
         if self._pace or self._waiting or not self._admitted.is_set():
             await self._wait_for_turn()
@@ -208,7 +208,7 @@ class Log(KeepsHints):
             self._live.notify()
 
     async def _wait_for_turn(self) -> None:
-        """One append after the other, ``_pace`` seconds apart and when they are admitted, in the order they came."""
+        """Let admitted appends pass one by one, in order of arrival, ``_pace`` seconds apart."""
         self._waiting += 1
         try:
             async with self._gate:
@@ -231,7 +231,7 @@ class Log(KeepsHints):
         """See ``StreamStore.prune``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
 
         Raises:
-            StoreUnavailable: also while the log is being moved by somebody else.
+            StoreUnavailable: also while somebody else is moving the log.
         """
         return await self._to_its_end(self._prune(cuts, at_ms))
 
@@ -239,7 +239,7 @@ class Log(KeepsHints):
         """See ``StreamStore.forget``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
 
         Raises:
-            StoreUnavailable: also while the log is being moved by somebody else.
+            StoreUnavailable: also while somebody else is moving the log.
         """
         return await self._to_its_end(self._forget(streams, positions, at_ms))
 
@@ -258,10 +258,10 @@ class Log(KeepsHints):
             return (await backend.forget(streams, at_ms=at_ms, positions=positions))._replace(moved_from=moved)
 
     async def _to_sqlite(self) -> Backend | None:
-        """Move the log to sqlite, the only backend from which records are removed; where it was, ``None`` if there."""
+        """Move the log to sqlite, the only backend that removes records. Return the old backend, ``None`` if sqlite."""
         if self._closed:
             raise StoreClosed("the log is closed", "open it again")
-        async with self._to_sqlite_turn:  # removals that come together move it once
+        async with self._to_sqlite_turn:  # concurrent removals move it once
             if self.backend == "sqlite":
                 return None
             moved_from = self.backend
@@ -277,7 +277,7 @@ class Log(KeepsHints):
             )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Cancelling ends the wait, not the removal: a move must not begin before that has ended."""
+        """Cancelling ends the wait, not the removal: no move may begin before the removal ends."""
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -286,7 +286,7 @@ class Log(KeepsHints):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the waiting caller has it; without one, asyncio must not report it as never retrieved
+            task.exception()  # the waiting caller gets it; without one, asyncio would log "never retrieved"
 
     @asynccontextmanager
     async def _removing(self) -> AsyncIterator[SqliteStore]:
@@ -295,7 +295,7 @@ class Log(KeepsHints):
         self._still.clear()
         try:
             async with self._to_sqlite_turn:
-                await discard_old(self.store)  # the store that a move left would still hold what is removed here
+                await discard_old(self.store)  # it would still hold what is removed here
             self.reread_manifest()
             if not isinstance(self._backend, SqliteStore):
                 raise StoreUnavailable(f"the log in {self.store} moved to {self.backend} meanwhile", "try again")
@@ -310,7 +310,7 @@ class Log(KeepsHints):
         return self._live.follow(after)
 
     async def close(self) -> None:
-        """See ``StreamReader.close``. Gives the lock back."""
+        """See ``StreamReader.close``. Releases the lock."""
         if self._closed:
             return
         self._closed = True
@@ -321,7 +321,7 @@ class Log(KeepsHints):
     # The files of a jsonl log
 
     def file_sizes(self) -> Sizes | None:
-        """How many files a jsonl log has, and their bytes; ``None`` with another backend. Blocking, for an instant."""
+        """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
         return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
 
     # Moving to another backend; see streams/log/migrate.py
@@ -333,7 +333,7 @@ class Log(KeepsHints):
 
     @asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """Holds off prunes and forgets while the log is moved; waits for the running ones first."""
+        """Hold off prunes and forgets during a move, after waiting for the running ones."""
         self._moving += 1
         try:
             await self._still.wait()
@@ -342,10 +342,10 @@ class Log(KeepsHints):
             self._moving -= 1
 
     async def hold(self) -> None:
-        """Admit no append until ``release``; returns when the running ones have ended, cancelled ones too."""
+        """Admit no append until ``release``. Returns when the running ones have ended, cancelled ones too."""
         self._admitted.clear()
         await self._quiet.wait()
-        # Cancelling an append ends its caller's waiting, not its writing.
+        # Cancelling an append ends its caller's wait, not the write.
         await self._backend.drained()
 
     def release(self) -> None:
@@ -353,21 +353,21 @@ class Log(KeepsHints):
         self._admitted.set()
 
     def slow_down(self) -> None:
-        """Let appends pass at a slower pace than before: a move that copies slower than they come never ends."""
+        """Slow appends down further: a move that copies slower than they arrive never ends."""
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:
-        """Let appends pass as they come, after those that wait already."""
+        """Let appends pass as they arrive, after those that already wait."""
         self._pace = 0.0
 
     def reread_manifest(self) -> None:
-        """Take over what the manifest says of a kept store, after that was discarded."""
+        """Read the manifest again, after a kept store was discarded."""
         manifest = read_manifest(self.store)
         if manifest is not None:
             self.manifest = manifest
 
     async def exchange(self, backend: DiskStore, manifest: Manifest) -> None:
-        """Make ``backend`` the truth. Only between ``hold`` and ``release``, with equal heads.
+        """Make ``backend`` hold the log. Only between ``hold`` and ``release``, with equal heads.
 
         Raises:
             OSError: the manifest could not be replaced; the old backend stays.
@@ -375,7 +375,7 @@ class Log(KeepsHints):
         try:
             await asyncio.to_thread(write_manifest, self.store, manifest)
         except OSError:
-            # It may be renamed and only not synced: a start must not find the copy, which gets no record any more.
+            # It may be renamed but not synced: a start must not find the copy, which gets no more records.
             await asyncio.to_thread(write_manifest, self.store, self.manifest)
             raise
         old, self._backend, self.manifest = self._backend, backend, manifest

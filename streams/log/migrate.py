@@ -1,13 +1,13 @@
-"""Moving a log to another backend while it is being written: copy, verify, catch up, compare, switch.
+"""Move a log to another backend while it is being written: copy, verify, catch up, compare, switch.
 
 Every record is copied byte for byte. When little is left, the copy is verified:
-every record in it is read back and checked, as ``verify`` does. Then
-appends are held, the rest is copied and read back, the heads and every stream's
-last hash are compared with the original's, and ``store.json`` is replaced by a rename.
-Until that rename the old backend is the truth, after it the new one. A hash
+every record in it is read back and checked, as ``verify`` does. Then the migration
+holds appends, copies the rest and reads it back, compares the heads and every stream's
+last hash with the original's, and replaces ``store.json`` by a rename.
+Until that rename the old backend holds the log, after it the new one. A hash
 covers its stream's whole history, so equal last hashes mean equal records.
 
-A copy that was cut off is continued by the next run. The old store stays as it
+The next run continues a copy that was cut off. The old store stays as it
 was at the switch until it is discarded; nothing ever continues it: moving back
 makes a new copy.
 
@@ -41,16 +41,16 @@ from streams.threads import in_thread
 
 CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024
-"""Records that may be left to copy when appends are held."""
+"""Most records left to copy when appends are held."""
 
 Tails = dict[str, tuple[int, bytes]]
-"""By stream: the next offset, and the last hash."""
+"""By stream: the next offset and the last hash."""
 
 Phase = Literal["opening", "copying", "verifying", "switching", "done"]
 
 
 class MovableLog(Protocol):
-    """What a migration needs of the log that it moves; ``streams.log.log.Log`` is one."""
+    """What a migration needs of the log it moves; ``streams.log.log.Log`` is one."""
 
     store: Path
     manifest: Manifest
@@ -78,7 +78,7 @@ class Progress:
     to: Backend
     phase: Phase = "opening"
     copied: int = 0
-    """Records that the copy holds."""
+    """Records in the copy."""
     head: int = NOTHING
     streams: int = 0
     """Streams that hold records; known at the end."""
@@ -100,7 +100,7 @@ class HoldsRemoved(StoreUnavailable):
 
 @contextmanager
 def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
-    """Around a move: a full disk ends in an error that says how much space the copy needs.
+    """Wrap a move: turn a full disk into an error that says how much space the copy needs.
 
     Raises:
         StoreUnavailable: in place of any error that means a full disk.
@@ -127,24 +127,24 @@ class Migration:
     report: Callable[[Progress], None] = lambda progress: None
     progress: Progress = field(init=False)
     _tails: Tails = field(default_factory=dict)
-    """Of every stream, as computed from the bytes in the copy."""
+    """Of every stream, computed from the bytes in the copy."""
     _original: Tails = field(default_factory=dict)
     _continued: bool = False
     _touched: set[str] = field(default_factory=set)
-    """Streams of which records were copied since the original was asked for all its tails."""
+    """Streams with records copied since all tails of the original were read."""
 
     def __post_init__(self) -> None:
         self.progress = Progress(self.to)
 
     async def run(self) -> Progress:
-        """Move the log; returns when the new backend is the truth.
+        """Move the log. Returns when the new backend holds it.
 
         Raises:
             HoldsRemoved: records were removed from the log, and ``to`` is jsonl.
-            MigrationFailed: the copy differs from the original. The log is as it was, the copy is deleted.
-            StoreUnavailable, BadStore: a store cannot be read or written. The log is as it was.
+            MigrationFailed: the copy differs from the original. The log is unchanged, the copy deleted.
+            StoreUnavailable, BadStore: a store cannot be read or written. The log is unchanged.
         """
-        # What is pruned or forgotten meanwhile would be missing in one of the two.
+        # Records pruned or forgotten meanwhile would be missing in one of the two.
         async with self.log.moving():
             with explaining_full_disk(self.log.store, self.to):
                 try:
@@ -152,7 +152,7 @@ class Migration:
                 except MigrationFailed:
                     if not self._continued:
                         raise
-                    # What it continued was damaged, or of another log. It is deleted now.
+                    # The continued copy was damaged, or of another log. It is deleted now.
                     return await self._run()
 
     async def _run(self) -> Progress:
@@ -199,7 +199,7 @@ class Migration:
         return self.progress
 
     async def _catch_up(self, copy: DiskStore) -> None:
-        """Copy until little is left. Where appends come nearly as fast as that, they are slowed down."""
+        """Copy until little is left. Slow appends down if they arrive nearly as fast."""
         before = None
         while (left := self.log.head - copy.head) > CLOSE_ENOUGH:
             if before is not None and left > before / 2:
@@ -208,12 +208,12 @@ class Migration:
             await self._copy_to(copy)
 
     async def _open_copy(self) -> DiskStore:
-        """The other backend, as far as a run that was cut off got; a new one where that is of no use.
+        """Open the copy that a cut-off run left in the other backend, if usable, else a new one.
 
-        A store that was the truth before is none of these: it may have been damaged since, so it is deleted.
+        A store that once held the log is never continued: it may have been damaged since, so it is deleted.
         """
         if self.log.manifest.kept is not None:
-            await discard_old(self.log.store)  # which verifies the log first: the old store may be its only good copy
+            await discard_old(self.log.store)  # it verifies the log first: the old store may be the only good copy
             self.log.reread_manifest()
         with suppress(BadStore):
             copy = await self._open()
@@ -229,7 +229,7 @@ class Migration:
         return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
 
     async def _copy_to(self, copy: DiskStore) -> None:
-        """Copy what the log has more than the copy, and read it back."""
+        """Copy the records that the copy lacks, and read them back."""
         if self.progress.phase == "opening":
             self._report("copying")
         last = copy.head
@@ -237,12 +237,12 @@ class Migration:
             await copy.copy_in(records)
             self.progress.copied = copy.head + 1
             self._report(self.progress.phase)
-        if self.progress.phase in ("verifying", "switching"):  # what came before is read when all is verified
+        if self.progress.phase in ("verifying", "switching"):  # earlier records are read by _verify
             async for records in copy.copy_out(after=last, most=CHUNK):
                 await in_thread(self._check, records)
 
     def _check(self, records: list[Stored]) -> None:
-        """Compute the tails of the copy from its own bytes."""
+        """Compute the copy's tails from its own bytes."""
         for record in records:
             try:
                 stream = parse_event_keys(record.event).stream_id
@@ -265,7 +265,7 @@ class Migration:
             raise self._failed(f"the copy holds {verification.summary.records} of {copy.head + 1} records")
 
     async def _compare(self, copy: DiskStore) -> None:
-        """The heads and the last hash of every stream, while appends are held."""
+        """Compare the heads and every stream's last hash, while appends are held."""
         original = self._original | await self.log.source.tails(self._touched)
         self.progress.streams = len(original)
         if copy.head != self.log.head or original != self._tails:
@@ -286,12 +286,12 @@ class Migration:
 
 
 async def discard_old(store: Path) -> int:
-    """Verify the whole log, then delete the store that a migration left behind; returns the bytes freed, 0 for none.
+    """Verify the whole log, then delete the store that a migration left. Return the bytes freed, 0 for none.
 
-    The caller holds the store's lock, or asks the sidecar that does, and sees to it that no migration runs.
+    The caller holds the store's lock, or asks the sidecar that does, and ensures that no migration runs.
 
     Raises:
-        StoreUnavailable: the log does not verify, so the old store may be its only good copy; or the disk failed.
+        StoreUnavailable: the log does not verify, so the old store may be the only good copy; or the disk failed.
         BadStore: as ``read_manifest``.
     """
     manifest = await in_thread(read_manifest, store)
@@ -309,12 +309,12 @@ async def discard_old(store: Path) -> int:
 
 
 def discard_kept(store: Path) -> int:
-    """Delete the store that a migration left behind, or what one that was cut off copied; returns the bytes freed.
+    """Delete the store or the unfinished copy that a migration left. Return the bytes freed.
 
-    ``discard_old`` looks first whether the log is whole. The caller holds the store's lock.
+    ``discard_old`` checks first that the log is whole. The caller holds the store's lock.
 
     Raises:
-        StoreUnavailable: the disk failed; run again, it deletes what is left.
+        StoreUnavailable: the disk failed; another run deletes what is left.
         BadStore: as ``read_manifest``.
     """
     try:
@@ -323,7 +323,7 @@ def discard_kept(store: Path) -> int:
             return 0
         if manifest.kept is None:
             return discard_copy(store, manifest.backend)
-        # The pointer first: half a store must not be named.
+        # The pointer first: it must not name half a store.
         write_manifest(store, Manifest(manifest.backend, manifest.log_id))
         return discard(store, manifest.kept.backend)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Which stores are in a directory, and whether the one that ``store.json`` names is among them.
 
-A backend's files are made before ``store.json`` first names it, so a store that
-is named and not there was deleted. So was one of which only the head file is left.
+A backend's files are made before ``store.json`` first names it. So a store that is
+named but missing was deleted, and so was one that has only its head file left.
 Writers and readers both stop then: a writer would begin a second log in its place, a
 reader would show an empty one.
 """
@@ -23,14 +23,14 @@ HEAD_FILES: Final = ("head", HEAD_FILE)
 
 
 def located(store: Path, *, alone: bool = False) -> Manifest | None:
-    """What ``store.json`` says, after looking that the store it names is there; ``None`` where no log was begun.
+    """Return the manifest after checking that the store it names exists; ``None`` if no log was begun.
 
-    ``alone``: the caller holds the store's lock, and has nothing of it open.
+    ``alone``: the caller holds the store's lock and has none of its files open.
 
     Raises:
         ForeignStore: as ``read_manifest``.
-        MissingLog: there are records without a ``store.json``, or it names a store that is not there.
-        CorruptLog: a sqlite log holds less than its head file says. A jsonl log is judged where it is read.
+        MissingLog: records exist without a ``store.json``, or it names a store that is missing.
+        CorruptLog: a sqlite log holds less than its head file says. A jsonl log is checked on reading.
         StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)
@@ -43,7 +43,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
             raise MissingLog(str(store), lost.reason, lost.hint)
         return None
     if manifest.backend == "jsonl":
-        # Either of them shows that the log was here; which one is missing is judged where it is read.
+        # Either one shows that the log was here; the read reports which one is missing.
         if not (store / "head").exists() and not list_segments(store / "log"):
             raise _gone(store, manifest, alone, "log/ and head are not there")
     elif not holds_known_log(store, alone=alone):
@@ -52,14 +52,14 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
 
 
 class LeftAlone(NamedTuple):
-    """A head file of which the log is gone, ``store.json`` with it; ``position`` is the last one that it knows."""
+    """A head file whose log and ``store.json`` are gone; ``position`` is the last one it records."""
 
     file: Path
     position: int
 
     @property
     def reason(self) -> str:
-        """What to say of it."""
+        """What to report."""
         return (
             f"{self.file.name} says that records up to position {self.position} were written, "
             f"but neither the log nor {MANIFEST} is there"
@@ -72,13 +72,13 @@ class LeftAlone(NamedTuple):
 
 
 def left_alone(store: Path) -> LeftAlone | None:
-    """The head file that is left of a deleted log; only of a directory without ``store.json`` and without records."""
+    """The head file left of a deleted log. Only for a directory without ``store.json`` and without records."""
     found = [LeftAlone(store / name, head.position) for name in HEAD_FILES if (head := read_head(store / name))]
     return max((each for each in found if each.position > NOTHING), key=lambda each: each.position, default=None)
 
 
 def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
-    """The backends that have records, or an unreadable file, in the directory, regardless of ``store.json``.
+    """The backends with records, or an unreadable file, in the directory, whatever ``store.json`` says.
 
     Raises:
         ForeignStore: a file is a symbolic link.
@@ -92,7 +92,7 @@ def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
 
 
 def holds_files(store: Path, backend: Backend) -> bool:
-    """Whether anything of a backend's log is there, readable or not.
+    """True if any part of a backend's log exists, readable or not.
 
     Raises:
         ForeignStore: a file is a symbolic link.
@@ -115,13 +115,13 @@ def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog
 
 
 def kept_hint(store: Path) -> str | None:
-    """What to say, when the log is damaged, of the store that it was moved from; ``None`` where none is kept."""
+    """The hint, for a damaged log, about the kept store it was moved from; ``None`` if none is kept."""
     try:
         manifest = read_manifest(store)
         if manifest is None or manifest.kept is None or manifest.kept.backend not in with_records(store):
             return None
     except (StreamError, OSError):
-        return None  # the code that needs it reports what is wrong
+        return None  # the code that needs it reports the error
     return (
         f"{_kept_words(manifest.kept)}: `durable-stream repair --dry-run` says whether it is whole, and how to take it"
     )

@@ -1,7 +1,7 @@
-"""What to prune: a request (age, size, streams) against what a log holds and what is still needed. Pure.
+"""Plan a prune: a request (age, size, streams) against what a log holds and what is still needed. Pure.
 
-A stream is pruned whole: its histories are sessions, and half a session answers
-no question. What is still needed stays, even if it was requested, and the plan says so.
+A stream is pruned whole: it is a session, and half a session answers
+no question. What is still needed stays, even if requested, and the plan says so.
 
 Source: DESIGN, "Store contract" (prune); FEATURES U10 (retention, size cap).
 """
@@ -16,20 +16,20 @@ from streams.retention import StreamSize
 
 HOUR_MS: Final = 3_600_000
 RECENT_MS: Final = 24 * HOUR_MS
-"""A size cap leaves what was written to within this time: somebody may still be at it."""
+"""A size cap spares streams written to within this time: they may still be in use."""
 
 CAP_SHARE: Final = 0.9
-"""A log over its cap is pruned to this share of it, so that not every look prunes a little."""
+"""A log over its cap is pruned to this share of it, so that not every check prunes a little."""
 
 Why = Literal["age", "size", "named"]
 
 
 @dataclass(frozen=True, slots=True)
 class PruneRequest:
-    """What to remove. Empty by default; several criteria add up.
+    """What to remove. Empty by default; criteria add up.
 
-    ``older_than_ms``: streams whose last record is older than so many milliseconds.
-    ``max_bytes``: the oldest streams, until the log holds no more than that.
+    ``older_than_ms``: streams whose last record is older than this many milliseconds.
+    ``max_bytes``: the oldest streams, until the log holds no more than this.
     ``streams``: these, by id.
     """
 
@@ -43,7 +43,7 @@ class PruneRequest:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One stream of a plan; ``why`` it goes, or (in ``kept``) why it stays although it was requested."""
+    """One stream of a plan; ``why`` says why it goes, or (in ``kept``) why it stays though requested."""
 
     stream_id: str
     records: int
@@ -60,16 +60,16 @@ class PrunePlan:
     kept: list[Item] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     offsets: dict[str, int] = field(default_factory=dict)
-    """What ``StreamStore.prune`` takes: stream id to the first offset that stays."""
+    """For ``StreamStore.prune``: stream id to the first offset that stays."""
 
     @property
     def records(self) -> int:
-        """How many records go."""
+        """Records that go."""
         return sum(item.records for item in self.cuts)
 
     @property
     def bytes(self) -> int:
-        """How many bytes of events go."""
+        """Bytes of events that go."""
         return sum(item.bytes for item in self.cuts)
 
     def as_json(self) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def make_plan(
 
     Args:
         needed: streams that must stay, with the reason in words.
-        disk_bytes: what the log takes on the disk, where that is known: a cap is about the disk, on which
-            an event takes more room (indexes) or less (compression) than its bytes.
-        uncapped: streams that a size cap leaves alone.
+        disk_bytes: the log's size on disk, if known: a cap is about the disk, where an event
+            takes more (indexes) or less (compression) than its bytes.
+        uncapped: streams that a size cap spares.
     """
     plan = PrunePlan()
     by_id = {size.stream_id: size for size in sizes if size.records}
@@ -122,7 +122,7 @@ def make_plan(
 
 
 def _decide(plan: PrunePlan, size: StreamSize, why: str, needed: Mapping[str, str]) -> bool:
-    """Whether the stream goes."""
+    """True if the stream goes."""
     reason = needed.get(size.stream_id)
     target = plan.cuts if reason is None else plan.kept
     target.append(Item(size.stream_id, size.records, size.bytes, size.last_ts, reason or why))

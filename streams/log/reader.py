@@ -1,6 +1,6 @@
-"""Reading a log while it is written, also from another process, in whichever backend it is now.
+"""Read a log while it is written, also from another process, in whichever backend holds it now.
 
-A log may move to the other backend while it is read, and its old store may be
+A log may move to the other backend during a read, and its old store may be
 deleted. So each read finds out where the log is, and continues there.
 """
 
@@ -42,12 +42,12 @@ class LogReader:
         self._jsonl = JsonlReader(store)
 
     def _backend(self) -> DiskReader:
-        # Once its database is open, the sqlite store was there; opening it for every reading would be slow.
+        # Once its database is open, the sqlite store was there; checking it on every read would be slow.
         look = located if self._sqlite is None else read_manifest
         manifest = look(self.store)
         if manifest is None or manifest.backend == "jsonl":
             if self._sqlite is not None:
-                # The old store may be deleted now or later: what is held open keeps its space on the disk.
+                # The old store may be deleted now or later: open files would keep their disk space.
                 self._sqlite.let_go()
             return self._jsonl
         if self._sqlite is None:
@@ -65,13 +65,13 @@ class LogReader:
                 if self._backend() is backend:
                     raise
                 continue
-            # The log may have moved meanwhile, and the store that was asked may be deleted.
+            # The log may have moved meanwhile, and the store just read may be deleted.
             if self._backend() is backend:
                 return head
 
     @property
     def is_indexed(self) -> bool:
-        """Whether one stream, or one event, is found without reading the whole log."""
+        """True if finding one stream, or one event, does not read the whole log."""
         return isinstance(self._backend(), SqliteReader)
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
@@ -91,9 +91,9 @@ class LogReader:
         return await ask_wherever(self._backend, lambda backend: backend.find(idempotency_key))
 
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
-        """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know.
+        """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can tell.
 
-        ``None`` also where one of them is damaged: a full read reports it in its place.
+        ``None`` also if one of them is damaged: a full read reports it in its place.
         """
         backend = self._backend()
         if not isinstance(backend, SqliteReader):
@@ -108,27 +108,27 @@ class LogReader:
             return None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record of an event id, or ``None``."""
+        """The record with an event id, or ``None``."""
         return await ask_wherever(self._backend, lambda backend: backend.find_event(event_id))
 
     async def glance(self) -> None:
-        """Check that every file of the log is there and long enough; quick for a log of any size.
+        """Check that every file of the log exists and is long enough. Quick for a log of any size.
 
         Raises:
             CorruptLog: one is missing or was cut short.
         """
-        # A sqlite log is compared with its head file wherever it is located.
+        # ``located`` already compares a sqlite log with its head file.
         if self._backend() is self._jsonl:
             await self._jsonl.glance()
 
     def file_sizes(self) -> Sizes | None:
-        """How many files a jsonl log has, and their bytes; ``None`` with another backend. Blocking, for an instant."""
+        """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
         return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
 
     async def event_ids(self) -> AsyncIterator[list[str]]:
-        """The ids of all events, many at a time, in no particular order, without reading their payloads.
+        """Yield the ids of all events, many at a time, in no particular order, without reading payloads.
 
-        Some may come twice, where the log moved meanwhile.
+        Some may come twice if the log moved meanwhile.
         """
         while True:
             backend = self._backend()
@@ -144,11 +144,11 @@ class LogReader:
                     return
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``: what the log's writer kept last. None while something is being removed."""
+        """See ``StreamStore.snapshot``: the one the log's writer kept last. None during a removal."""
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         if found is None or found.position > self.head:
             return None
-        # It may count what is gone: a removal drops it last.
+        # It may count removed records: a removal drops it last.
         return None if (await self._backend().removal()).pending else found
 
     async def sizes(self) -> list[StreamSize]:
@@ -156,11 +156,11 @@ class LogReader:
         return await ask_wherever(self._backend, lambda backend: backend.sizes())
 
     async def is_removing(self) -> bool:
-        """Whether a prune or forget is running or was cut off: some of what is to go may still be there."""
+        """True if a prune or forget is running or was cut off: some of what it removes may still be there."""
         return (await self._backend().removal()).pending
 
     async def cut_off(self) -> str | None:
-        """What to say of a prune or forget that was cut off, as by a kill; ``None`` where none was."""
+        """The message about a prune or forget that was cut off, as by a kill; ``None`` if none was."""
         if not await self.is_removing() or await asyncio.to_thread(is_being_written, self.store):
             return None
         return (
@@ -181,11 +181,11 @@ class LogReader:
 async def read_wherever(
     now: Callable[[], Backend], read: Callable[[Backend, int], AsyncIterator[Record]]
 ) -> AsyncIterator[Record]:
-    """What ``read`` gives; gone on with in the other backend, when the log moved there and the old one was deleted.
+    """Yield what ``read`` yields; continue in the other backend if the log moved there meanwhile.
 
     ``now`` says where the log is. Reading a deleted file finds damage, or nothing: both count
-    only while the log is there. ``read`` is also given the position after which to continue; what comes before it is
-    passed over.
+    only while the log is there. ``read`` also gets the position to continue after; earlier records
+    are skipped.
     """
     backend, last = now(), NOTHING
     while True:
@@ -205,7 +205,7 @@ async def read_wherever(
 
 
 async def ask_wherever(now: Callable[[], Backend], ask: Callable[[Backend], Awaitable[Result]]) -> Result:
-    """As ``read_wherever``, for one answer."""
+    """Like ``read_wherever``, for one answer."""
     while True:
         backend = now()
         try:

@@ -1,7 +1,7 @@
-"""What ``repair`` does about each thing that can be wrong with a store, and what it leaves alone.
+"""What ``repair`` does about each fault of a store, and what it leaves alone.
 
-Only what is provably safe is done: nothing that was acknowledged is cut, and
-what is removed is kept in ``repaired/`` (a torn tail, as at every opening, in ``torn/``).
+It does only what is provably safe: it cuts nothing that was acknowledged, and
+keeps what it removes in ``repaired/`` (a torn tail, as at every opening, in ``torn/``).
 
 =============================================  ======================================================================
 found                                          done, because
@@ -11,18 +11,17 @@ an incomplete tail above head                  cut off: it was never acknowledge
 a head file lost or damaged                    rewritten, if every record verifies
 sqlite's file damaged, every row whole         the rows copied into a new file, which is verified before it takes over
 a copy that a migration did not finish         set aside, if the log verifies and is at least as long
-drafts of files that were replaced by rename   set aside: what they were to replace is there, or is judged by itself
+drafts of files that were replaced by rename   set aside: the file to replace exists, or is a finding of its own
 damaged cursors and snapshots                  set aside: they are hints, and may be lost
-cursors and snapshots beyond the last record   set aside and reported: what they had read is lost
+cursors and snapshots beyond the last record   set aside and reported: the records they read are lost
 a search index damaged or ahead of the log     deleted: the sidecar rebuilds it from the log
 =============================================  ======================================================================
 
-Anything else is reported with the reason why nothing is done: a record at or
-below head that is corrupt, tampered or missing was acknowledged, and only a backup
-has it.
+It reports anything else, with the reason for doing nothing: a corrupt, tampered or
+missing record at or below head was acknowledged, and only a backup has it.
 
-``examine`` looks, ``decide`` is pure, ``Repairing`` acts; the caller holds the locks. Every action may be cut off by a
-kill and done again by the next run.
+``examine`` looks, ``decide`` is pure, ``Repairing`` acts; the caller holds the locks. If a kill cuts an action off,
+the next run does it again.
 """
 
 from __future__ import annotations
@@ -58,15 +57,15 @@ FILES: Final[dict[Backend, tuple[str, ...]]] = {
     "jsonl": ("log", "head"),
     "sqlite": ("sqlite-head", "log.db-shm", "log.db-wal", "log.db", "search.db-shm", "search.db-wal", "search.db"),
 }
-"""What a backend has in the store's directory, in the order in which it is set aside."""
+"""A backend's files in the store's directory, in the order of setting them aside."""
 
 MOST_TOLD: Final = 20
-"""Most faults that are listed one by one; ``verify`` lists them all."""
+"""Most faults to list one by one; ``verify`` lists them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """One backend's store, verified: ``head`` is its last record, ``faults`` what was found in its own files."""
+    """One backend's verified store: ``head`` is its last record, ``faults`` are those of its own files."""
 
     head: int = NOTHING
     records: int = 0
@@ -80,41 +79,41 @@ class StoreFacts:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every record below head verifies."""
+        """True if every record below head verifies."""
         return not self.lost
 
     @property
     def only_indexes(self) -> bool:
-        """Whether every row of a sqlite store verifies, and yet SQLite finds fault with the file."""
+        """True if every row of a sqlite store verifies, yet SQLite finds fault with the file."""
         whole = self.records > 0 and self.records + self.pruned == self.head + 1
         return whole and bool(self.lost) and all(fault.position is None for fault in self.lost)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is in a store's directory. File names are relative to it."""
+    """The contents of a store's directory. File names are relative to it."""
 
     manifest: Manifest | None = None
     manifest_is_damaged: bool = False
     stores: dict[Backend, StoreFacts] = field(default_factory=dict)
-    """Those of which something is there; only the truth is verified where ``store.json`` names it."""
+    """Those with any files; if ``store.json`` names the log, only that is verified."""
     drafts: tuple[str, ...] = ()
     damaged_hints: tuple[str, ...] = ()
     hints_ahead: tuple[str, ...] = ()
     furthest_hint: int = NOTHING
     left_alone: LeftAlone | None = None
-    """The head file of a log that is gone, ``store.json`` with it."""
+    """The head file of a log that is gone, as is ``store.json``."""
     has_wal: bool = False
-    """Whether sqlite's write-ahead file is there."""
+    """True if sqlite's write-ahead file exists."""
     search_fault: Literal["damaged", "ahead"] | None = None
-    """``ahead``: it has indexed records that the log does not hold."""
+    """``ahead``: it indexes records that the log does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that was found. Where nothing is done, ``action`` is ``None``, and ``text`` says why and what to do.
+    """One finding. If ``repair`` does nothing, ``action`` is ``None``, and ``text`` says why and what to do.
 
-    ``paths`` are what is set aside or deleted; ``manifest`` is what is written.
+    ``paths`` are set aside or deleted; ``manifest`` is written.
     """
 
     found: str
@@ -124,12 +123,12 @@ class Item:
     manifest: Manifest | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """``{found, action, text, paths}``; ``action`` is null where nothing is done."""
+        """``{found, action, text, paths}``; ``action`` is null if nothing is done."""
         return {name: value for name, value in asdict(self).items() if name != "manifest"}
 
 
 def decide(facts: Facts, *, log_id: str) -> list[Item]:
-    """What to do, in the order in which to do it; nothing for a sound store. ``log_id`` is for a new ``store.json``."""
+    """List what to do, in order; empty for a sound store. ``log_id`` is for a new ``store.json``."""
     manifest = facts.manifest
     items: list[Item] = []
     if manifest is None:
@@ -221,7 +220,7 @@ def _gone(manifest: Manifest) -> Item:
 
 
 def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
-    """The store that is not the truth: kept after a migration, or a copy that one did not finish."""
+    """The store that is not the log: kept after a migration, or an unfinished migration's copy."""
     truth = facts.stores.get(manifest.backend)
     is_lost = truth is None or not (truth.is_sound or truth.only_indexes)
     for name, store in facts.stores.items():
@@ -271,7 +270,7 @@ def _is_head(fault: Finding) -> bool:
 
 
 def leftovers(store: Path) -> list[str]:
-    """What killed processes left and ``repair`` removes, relative to ``store``; quick, and only of a store at rest.
+    """What killed processes left and ``repair`` removes, relative to ``store``. Quick; only for a store at rest.
 
     Raises:
         ForeignStore: as ``read_manifest``, or a file is a symbolic link.
@@ -289,7 +288,7 @@ def leftovers(store: Path) -> list[str]:
 
 
 def is_begun(store: Path) -> bool:
-    """Whether the directory holds anything of a log. Quick: it opens no file.
+    """True if the directory holds any part of a log. Quick: it opens no file.
 
     Raises:
         ForeignStore: the store is foreign or newer, or ``store.json`` is a symbolic link.
@@ -297,18 +296,18 @@ def is_begun(store: Path) -> bool:
     manifest, damaged = _manifest(store)
     if manifest is not None or damaged:
         return True
-    # Drafts are not asked for: by their names alone they may be somebody else's.
+    # Drafts do not count: by their names alone they may be somebody else's.
     files = (store / "head", store / LOG_FILE, *Hints(store).files())
     return any(map(os.path.lexists, files)) or bool(list_segments(store / "log")) or left_alone(store) is not None
 
 
 async def examine(store: Path, progress: Progress | None = None) -> Facts:
-    """Examine the directory. The truth is verified; without a ``store.json`` both backends' stores are.
+    """Examine the directory and verify the log; without a ``store.json``, both backends' stores.
 
     ``progress`` is called with the number of bytes verified since its last call.
 
     Raises:
-        ForeignStore: the store is foreign or newer, or a file of it is a symbolic link.
+        ForeignStore: the store is foreign or newer, or one of its files is a symbolic link.
         StoreUnavailable, OSError: a file cannot be read.
     """
     manifest, damaged = await asyncio.to_thread(_manifest, store)
@@ -325,7 +324,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     whole = {hint.name for hint in known}
     ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
     if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
-        # Of a log that is damaged it is not known how far it went: brought back from a backup, it may reach them.
+        # How far a damaged log went is unknown: restored from a backup, it may reach them.
         ahead |= {f"hints/{name}": until for name, until in known if until > head}
     return Facts(
         manifest=manifest,
@@ -343,7 +342,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
 
 @dataclass(slots=True)
 class Repairing:
-    """One run over ``store``; what it removes is kept in ``aside``, which is made when it is needed."""
+    """One run over ``store``. It keeps what it removes in ``aside``, which it makes when needed."""
 
     store: Path
     aside: Path | None = None
@@ -352,7 +351,7 @@ class Repairing:
         """Do what ``item`` says; doing it again changes nothing.
 
         Raises:
-            StreamError, OSError: it cannot be done; what was wrong still is.
+            StreamError, OSError: it failed; the fault remains.
         """
         match item.action:
             case "write manifest":
@@ -389,7 +388,7 @@ class Repairing:
 
     def _replace_database(self, fresh: Path) -> None:
         path = self.store / LOG_FILE
-        # A second name, then a rename: at no moment is the log without a database.
+        # A second name, then a rename: the log is never without a database.
         os.link(path, self._aside() / LOG_FILE)
         sync_directory(self._aside())
         (fresh / LOG_FILE).replace(path)
@@ -426,7 +425,7 @@ class Repairing:
 
 
 def _manifest(store: Path) -> tuple[Manifest | None, bool]:
-    """What ``store.json`` says, and whether it is there and damaged."""
+    """The manifest, and whether ``store.json`` exists and is damaged."""
     try:
         return read_manifest(store), False
     except ForeignStore as error:
@@ -442,7 +441,7 @@ def _is_there(store: Path, backend: Backend) -> bool:
 
 
 def _log_of(manifest: Manifest | None, stores: dict[Backend, StoreFacts]) -> tuple[Backend | None, int]:
-    """The store that holds the log, as far as that is known, and its last record."""
+    """The store that holds the log, as far as known, and its last record."""
     if manifest is not None:
         found = stores.get(manifest.backend)
         return (None, NOTHING) if found is None else (manifest.backend, found.head)
@@ -468,14 +467,14 @@ async def _head(store: Path, backend: Backend) -> int:
 
 async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
     fault = await asyncio.to_thread(search_fault, store, log.head)
-    # It is not known how far a damaged log reaches: restored from a backup, it may reach what is indexed.
+    # How far a damaged log reaches is unknown: restored from a backup, it may reach what is indexed.
     return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
 
 
 def _drafts(store: Path, manifest: Manifest | None) -> list[str]:
     """Files that a killed process was about to rename, and SQLite's files whose database is gone.
 
-    Not those of a log that may be the truth: they may hold records, and a database that is brought back needs them.
+    Not those that may be the log's: they may hold records, and a restored database needs them.
     """
     found = [path for path in (*store.glob("*.new"), *(store / "hints").glob("*.new")) if path.is_file()]
     for name in (LOG_FILE, SEARCH_FILE):

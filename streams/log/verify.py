@@ -17,19 +17,19 @@ __all__ = ["Finding", "Kind", "Summary", "Verification", "is_of_records"]
 
 
 def is_of_records(finding: Finding) -> bool:
-    """Whether it is about the log itself; ``store.json`` and the hints are judged by themselves."""
+    """True if it is about the log itself, not about ``store.json`` or the hints."""
     path = Path(finding.file)
     return path.name != MANIFEST and path.parent.name != "hints"
 
 
 class Verification:
-    """One pass over the log in ``store``. ``run`` gives the findings, ``summary`` the counts when it is done.
+    """One pass over the log in ``store``. ``run`` yields the findings; then ``summary`` has the counts.
 
     It changes nothing and takes no lock. While a writer runs, it verifies the log
     up to the head of that moment. ``backend`` is the one to verify, whatever
-    ``store.json`` says; ``alone`` that the caller holds the writer's lock itself. ``quick`` looks at the
-    end of the log only: the last segments of jsonl; of sqlite the last records, and as much of the file as
-    a moment allows.
+    ``store.json`` says. ``alone``: the caller holds the writer's lock itself. ``quick`` checks only
+    the end of the log: for jsonl the last segments; for sqlite the last records, and as much of the
+    file as a moment allows.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Verification:
 
     @property
     def summary(self) -> Summary:
-        """What was verified so far."""
+        """The counts so far."""
         return self._of_backend.summary
 
     def size(self) -> int:
@@ -69,11 +69,11 @@ class Verification:
         return self._of_backend.size()
 
     async def run(self) -> AsyncIterator[Finding]:
-        """Every fault in the order of the log. Cancelling it is safe.
+        """Yield every fault in log order. Safe to cancel.
 
         Raises:
             ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
-            StoreUnavailable: the log moved to the other backend meanwhile, and what was being read was deleted.
+            StoreUnavailable: the log moved to the other backend meanwhile, and the old store was deleted.
             OSError: a file cannot be read.
         """
         found = 0
@@ -102,7 +102,7 @@ class Verification:
         try:
             manifest = read_manifest(self._store)
         except ForeignStore:
-            return  # damaged, which is found and said where the manifest is judged
+            return  # damaged: the check of the manifest reports it
         names = {manifest.backend, manifest.kept.backend if manifest.kept else None} if manifest is not None else set()
         if manifest is not None and self._backend not in names:
             raise StoreUnavailable(
@@ -113,11 +113,11 @@ class Verification:
 
 
 def _backend_of(store: Path) -> Backend:
-    """The backend that ``store.json`` names; without one that can be read, the only one that holds records."""
+    """The backend that ``store.json`` names; if that is unreadable, the only one that holds records."""
     try:
         manifest = read_manifest(store)
     except ForeignStore:
-        manifest = None  # which is found, and said, where the manifest is judged
+        manifest = None  # the check of the manifest reports it
     if manifest is not None:
         return manifest.backend
     return "sqlite" if with_records(store) == ["sqlite"] else "jsonl"

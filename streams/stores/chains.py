@@ -1,9 +1,9 @@
-"""The streams of a log while it is verified: whether each record continues its own. Pure.
+"""Verify that each record continues its stream. Pure.
 
 Offsets are dense in a stream, and each record's hash continues the one before it. Two things
-explain that a record does not begin where the last one of its stream ended: what was pruned,
-and records that are lost, which are findings already. As a lost record may have been of any
-stream, it explains one skipped offset in each; behind a jump the hash has nothing to be checked against.
+explain a gap in a stream: pruned records, and lost ones, which are findings already. A lost
+record may have been of any stream, so it explains one skipped offset in each. After a gap there
+is nothing to check the hash against.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from streams.retention import Base
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """Where a stream's next record goes. ``lost`` is how many records were lost in the log before its last one.
+    """Where a stream's next record goes. ``lost`` counts the log's lost records before the stream's last one.
 
-    ``kept``: the stream holds records, not all of it was pruned.
+    ``kept``: the stream holds records; it was not pruned whole.
     """
 
     next_offset: int = 0
@@ -33,22 +33,22 @@ _BEGIN = _Tail()
 
 
 class Chains:
-    """The tails of all streams, moved on record by record in the order of the log."""
+    """The tails of all streams, advanced record by record in log order."""
 
     def __init__(self, bases: Mapping[str, Base]) -> None:
-        """``bases``: where pruned streams continue. Every other one begins at offset 0."""
+        """``bases``: where pruned streams continue. All others begin at offset 0."""
         self._tails = {stream_id: _Tail(base.offset, base.hash) for stream_id, base in bases.items()}
 
     @property
     def kept(self) -> int:
-        """How many streams hold records."""
+        """Streams that hold records."""
         return sum(tail.kept for tail in self._tails.values())
 
     def take(self, stream_id: str, offset: int, hash_: bytes, event: dict[str, Any], lost: int) -> str | None:
-        """In what the stream's next record contradicts those before it, as a sentence; ``None`` if in nothing.
+        """Say how the stream's next record contradicts those before it; ``None`` if it does not.
 
-        ``lost`` is how many records of the whole log were lost so far. Whatever is wrong, the stream continues
-        behind this record, so that one fault is one finding.
+        ``lost`` counts the lost records of the whole log so far. After any fault, the stream continues
+        after this record, so that one fault is one finding.
         """
         tail = self._tails.get(stream_id, _BEGIN)
         self._tails[stream_id] = _Tail(offset + 1, hash_, lost, True)

@@ -1,14 +1,14 @@
 """Group commit: many appends, one sync.
 
-There is no timer: what arrives while a commit runs waits, and all of it forms
+There is no timer: appends that arrive while a commit runs wait, and together form
 the next one, up to ``MAX_COMMIT_BYTES``. A lone append is committed at once.
 
-A slow disk must not hold the event loop, so commits run on a writer thread. But
-handing work to a thread and back takes longer than a fast disk does: while
+A slow disk must not block the event loop, so commits run on a writer thread. But
+handing work to a thread and back takes longer than a fast disk does. So while
 nearly every sync ends within ``FAST_SECONDS``, small commits run on the loop
-itself, and the appends of one turn of the loop share one. Two slower syncs that
-come close together, or one that the loop really waited for, send commits back
-to the thread until the disk was fast for a while (``Trust``).
+itself, and the appends of one turn of the loop share one. Two slower syncs
+close together, or one that really blocked the loop, send commits back
+to the thread until the disk has been fast for a while (``Trust``).
 
 A commit that fails with an ``OSError`` is fail-stop: its appends and all later
 ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged.
@@ -29,7 +29,7 @@ from streams.store import Record
 from streams.stores.plan import Request
 
 MAX_COMMIT_BYTES = 4 * 1024 * 1024
-"""What one commit writes at most, so that a burst does not hold every ack; one larger append goes alone."""
+"""The most one commit writes, so that a burst does not delay every ack; a larger append goes alone."""
 
 Result = TypeVar("Result")
 
@@ -37,12 +37,12 @@ FAST_SECONDS: Final = 0.001
 STALL_SECONDS: Final = 0.01
 
 MAX_ON_LOOP_BYTES: Final = 256 * 1024
-"""What waits beyond this goes to the thread: planning and writing it would hold the loop, however fast the disk."""
+"""Larger queues go to the thread: planning and writing them would block the loop, however fast the disk."""
 
 
 @dataclass(slots=True)
 class Pending:
-    """An append on its way; ``outcome`` is set by the writer thread, the future by the loop."""
+    """An append in progress; the writer thread sets ``outcome``, the loop the future."""
 
     request: Request
     size: int
@@ -51,7 +51,7 @@ class Pending:
     outcome: list[Record] | BaseException | None = None
 
     def settle(self) -> None:
-        """Hand the outcome to the waiting caller, which may have been cancelled meanwhile."""
+        """Give the outcome to the waiting caller, which may have been cancelled meanwhile."""
         if self.future.done():
             return
         if isinstance(self.outcome, BaseException):
@@ -61,11 +61,11 @@ class Pending:
 
 
 class WouldStall(Exception):
-    """From ``commit`` on the loop, before it did anything: it would wait for somebody else. The thread does it then."""
+    """Raised by ``commit`` on the loop before it does anything: it would have to wait. The thread then does it."""
 
 
 class Trust:
-    """Whether the disk is so fast that the loop may wait for it: a leaking count of its slow syncs."""
+    """Tells if the disk is fast enough for the loop to wait for it: a leaky count of slow syncs."""
 
     LIMIT = 16
     SLOW, STALL = 8, 48
@@ -74,7 +74,7 @@ class Trust:
         self._doubt = 2 * self.LIMIT
 
     def note(self, seconds: float) -> None:
-        """A sync took so long."""
+        """Count a sync's time."""
         if seconds <= FAST_SECONDS:
             self._doubt = max(0, self._doubt - 1)
         else:
@@ -89,10 +89,10 @@ class GroupCommit:
 
     ``commit(pendings)`` runs on the writer thread or on the loop, never on both at
     once. It sets every ``outcome`` (records, or the ``StreamError`` that refuses that
-    append), returns only when all of them are durable, and says how many seconds
+    append), returns only when all of them are durable, and returns the seconds
     the disk took. An ``OSError`` from it stops the writer. ``settled`` runs on the
-    loop after the callers were answered. While ``may_stall`` says yes, commits run on
-    the thread: the next one may take long however fast the disk is.
+    loop after the callers have their answers. While ``may_stall`` is true, commits run
+    on the thread: the next one may take long however fast the disk is.
     """
 
     def __init__(
@@ -109,18 +109,18 @@ class GroupCommit:
         self._queue: deque[Pending] = deque()
         self._waiting_bytes = 0
         self._unwritten = 0
-        """Appends that were submitted and not yet decided, with or without a waiting caller."""
+        """Appends submitted but not yet decided, with or without a waiting caller."""
         self._drained: list[asyncio.Future[None]] = []
         self._lock = Lock()
         self._wake = Condition(self._lock)
         self._committing = Lock()
-        """Held from taking a group until it is written: what was submitted first is written first."""
+        """Held from taking a group until it is written, so that writes keep the order of submission."""
         self._turnstile = Lock()
-        """Held while waiting for ``_committing`` to work between two commits, so that commits do not always win it."""
+        """Held while waiting for ``_committing`` between two commits, so that commits do not always win it."""
         self._stop: StoreUnavailable | None = None
         self._trust = Trust()
         self.on_loop = False
-        """Whether the commit that runs now holds the loop; only ``commit`` may ask."""
+        """True if the running commit is on the loop; only ``commit`` may read it."""
         self._last_group = 1
         self._flush_is_due = False
         self._thread = Thread(target=self._run, name=f"log-writer-{name}", daemon=True)
@@ -134,7 +134,7 @@ class GroupCommit:
     async def submit(self, request: Request) -> list[Record]:
         """Queue an append and wait until it is durable.
 
-        Cancelling stops the waiting, not the write.
+        Cancelling ends the wait, not the write.
 
         Raises:
             StoreFailed, StoreClosed: nothing was written.
@@ -153,7 +153,7 @@ class GroupCommit:
             self._flush_is_due = True
             loop.call_soon(self._flush)
             if self._last_group == 1 and self._is_for_the_loop():
-                # Nobody shared the last commit, so this append need not wait for company either.
+                # Nobody shared the last commit, so this append need not wait for others.
                 self._commit_on_loop()
         return await pending.future
 
@@ -163,8 +163,8 @@ class GroupCommit:
     def _flush(self) -> None:
         """Commit what this turn of the loop submitted.
 
-        The thread is woken here and not before: it might commit the first appends of the turn alone, make the
-        others wait for a second sync, and fight with the loop for the interpreter meanwhile.
+        It wakes the thread only now. Woken earlier, the thread might commit the turn's first appends alone, make
+        the others wait for a second sync, and compete with the loop for the interpreter.
         """
         self._flush_is_due = False
         if self._is_for_the_loop():
@@ -174,7 +174,7 @@ class GroupCommit:
                 self._wake.notify()
 
     def _commit_on_loop(self) -> None:
-        """Commit what waits; if the thread is committing already, it takes this too."""
+        """Commit the waiting appends; a thread already committing takes them too."""
         if not self._queue:
             return
         if self._turnstile.locked() or not self._committing.acquire(blocking=False):
@@ -190,7 +190,7 @@ class GroupCommit:
             if self._stop is None:
                 self._leave_to_thread(group)
                 return
-            # The thread may have ended already, so this is the only place left.
+            # The thread may have ended already, so only this place is left.
             self.on_loop = False
             self._write(group)
         finally:
@@ -206,7 +206,7 @@ class GroupCommit:
             self._wake.notify()
 
     async def drained(self) -> None:
-        """Return when nothing that was submitted is unwritten, also what has no waiting caller any more."""
+        """Return when every submitted append is written, even those whose caller no longer waits."""
         with self._lock:
             if not self._unwritten:
                 return
@@ -235,7 +235,7 @@ class GroupCommit:
         await asyncio.to_thread(self._thread.join)
 
     def _take(self) -> list[Pending]:
-        """What waits, up to the size limit."""
+        """Take what waits, up to the limit."""
         group: list[Pending] = []
         size = 0
         with self._lock:
@@ -246,7 +246,7 @@ class GroupCommit:
         return group
 
     def _run(self) -> None:
-        """The writer thread, until the store is closed and nothing waits."""
+        """Run the writer thread until the store is closed and nothing waits."""
         while True:
             with self._wake:
                 while not self._queue and self._stop is None:
@@ -269,7 +269,7 @@ class GroupCommit:
             raise
         except OSError as error:
             self._fail(group, error)
-        except Exception as error:  # noqa: BLE001 - a planned but unwritten state must not live on
+        except Exception as error:  # noqa: BLE001 - a planned but unwritten state must not survive
             self._fail(group, error)
         else:
             self._trust.note(seconds)
@@ -277,7 +277,7 @@ class GroupCommit:
     def _fail(self, group: list[Pending], error: Exception) -> None:
         hint = "free disk space or repair the disk, then start again"
         if isinstance(error, StoreUnavailable) and error.hint:
-            reason, hint = error.reason, error.hint  # the cause says what to do; the disk is not full
+            reason, hint = error.reason, error.hint  # its own hint fits; the disk is not full
         elif isinstance(error, StreamError):
             reason = str(error)
         else:
@@ -296,7 +296,7 @@ class GroupCommit:
         self._abandon()
 
     def _refusal(self) -> StoreUnavailable:
-        """A new exception each time: one raised for many callers would collect all their tracebacks."""
+        """Make a new exception each time: a shared one would collect every caller's traceback."""
         assert self._stop is not None
         return type(self._stop)(self._stop.reason, self._stop.hint)
 
@@ -310,7 +310,7 @@ class GroupCommit:
             if loop is here:
                 self._settle(pendings)
                 continue
-            # A loop that was closed has no callers left, and closing it must not end this thread.
+            # A closed loop has no callers left, and must not end this thread.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, pendings)
 

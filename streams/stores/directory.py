@@ -1,6 +1,6 @@
 """The store's directory: its manifest, which names the backend, and the writer's lock.
 
-``store.json`` is the one pointer to the truth. It is replaced by a rename, so a
+``store.json`` is the one pointer to the log. A rename replaces it, so a
 reader or the next writer sees the old backend or the new one, never half of either.
 """
 
@@ -23,7 +23,7 @@ from streams.identity import Identity
 Backend = Literal["jsonl", "sqlite"]
 
 FORMATS: Final[dict[Backend, int]] = {"jsonl": 1, "sqlite": 2}
-"""The format a manifest has for each backend: what knows only jsonl must not open a sqlite store."""
+"""Each backend's manifest format: a version that knows only jsonl must not open a sqlite store."""
 
 NEWEST: Final = max(FORMATS.values())
 
@@ -33,7 +33,7 @@ LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A store that the log moved away from, still in the directory as it was at ``head``."""
+    """A store that the log moved from, still in the directory as it was at ``head``."""
 
     backend: Backend
     head: int
@@ -41,7 +41,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What ``store.json`` says: where the truth is, whose log it is, and what an earlier migration left."""
+    """The contents of ``store.json``: where the log is, whose it is, and what an earlier migration left."""
 
     backend: Backend
     log_id: str
@@ -60,7 +60,7 @@ class Manifest:
 
 
 def read_manifest(store: Path) -> Manifest | None:
-    """``store.json``, or ``None`` for a directory without one.
+    """Read ``store.json``; ``None`` if there is none.
 
     Raises:
         ForeignStore: it is not ours, damaged, or of a newer format; the directory or its lock is a symbolic link.
@@ -89,9 +89,9 @@ def read_manifest(store: Path) -> Manifest | None:
 def refuse_links(store: Path) -> None:
     """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link: no writer follows one.
 
-    The same if a file is in the place of the directory or of its home.
+    Also if a file is in the place of the directory or of its home.
     """
-    with suppress(OSError):  # closed to us: reading it says so
+    with suppress(OSError):  # no permission: reading it says so
         file = next((path for path in (store, store.parent) if path.exists() and not path.is_dir()), None)
         if file is not None:
             hint = "choose another home with --home, or move it away"
@@ -112,9 +112,9 @@ def write_manifest(store: Path, manifest: Manifest) -> None:
 
 
 def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend: Backend) -> Manifest:
-    """The manifest of a store whose backend was just opened: ``manifest``, or for a new log one that is written now.
+    """The manifest of a store just opened: ``manifest``, or for a new log one that this writes.
 
-    It is written last, so that a store it names was there: see ``streams/log/presence.py``.
+    It is written last, so that the store it names existed: see ``streams/log/presence.py``.
     """
     if manifest is None:
         manifest = Manifest(backend, identity.ulid())
@@ -123,18 +123,18 @@ def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend
 
 
 def create(store: Path, *inside: Path) -> None:
-    """Make directories that are missing, mode 0700, and their names durable. Raises as ``make_directory``."""
+    """Make missing directories durably, mode 0700. Raises as ``make_directory``."""
     for directory in (store, *inside):
         make_directory(directory)
     if not (store / MANIFEST).exists():
-        # A new store, perhaps in a new home: a power loss must not take the directories above it with all records.
+        # A new store, perhaps in a new home: a power loss must not lose the directories above it.
         for directory in store.absolute().parents:
-            with suppress(PermissionError):  # what we may not list we did not make
+            with suppress(PermissionError):  # one we may not list is not one we made
                 sync_directory(directory)
 
 
 def take_lock(store: Path) -> int:
-    """Become the store's one writer; closing the descriptor gives the lock back, and so does the process's end.
+    """Become the store's one writer. Closing the descriptor, or ending the process, releases the lock.
 
     Raises:
         StoreLocked: another process, or another store of this one, writes here.
@@ -163,7 +163,7 @@ def _locked(store: Path, fd: int) -> StoreLocked:
 
 
 def refuse_writer(store: Path) -> None:
-    """Raise ``StoreLocked``, as ``take_lock`` does, if a writer holds the store's lock now; nothing is taken or made.
+    """Raise ``StoreLocked``, as ``take_lock`` does, if a writer holds the lock now; take and make nothing.
 
     Raises:
         ForeignStore: the lock is a symbolic link.
@@ -177,7 +177,7 @@ def refuse_writer(store: Path) -> None:
 
 
 def _lock_soon(fd: int) -> None:
-    """Lock now. A verifying reader holds a shared lock for an instant to see whether there is a writer."""
+    """Lock, retrying briefly: a verifying reader takes a shared lock for an instant to detect a writer."""
     for _ in range(5):
         with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +187,7 @@ def _lock_soon(fd: int) -> None:
 
 
 def is_being_written(store: Path) -> bool:
-    """Whether a writer holds the store's lock now. Raises ``ForeignStore`` if that is a symbolic link."""
+    """True if a writer holds the store's lock now. Raises ``ForeignStore`` if that is a symbolic link."""
     refuse_link(store / LOCK)
     try:
         fd = os.open(store / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The system calls of the jsonl backend's writer, in ``Disk``, so that tests can make them fail."""
+"""The jsonl writer's system calls, in ``Disk``, so that tests can make them fail."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from streams.files import checked, sync_directory, write_all
 
 
 class Disk:
-    """The real disk. Every method raises ``OSError`` as the system gives it."""
+    """The real disk. Every method raises the system's ``OSError``."""
 
     def write(self, fd: int, data: bytes) -> None:
         """Write all of ``data`` at the end of ``fd``, across short writes."""
         write_all(fd, data)
 
     def sync(self, fd: int) -> None:
-        """Return when the file's data is on the disk, not merely in its cache."""
+        """Return when the file's data is on the disk, not just in its cache."""
         if sys.platform == "darwin":
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
         else:
@@ -36,7 +36,7 @@ class Disk:
         """Open a new append-only file, mode 0600, and make its name durable."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(fd, 0o600)  # the umask may have taken the owner's bits too
+            os.fchmod(fd, 0o600)  # the umask may clear the owner's bits too
             sync_directory(path.parent)
         except OSError:
             os.close(fd)

@@ -1,6 +1,6 @@
 """The head file: a log's last durable record, in a file of its own. Both backends keep one.
 
-Everything at or below it must be there and whole. It is rewritten in place after each
+Everything at or below it must exist whole. It is rewritten in place after each
 commit, before the ack, without a sync of its own.
 """
 
@@ -23,12 +23,12 @@ _HEAD_BYTES: Final = 160
 
 
 class BadLine(Exception):
-    """A line is not a whole, undamaged record. The text says what is wrong, never what the line holds."""
+    """A line is not a whole, undamaged record. The text names the fault, never the line's contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The last durable record: everything at or below it must be there and whole."""
+    """The last durable record: everything at or below it must exist whole."""
 
     position: int
     hash: str
@@ -51,12 +51,12 @@ def format_head(head: Head) -> bytes:
 
 
 def read_head(path: Path) -> Head | None:
-    """The head, or ``None`` when the file is missing or damaged (then nothing is known).
+    """The head, or ``None`` if the file is missing or damaged (then it is unknown).
 
     Raises:
         ForeignStore: it is a symbolic link.
     """
-    for _ in range(3):  # the writer may be replacing it at this very moment
+    for _ in range(3):  # the writer may be replacing it right now
         try:
             text = read_file(path).rstrip()
         except FileNotFoundError:

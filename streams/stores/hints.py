@@ -1,9 +1,9 @@
 """Cursors and snapshots: hints in small files next to a log of either backend.
 
-They may lag and may be lost, and never decide correctness: a reader whose
-cursor is gone begins at the beginning, a projection without a snapshot is
+They may lag or be lost, and never decide correctness: a reader without its
+cursor starts at the beginning, and a projection without a snapshot is
 folded from the first record. So they are written without a sync of their own
-(the rename makes each whole), and one that is damaged counts as not there.
+(the rename makes each whole), and a damaged one counts as missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streams.store import NOTHING, Snapshot
 from streams.stores.disk import Disk
 
 TORN: Final = "torn"
-"""Where openings keep the torn tails that they cut off."""
+"""Where openings keep the torn tails they cut off."""
 
 REPAIRED: Final = "repaired"
 """Where repairs keep what they remove: ``repaired/1/``, ``repaired/2/``, …"""
@@ -40,14 +40,14 @@ class _Header(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A hint that is whole, by its file's name, and the position it was made at."""
+    """A whole hint: its file's name, and the position it was made at."""
 
     name: str
     position: int
 
 
 class Lost(NamedTuple):
-    """A hint that was made when the log held records up to ``until``; of those above ``after`` nothing else is left."""
+    """A hint made when the log reached ``until``; nothing else is left of the records after ``after``."""
 
     name: str
     after: int
@@ -79,7 +79,7 @@ class Hints:
         self._write(f"snapshot-{checked_name(name)}", snapshot)
 
     def forget_after(self, position: int) -> None:
-        """Drop every hint that knows more than the log now holds, or that must not be trusted any more."""
+        """Drop every hint that is beyond the log's end, or that can no longer be trusted."""
         self._drop(lambda found: found.position > position)
 
     def forget_snapshots(self) -> None:
@@ -87,21 +87,21 @@ class Hints:
         self._drop(lambda found: bool(found.state))
 
     def known(self) -> list[Known]:
-        """The hints that are whole, in the order of their names."""
+        """The whole hints, in order of name."""
         found = [(path.name, self._read(path.name)) for path in self.files()]
         return [Known(name, hint.position) for name, hint in found if hint is not None]
 
     def files(self) -> list[Path]:
-        """Every file of a hint, whole or not, in the order of their names; drafts are none."""
+        """Every hint's file, whole or not, in order of name; without drafts."""
         if not self._directory.is_dir():
             return []
         return sorted(path for path in self._directory.iterdir() if "." not in path.name and path.is_file())
 
     def set_aside_after(self, position: int) -> list[Lost]:
-        """Put out of use what knows more than a log that ends at ``position``: those records are lost.
+        """Set aside the hints that are beyond the log's end at ``position``: their records are lost.
 
-        Once the log had grown so far again, the hint would speak of other records. It stays next to the others, for
-        ``verify`` to tell of the loss.
+        Once the log had grown that far again, such a hint would mean other records. It stays next to the others,
+        so that ``verify`` can report the loss.
         """
         for name, known in self.known():
             if known > position:
@@ -109,7 +109,7 @@ class Hints:
         return self.lost()
 
     def lost(self) -> list[Lost]:
-        """What was put out of use, in the order of the names."""
+        """The hints set aside, in order of name."""
         found = sorted(self._directory.glob(f"*{_LOST}*")) if self._directory.is_dir() else []
         read = [(path.name, self._read(path.name)) for path in found if path.name.rpartition(_LOST)[2].isdigit()]
         return [Lost(name, int(name.rpartition(_LOST)[2]), hint.position) for name, hint in read if hint is not None]
@@ -130,7 +130,7 @@ class Hints:
             return None
         try:
             fields = _Header(**orjson.loads(header))
-            # The checksum covers the numbers too, in the form they are written in.
+            # The checksum covers the numbers too, as written.
             if newline and fields.crc == _crc(fields.version, fields.position, state):
                 return Snapshot(fields.version, fields.position, state)
         except (orjson.JSONDecodeError, TypeError):
@@ -149,12 +149,12 @@ class Hints:
                 file.write(header + b"\n" + state)
             temporary.replace(self._directory / name)
         except BaseException:
-            temporary.unlink(missing_ok=True)  # a full disk shall not be the fuller for it
+            temporary.unlink(missing_ok=True)  # do not fill a full disk further
             raise
 
 
 class KeepsHints:
-    """The hint methods of ``StreamStore`` over files, for a store that has a ``head`` and sets ``_hints``."""
+    """``StreamStore``'s hint methods over files, for a store that has a ``head`` and sets ``_hints``."""
 
     _hints: Hints
     head: Any  # an int in every store; a property there
@@ -192,7 +192,7 @@ def checked_name(name: str) -> str:
 
 
 def remove_kept_aside(store: Path, disk: Disk) -> None:
-    """Delete what recovery and repairs took away and kept: it may hold what is to be forgotten."""
+    """Delete what recovery and repairs set aside: it may hold what is to be forgotten."""
     for name in (TORN, REPAIRED):
         directory = store / name
         if directory.is_dir() and not directory.is_symlink():

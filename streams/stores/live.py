@@ -9,7 +9,7 @@ from streams.store import NOTHING, Record
 
 
 class LiveTail:
-    """Wakes subscribers after each commit; they read what is new from the log itself."""
+    """Wakes subscribers after each commit; they read new records from the log itself."""
 
     def __init__(self, read_all: Callable[[int], AsyncIterator[Record]]) -> None:
         self._read_all = read_all
@@ -17,17 +17,17 @@ class LiveTail:
         self._closed = False
 
     def notify(self) -> None:
-        """Something became durable; call on the loop."""
+        """Signal new durable records; call on the loop."""
         for event in self._waiting:
             event.set()
 
     def close(self) -> None:
-        """End every subscription after what is durable was delivered."""
+        """End every subscription once it has all durable records."""
         self._closed = True
         self.notify()
 
     async def follow(self, after: int = NOTHING) -> AsyncIterator[Record]:
-        """Records after ``after``, then new ones, until the store closes."""
+        """Yield those after ``after``, then new ones, until the store closes."""
         news = asyncio.Event()
         self._waiting.add(news)
         try:

@@ -1,4 +1,4 @@
-"""The memory backend: the contract with nothing durable, for tests and short-lived tools."""
+"""The memory backend: the contract without durability, for tests and short-lived tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Known:
 
 
 def _stored(placed: Placed) -> Record:
-    """The record from its bytes: what a caller does to an event's payload later must not change the log."""
+    """The record from its bytes, so that a caller who changes a payload later does not change the log."""
     event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))
     return Record(event, placed.offset, placed.position, placed.hash.hex())
 
@@ -58,7 +58,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._records: list[Placed | None] = []
-        """By position; ``None`` where one was pruned."""
+        """By position; ``None`` for a pruned one."""
         self._streams: dict[str, list[Placed]] = {}
         self._keys: dict[str, Placed | Entry] = {}
         self._removal = NOTHING_REMOVED
@@ -99,7 +99,7 @@ class MemoryStore:
         expected: Mapping[str, int] | None = None,
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
-        """See ``StreamStore.append``; durable only as long as the process lives."""
+        """See ``StreamStore.append``; durable only while the process lives."""
         self._check_open()
         decided = plan(Request(encode_batch(events), expected or {}, on_known), self)
         for placed in decided.new:
@@ -195,7 +195,7 @@ class MemoryStore:
         return Forgotten(records + len(singles), saved, len({*marks, *last}))
 
     def _forget_one(self, placed: Placed) -> int:
-        """Replace a record's payload; by how many bytes it became smaller."""
+        """Forget a record's payload; return the number of bytes saved."""
         shorter = _forgotten(placed)
         name = placed.encoded.event.stream_id
         self._streams[name][placed.offset - self._removal.first_offset(name)] = shorter
@@ -204,7 +204,7 @@ class MemoryStore:
         return len(placed.encoded.canonical) - len(shorter.encoded.canonical)
 
     def _singles(self, positions: Collection[int], streams: Collection[str]) -> list[Placed]:
-        """The records at these positions that still have a payload, but those of ``streams``."""
+        """The records at these positions that still have a payload, without those of ``streams``."""
         found = (self._records[each] for each in sorted(set(positions)) if 0 <= each < len(self._records))
         return [p for p in found if p and p.encoded.event.stream_id not in streams and not self._is_forgotten(p)]
 

@@ -1,4 +1,4 @@
-"""Wording for gaps: the same numbers and words wherever missing records are met. Pure."""
+"""Wording for gaps: the same numbers and words for missing records everywhere. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOTHING_PRUNED: Final = Ranges()
 
 
 def missing_before(first: int, end: int, pruned: Ranges = NOTHING_PRUNED) -> str:
-    """The sentence for the records from ``first`` to before ``end`` that were not pruned; there is at least one."""
+    """The sentence for the unpruned records from ``first`` to before ``end``, of which there is at least one."""
     return f"{pruned.told(first, end)} {'is' if pruned.kept(first, end) == 1 else 'are'} missing before it"
 
 

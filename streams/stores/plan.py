@@ -1,8 +1,8 @@
-"""Deciding what an append writes: keys, expected offsets, places and hashes. Pure.
+"""Decide what an append writes: keys, expected offsets, places and hashes. Pure.
 
 Every backend plans with this, so all give the same records, errors and hashes.
-A plan is made against the tails as they will be after all plans before it:
-several appends of one group commit are planned one after the other.
+A plan sees the tails as they will be after all plans before it:
+the appends of one group commit are planned one after the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """What to write, and for every event of the request, in order, the new or the first record."""
+    """What to write, and each requested event's new or first record, in order."""
 
     new: list[Placed] = field(default_factory=list)
     answers: list[Placed | Record] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Plan:
 
 
 class Tails(Protocol):
-    """What a backend knows of its log while planning, earlier plans of the same commit included."""
+    """What planning needs of a backend's log, including earlier plans of the same commit."""
 
     def next_position(self) -> int:
         """The position the next new record takes."""
@@ -56,24 +56,24 @@ class Tails(Protocol):
         ...
 
     def known(self, key: str) -> Known | None:
-        """The record stored under a key, or planned before; ``None`` when the key is new."""
+        """The record stored or already planned under a key; ``None`` if the key is new."""
         ...
 
 
 class Known(Protocol):
-    """A record that a key is known by."""
+    """The record of a known key."""
 
     def equals(self, encoded: Encoded) -> bool:
-        """Whether an event with the same key has the stored one's type, stream, actor and payload."""
+        """True if an event with the same key has the stored one's type, stream, actor and payload."""
         ...
 
     def first(self, encoded: Encoded) -> Placed | Record:
-        """The record itself; of a pruned one its numbers, with the event that was given."""
+        """The record itself; for a pruned one its numbers, with the given event."""
         ...
 
 
 class Kept:
-    """``Known`` by the record itself; ``read`` gives it, and is called only where somebody asks."""
+    """``Known`` by the record itself; ``read`` returns it, and is called only when needed."""
 
     def __init__(self, read: Callable[[], Placed | Record]) -> None:
         self._read = read
@@ -88,7 +88,7 @@ class Kept:
 
 
 class Removed:
-    """``Known`` by what stays of a pruned record."""
+    """``Known`` by what is left of a pruned record."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -115,7 +115,7 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
 
     Raises:
         ValueError: the batch is empty or over ``MAX_BATCH``.
-        InvalidEvent: a payload looks like that of a forgotten record, so the two could not be told apart.
+        InvalidEvent: a payload looks like that of a forgotten record, so nobody could tell them apart.
     """
     if not 0 < len(events) <= MAX_BATCH:
         raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(events)}: split it")
@@ -130,13 +130,13 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
 
 
 def plan(request: Request, tails: Tails) -> Plan:
-    """Decide a request against the tails; changes nothing.
+    """Plan a request against the tails. Changes nothing.
 
     Raises:
         IdempotencyConflict, OffsetConflict: as ``StreamStore.append`` says.
     """
     known = [tails.known(encoded.event.idempotency_key) for encoded in request.batch]
-    if known == [None] and not request.expected:  # nearly always; the same as below, in less time
+    if known == [None] and not request.expected:  # nearly always; same as below, but faster
         encoded = request.batch[0]
         offset, previous = tails.tail(encoded.event.stream_id)
         placed = Placed(encoded, offset, tails.next_position(), chain(previous, encoded.digest_form))

@@ -1,4 +1,4 @@
-"""How much a store takes on its disk, and how much to free there for it to be opened."""
+"""How much a store takes on its disk, and how much to free there to open it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def store_bytes(store: Path) -> int:
     """The bytes that the store takes on the disk, indexes included."""
     total = 0
     for path in store.rglob("*"):
-        with suppress(FileNotFoundError):  # a file that its owner removed meanwhile
+        with suppress(FileNotFoundError):  # its owner removed it meanwhile
             total += path.stat().st_size if path.is_file() else 0
     return total
 
 
 def mib_to_open(store: Path) -> int:
-    """How many MiB to free on a full disk for the log to be opened: small files, and what SQLite's WAL still holds."""
+    """How many MiB to free on a full disk to open the log: small files, and what SQLite's WAL still holds."""
     wal = store / "log.db-wal"
     with suppress(OSError):
         kept = wal.stat().st_size if wal.exists() else 0

@@ -1,4 +1,4 @@
-"""A record as a store holds it, byte for byte: what moves from one backend to another."""
+"""A record as a store holds it, byte for byte: what a move copies between backends."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Stored(NamedTuple):
         return StreamEvent.trusted(orjson.loads(self.event))
 
     def digest_form(self) -> bytes:
-        """What the chain hashes of it."""
+        """The form the chain hashes."""
         return stored_form_of(orjson.loads(self.event))[1]
 
 
 class Copyable(Protocol):
-    """What a backend offers so that its log can be moved to or from it."""
+    """What a backend must offer for moving a log to or from it."""
 
     @property
     def head(self) -> int:
@@ -44,7 +44,7 @@ class Copyable(Protocol):
         ...
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        """The records after a position up to the head at call time, in lists of whole batches, about ``most`` each.
+        """Yield the records after a position up to the head at call time: lists of whole batches, about ``most`` each.
 
         Raises:
             CorruptLog: a record is damaged.
@@ -52,7 +52,7 @@ class Copyable(Protocol):
         ...
 
     async def copy_in(self, records: Sequence[Stored]) -> None:
-        """Write whole batches that follow the head, as they are; durable when it returns.
+        """Write whole batches that follow the head, unchanged; durable on return.
 
         Only for a store without appends.
 
@@ -63,9 +63,9 @@ class Copyable(Protocol):
         ...
 
     async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
-        """(next offset, last hash) of every stream; of ``among`` only, if that is given."""
+        """(next offset, last hash) of every stream, or only of ``among``, if given."""
         ...
 
     async def removal(self) -> Removal:
-        """What was pruned and forgotten. A log from which something was removed stays in sqlite."""
+        """What was pruned and forgotten. A log with anything removed stays in sqlite."""
         ...

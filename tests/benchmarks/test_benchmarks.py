@@ -1,4 +1,4 @@
-"""`make bench` in its smallest form: every row of the stores and of a long log is there, whatever its figure."""
+"""`make bench` at its smallest: every row of the stores and of a long log is present, whatever its figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two parallel calls with one id, told by two copies of the plugin in every order: two steps, once each."""
+"""Two parallel calls with one id, reported by two plugin copies in every order: two steps, once each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PART_TWO = HookItem(
 
 
 def orders() -> Iterator[tuple[HookItem, ...]]:
-    """How one copy tells of two calls: the part ends with the call whose result came first, after its hook."""
+    """The orders in which one copy reports two calls; the part ends after the hook of the first result."""
     for part, after in ((PART_ONE, AFTER_ONE), (PART_TWO, AFTER_TWO)):
         for order in permutations((AFTER_ONE, AFTER_TWO, part)):
             if order.index(after) < order.index(part):
@@ -38,13 +38,13 @@ def orders() -> Iterator[tuple[HookItem, ...]]:
 
 
 def interleaved(length: int) -> Iterator[list[int]]:
-    """Which of two copies tells next, in every way."""
+    """Every interleaving of two copies' reports."""
     for first in combinations(range(2 * length), length):
         yield [0 if place in first else 1 for place in range(2 * length)]
 
 
 def told(order: tuple[HookItem, ...], turns: list[int]) -> list[Item]:
-    """The beginning, then the order as both copies tell it."""
+    """The beginning, then the order as both copies report it."""
     origins = [Origin(BOOT, str(copy) * 16) for copy in (0, 1)]
     items: list[Item] = []
     seqs = [0, 0]
@@ -90,7 +90,7 @@ def test_twins_are_two_steps_when_the_sidecar_dies_between(order: tuple[HookItem
 
 @pytest.mark.parametrize("order", list(orders()))
 def test_neither_twin_is_lost_when_each_hook_waits_too_long(order: tuple[HookItem, ...]) -> None:
-    """The part's end then comes after its hook was written alone: once too often is not lost."""
+    """The part's end then comes after its hook was recorded alone: a duplicate is better than a loss."""
     player = Player()
     for item in told(order, [0, 0, 0]):
         player.feed([item])
@@ -108,3 +108,26 @@ def test_an_input_that_a_plugin_changed_is_the_step_s_executed_input() -> None:
         player.wait()
         [step] = [event.payload for event in player.of("execution.step") if event.payload["kind"] == "tool"]
         assert (step["input"]["command"], step["executed_input"]["command"]) == ("echo one", "echo 1")
+
+
+def test_an_ask_is_joined_with_its_step_by_the_call_within_its_turn() -> None:
+    """Two turns of a session ask about calls of one id."""
+    first = recording("permission_once")
+    told = json.dumps([[item.hook, item.t, item.input, item.output] for _, item in first[1:]])
+    for kind in ("msg_", "prt_", "per_", "evt_"):
+        told = told.replace(f'"{kind}', f'"{kind}f')  # ids ascend
+    second = [HookItem(hook, t + 10**6, *rest) for hook, t, *rest in json.loads(told)]
+    player = Player()
+    player.feed(first)
+    player.feed([(Token(Origin(BOOT, "1" * 16), seq), item) for seq, item in enumerate(second, 1)])
+    player.wait()
+    steps = [e.payload for e in player.of("execution.step") if e.payload["kind"] == "tool"]
+    asks = [e for e in player.of("workflow.checkpoint") if e.payload["state"] == "asked"]
+    assert len(asks) == len({ask.payload["turn"] for ask in asks}) == 2 and len({a.payload["call"] for a in asks}) == 1
+    joined = [
+        [step["part"] for step in steps if (step["turn"], step["call"]) == (a.payload["turn"], a.payload["call"])]
+        for a in asks
+    ]
+    assert joined == [[step["part"]] for step in steps] and len(steps) == 2
+    answers = [e.causation_id for e in player.of("workflow.checkpoint") if e.payload["state"] == "replied"]
+    assert answers == [ask.id for ask in asks]

@@ -1,4 +1,4 @@
-"""A hook of a shape that nobody knows is kept whole: nothing is acknowledged and then dropped as "not final".
+"""A hook of unknown shape is kept whole: none is acknowledged and then dropped as "not final".
 
 Every field of every kind of item in the recordings is changed, one at a time.
 """
@@ -42,7 +42,7 @@ CONTENT = {
 
 
 def of(value: Any, *path: str) -> Any:
-    """What is at ``path``, or ``None``."""
+    """The value at ``path``, or ``None``."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -56,7 +56,7 @@ def kind_of(item: HookItem) -> tuple[Any, ...]:
 
 
 def paths(value: Any, path: Path) -> Iterator[Path]:
-    """The value itself and each field below it; the first element stands for a list."""
+    """The paths of the value and of each field below it; a list is represented by its first element."""
     yield path
     if len(path) < 8:
         if isinstance(value, dict):
@@ -82,7 +82,7 @@ def changed(item: HookItem, path: Path, value: Any) -> HookItem:
 
 @cache
 def chosen() -> dict[str, list[tuple[int, Path]]]:
-    """For each recording, the items by place and the fields that are changed in it."""
+    """For each recording, the indices of the chosen items and the fields to change."""
     found: dict[str, list[tuple[int, Path]]] = defaultdict(list)
     seen: Counter[tuple[Any, ...]] = Counter()
     for name in names():
@@ -101,13 +101,13 @@ def chosen() -> dict[str, list[tuple[int, Path]]]:
 
 @cache
 def user_messages() -> set[str]:
-    """The prompts of all recordings: their parts stand in the input, or in nothing that OpenCode says."""
+    """The prompts of all recordings: their parts are in the input, or nowhere in OpenCode's reports."""
     updated = [of(item.input, "event", "properties", "info") for name in names() for _, item in recording(name)]
     return {info["id"] for info in updated if of(info, "role") == "user"}
 
 
 def is_not_final(item: HookItem) -> bool:
-    """Written apart from the rules: what is known to make no event, or another one of the run says it."""
+    """True if the item makes no event, or another item of the run reports the same; independent of the rules."""
     source, event = source_of(item), of(item.input, "event", "properties")
 
     def text(*path: str) -> bool:
@@ -158,7 +158,7 @@ def payloads(events: list[StreamEvent]) -> list[Any]:
 
 
 def lost(before: list[StreamEvent], after: list[StreamEvent], item: HookItem, seq: int, value: Any) -> str | None:
-    """What the change cost, or ``None``."""
+    """What the change lost, or ``None``."""
     own, was = made_by(after, seq), made_by(before, seq)
     if not is_kept_whole(item, own) and not is_not_final(item):
         if not was and not own:
@@ -292,7 +292,7 @@ def test_every_rule_has_a_shape() -> None:
 
 
 def test_a_session_without_its_first_message_update_keeps_its_outputs() -> None:
-    """They look like the history that a fork copies: older than the first turn."""
+    """They look like history that a fork copied, because they are older than the first turn."""
     items = recording("chat")
     broken = [
         (token, bus("message.refreshed", item.input["event"]["properties"]))

@@ -1,4 +1,4 @@
-"""OpenCode's HTTP API, as the tests use it. Every method is one call and blocks until its answer."""
+"""OpenCode's HTTP API, as the tests use it. Every method is one call and blocks until the answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIRECTORY_HEADER = "x-opencode-directory"
 
 
 class OpenCodeError(Exception):
-    """OpenCode's API answered with an error; ``body`` is its JSON, or its text when it is none."""
+    """OpenCode's API answered with an error; ``body`` is its JSON, or its text if it is not JSON."""
 
     def __init__(self, method: str, path: str, status: int, body: Any) -> None:
         super().__init__(method, path, status, body)
@@ -37,7 +37,7 @@ class OpenCodeApi:
         self.port = 0
 
     def log_tail(self) -> str:
-        """The end of the server's log, for a failure's message; empty when nobody keeps one."""
+        """The end of the server's log, for failure messages; empty if there is no log."""
         return ""
 
     def request(
@@ -80,19 +80,19 @@ class OpenCodeApi:
             stream.close()
 
     def create_session(self, title: str = "test", **body: Any) -> str:
-        """A new session's id. ``body``: ``parentID``, ``permission``, ``metadata``, …
+        """Create a session and return its id. ``body``: ``parentID``, ``permission``, ``metadata``, …
 
         An empty title lets OpenCode ask the model for one.
         """
         return str(self.request("POST", "/session", ({"title": title} if title else {}) | body)["id"])
 
     def prompt(self, session: str, text: str, *, timeout: float = HANG_LIMIT_S, **body: Any) -> dict[str, Any]:
-        """Prompt and wait for the end of the turn; the last assistant message ``{info, parts}``."""
+        """Prompt, wait for the end of the turn, and return the last assistant message ``{info, parts}``."""
         answer = self.request("POST", f"/session/{session}/message", _prompt(text, body), timeout=timeout)
         return dict(answer)
 
     def prompt_async(self, session: str, text: str, **body: Any) -> None:
-        """Hand a prompt over (204); it runs after what runs already. ``body``: ``agent``, ``messageID``, …"""
+        """Queue a prompt (204); it runs after those already running. ``body``: ``agent``, ``messageID``, …"""
         self.request("POST", f"/session/{session}/prompt_async", _prompt(text, body))
 
     def messages(self, session: str) -> list[dict[str, Any]]:
@@ -128,27 +128,27 @@ class OpenCodeApi:
         return bool(self.request("POST", f"/session/{session}/summarize", body))
 
     def permissions(self) -> list[dict[str, Any]]:
-        """The permission asks that wait for an answer."""
+        """The open permission requests."""
         return list(self.request("GET", "/permission"))
 
     def reply_permission(self, permission: str, reply: str, message: str | None = None) -> bool:
-        """Answer an ask: "once", "always" or "reject" (with a ``message`` the model then sees)."""
+        """Answer a permission request: "once", "always" or "reject" (with a ``message`` that the model sees)."""
         body = {"reply": reply} | ({"message": message} if message else {})
         return bool(self.request("POST", f"/permission/{permission}/reply", body))
 
     def questions(self) -> list[dict[str, Any]]:
-        """The questions that wait for an answer."""
+        """The open questions."""
         return list(self.request("GET", "/question"))
 
     def reply_question(self, question: str, answers: list[list[str]]) -> bool:
-        """Answer: the chosen labels, one list per question."""
+        """Answer a question with the chosen labels, one list per question."""
         return bool(self.request("POST", f"/question/{question}/reply", {"answers": answers}))
 
     def reject_question(self, question: str) -> bool:
         return bool(self.request("POST", f"/question/{question}/reject"))
 
     def dispose(self) -> bool:
-        """Dispose the project's instance: plugins get ``dispose``, the next request loads them again."""
+        """Dispose the project's instance: plugins get ``dispose``, and the next request loads them again."""
         return bool(self.request("POST", "/instance/dispose"))
 
 

@@ -21,7 +21,7 @@ from tools.install_opencode import binary_path
 
 @pytest.fixture(scope="session")
 def opencode_binary() -> Path:
-    """The pinned OpenCode. Its absence fails a test and does not skip it: a skip would hide the loss."""
+    """The pinned OpenCode. If it is missing, tests fail; a skip would hide the loss."""
     path = binary_path()
     if not path.exists():
         pytest.fail(f"OpenCode is not installed at {path}: run `make opencode`", pytrace=False)
@@ -38,7 +38,7 @@ def model() -> Iterator[ModelServer]:
 
 @pytest.fixture(scope="module")
 def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStream]:
-    """A home of the product for the module; its sidecar is stopped at the end."""
+    """A home for the module; its sidecar is stopped at the end."""
     with DurableStream(tmp_path_factory.mktemp("durable") / "home") as stream:
         yield stream
 
@@ -53,7 +53,7 @@ def opencode(request: pytest.FixtureRequest, opencode_binary: Path, model: Model
 
 @pytest.fixture
 def events(opencode: RealOpenCode) -> Iterator[EventStream]:
-    """The events of the module's OpenCode from the beginning of the test on."""
+    """The events of the module's OpenCode since the test began."""
     with opencode.events() as stream:
         yield stream
 

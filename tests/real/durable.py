@@ -1,4 +1,4 @@
-"""The product as a user has it: its plugin file in OpenCode, its command line, its home."""
+"""The product as a user runs it: the plugin file in OpenCode, the command line, the home."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DurableStream:
     def plugin(self, before: str = "", around: str = "", command: Path = EXECUTABLE) -> str:
         """The text of the plugin file, as ``durable-stream install`` writes it.
 
-        ``before`` runs first; ``around`` is a JavaScript function from the plugin to the one that
+        ``before`` runs first; ``around`` is a JavaScript function that turns the plugin into the one that
         OpenCode gets; ``command`` starts a sidecar.
         """
         options = json.dumps({"command": [str(command)], "home": str(self.home)})
@@ -57,10 +57,10 @@ class DurableStream:
     # The command line
 
     def cli(self, *arguments: str) -> str:
-        """Run ``durable-stream --home … arguments``; its stdout.
+        """Run ``durable-stream --home … arguments`` and return its stdout.
 
         Raises:
-            RuntimeError: it ended with another code than 0.
+            RuntimeError: it exited with a code other than 0.
         """
         done = self._run(*arguments)
         if done.returncode:
@@ -75,18 +75,18 @@ class DurableStream:
         )
 
     def lines(self, *arguments: str) -> list[Json]:
-        """What a command prints with ``--json``."""
+        """The objects that a command prints with ``--json``."""
         return [json.loads(line) for line in self.cli(*arguments, "--json").splitlines()]
 
     def log(self, stream: str) -> list[Json]:
-        """The records of a stream; none while there is no such stream."""
+        """The records of a stream; none if there is no such stream yet."""
         done = self._run("log", stream, "--json")
         if done.returncode and "stream" not in done.stderr:
             raise RuntimeError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def whole_log(self) -> dict[str, list[Json]]:
-        """All records by their stream; empty before the first."""
+        """All records by stream; empty before the first."""
         streams: dict[str, list[Json]] = {}
         for record in self.lines("query"):
             streams.setdefault(record["event"]["stream_id"], []).append(record)
@@ -96,7 +96,7 @@ class DurableStream:
         return dict(self.lines("status")[0])
 
     def doctor(self, directory: Path, *arguments: str) -> dict[str, Json]:
-        """What ``doctor`` finds in a directory, by the check's name; also when it finds problems."""
+        """The findings of ``doctor`` in a directory, by check, including problems."""
         done = self._run("doctor", "--json", *arguments, cwd=directory)
         return {check["name"]: check for check in map(json.loads, done.stdout.splitlines())}
 
@@ -108,7 +108,7 @@ class DurableStream:
             wait_until(lambda: not is_alive(running), f"the end of the sidecar {running}")
 
     def end_with(self, *clients: RealOpenCode) -> None:
-        """End OpenCode first, for it would start the sidecar again, then the sidecar; none is left."""
+        """End OpenCode first, which would restart the sidecar, then the sidecar."""
         for client in clients:
             client.terminate()
 
@@ -122,7 +122,7 @@ class DurableStream:
     # The sidecar's process
 
     def running(self) -> int | None:
-        """The pid of the living sidecar, by ``sidecar.json``."""
+        """The pid of the live sidecar, from ``sidecar.json``."""
         try:
             pid = int(json.loads((self.home / "sidecar.json").read_text())["pid"])
         except FileNotFoundError:
@@ -130,16 +130,16 @@ class DurableStream:
         return pid if is_alive(pid) else None
 
     def processes(self, *clients: RealOpenCode) -> list[int]:
-        """The processes that came out of these OpenCodes and run a sidecar for the home."""
+        """The processes started by these OpenCodes that run a sidecar for the home."""
         pids = {pid for client in clients for pid in client.leftovers()}
         return [pid for pid in pids if {"serve", str(self.home)} <= set(command_line(pid))]
 
     def wait_running(self, killed: Collection[int] = ()) -> int:
-        """The pid of the sidecar, once one runs that is none of ``killed``: a signal takes a moment to end it."""
+        """Wait for a sidecar that is not one of ``killed`` (a signal takes a moment) and return its pid."""
         return int(wait_until(lambda: {self.running() or 0} - {0, *killed}, "a running sidecar").pop())
 
     def wait_linked(self) -> int:
-        """Wait until a plugin is linked to the sidecar; the sidecar's pid."""
+        """Wait until a plugin is linked to the sidecar, and return the sidecar's pid."""
         return int(wait_until(lambda: asyncio.run(self._linked()), "a link"))
 
     async def _linked(self) -> int | None:
@@ -155,7 +155,7 @@ class DurableStream:
     # Comparing
 
     def assert_recorded(self, plan: Expectation, note: str = "") -> list[Json]:
-        """Wait until all that must be in the log is, then assert that it is right and nothing else is there."""
+        """Wait until everything expected is in the log, then assert that it is correct and complete."""
         deadline = time.monotonic() + HANG_LIMIT_S
         # Reading the log is a process of its own, so this is not a busy loop.
         while missing(records := self.log(plan.root), plan) and time.monotonic() < deadline:
@@ -167,7 +167,7 @@ class DurableStream:
         return records
 
     def assert_whole(self) -> None:
-        """``verify`` finds nothing, and nothing was lost or not understood."""
+        """Assert that ``verify`` finds nothing, and that nothing was lost or unknown."""
         self.cli("verify")
         odd = self.lines("query", "--type", "capture.gap", "--type", "opencode.*")
         assert odd == []
@@ -178,10 +178,10 @@ class DurableStream:
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = HANG_LIMIT_S) -> Any:
-    """The first true value of ``condition``, which is about processes and files and so can only be asked.
+    """Poll ``condition``, which depends on processes and files, and return its first true value.
 
     Raises:
-        TimeoutError: there was none within ``timeout`` seconds.
+        TimeoutError: it was never true within ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     while not (value := condition()):
@@ -192,7 +192,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = HANG_LI
 
 
 def command_line(pid: int) -> list[str]:
-    """The words of a process's command line; none when it has ended."""
+    """The words of a process's command line; none if it has ended."""
     listed = subprocess.run(
         ["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
@@ -200,7 +200,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
+    """True if a process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
         stat = Path(f"/proc/{pid}/stat")

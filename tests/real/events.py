@@ -1,4 +1,4 @@
-"""OpenCode's event stream, read in a thread, so that a test waits for an event and not for a time."""
+"""OpenCode's event stream, read in a thread, so that tests wait for events instead of times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Event = dict[str, Any]
 class EventStream:
     """The events ``{id, type, properties}`` of one directory, in order of arrival.
 
-    Connected when the constructor returns: what happens afterwards is in ``events``.
+    Connected when the constructor returns; ``events`` has everything after that.
     """
 
     def __init__(self, port: int, headers: dict[str, str], log: Callable[[], str]) -> None:
@@ -41,7 +41,7 @@ class EventStream:
         self.wait_for(lambda event: event["type"] == "server.connected")
 
     def close(self) -> None:
-        """Hang up and wait for the reader. Idempotent."""
+        """Disconnect and wait for the reader. Idempotent."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -51,12 +51,12 @@ class EventStream:
         self._connection.close()
 
     def mark(self) -> int:
-        """How many events came so far: pass it as ``since`` to wait for later ones only."""
+        """The number of events so far; pass it as ``since`` to wait for later ones only."""
         with self._changed:
             return len(self.events)
 
     def wait_for(self, predicate: Callable[[Event], bool], timeout: float = HANG_LIMIT_S, since: int = 0) -> Event:
-        """The first event from place ``since`` on that satisfies ``predicate``; earlier arrivals count.
+        """The first event from index ``since`` on that satisfies ``predicate``, also if it already arrived.
 
         Raises:
             TimeoutError: none came within ``timeout`` seconds, or the stream ended without one.
@@ -81,7 +81,7 @@ class EventStream:
         raise TimeoutError(f"{state} without the expected event; seen: {seen}\n{self._log()}")
 
     def wait_type(self, kind: str, session: str, since: int = 0, timeout: float = HANG_LIMIT_S) -> Event:
-        """The first event of a type in a session, e.g. ``session.idle``, from place ``since`` on."""
+        """The first event of a type in a session, e.g. ``session.idle``, from index ``since`` on."""
         return self.wait_for(
             lambda event: event["type"] == kind and event["properties"].get("sessionID") == session,
             timeout,

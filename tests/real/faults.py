@@ -1,8 +1,8 @@
-"""What can be wrong around the plugin: each fault is a context manager over a ``Scene``.
+"""Faults around the plugin, each a context manager over a ``Scene``.
 
-A scene is a project of a running OpenCode with a plugin file and a home of its own, the home on a small
+A scene is a project of a running OpenCode with its own plugin file and home, the home on a small
 disk where the user may mount one. Its plugin starts sidecars with a command that exists only after
-``fix``, so that a fault can mean that none can be started. After a fault the scene is not fixed yet.
+``fix``, so a fault can prevent starts. A fault does not fix the scene when it ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PULSE_S = 0.3
 
 
 class Scene:
-    """A project of a running OpenCode, with a plugin, a home and a command that starts a sidecar, or cannot yet."""
+    """A project of a running OpenCode, with a plugin, a home and a command that may not start a sidecar yet."""
 
     def __init__(self, client: RealOpenCode, name: str, around: str = "") -> None:
         self.root = client.root / "scenes" / name
@@ -72,12 +72,12 @@ class Scene:
             shutil.rmtree(self.root)
 
     def mend(self) -> None:
-        """From now on a sidecar can be started."""
+        """Allow sidecars to start from now on."""
         with suppress(FileExistsError):
             self.command.symlink_to(EXECUTABLE)
 
     def take_away(self) -> None:
-        """Kill the sidecar, and from now on none can be started."""
+        """Kill the sidecar, and prevent starts from now on."""
         self.command.unlink(missing_ok=True)
 
         def gone() -> bool:
@@ -91,7 +91,7 @@ class Scene:
         wait_until(gone, "the end of the sidecar")
 
     def linked(self) -> int:
-        """A sidecar runs and the plugin is linked to it; its pid."""
+        """Wait until the plugin is linked to a running sidecar, and return its pid."""
         self.mend()
         self.api.sessions()  # OpenCode loads a project's plugins when it is asked for it
         return self.durable.wait_linked()
@@ -105,14 +105,14 @@ Fault = Callable[[Scene], AbstractContextManager[None]]
 
 @contextmanager
 def absent(scene: Scene) -> Iterator[None]:
-    """No sidecar, killed if there was one, and none can be started."""
+    """No sidecar: a running one is killed, and none can start."""
     scene.take_away()
     yield
 
 
 @contextmanager
 def refusing(scene: Scene) -> Iterator[None]:
-    """``sidecar.json`` names a living process and a port where nobody listens."""
+    """``sidecar.json`` names a live process and a port where nobody listens."""
     scene.take_away()
     home = Home(scene.durable.home)
     home.create()
@@ -127,7 +127,7 @@ def refusing(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def hung(scene: Scene) -> Iterator[None]:
-    """A linked sidecar is stopped in its tracks."""
+    """A linked sidecar is paused."""
     sidecar = scene.linked()
     os.kill(sidecar, signal.SIGSTOP)
     yield
@@ -136,7 +136,7 @@ def hung(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def slow(scene: Scene) -> Iterator[None]:
-    """A linked sidecar gets a few moments in each second, so every ack is late."""
+    """A linked sidecar runs only briefly in each second, so every ack is late."""
     sidecar = scene.linked()
     ended = threading.Event()
 
@@ -158,7 +158,7 @@ def slow(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def flooding(scene: Scene) -> Iterator[None]:
-    """A peer that proved itself sends without end and acknowledges nothing."""
+    """A peer that proved itself sends endlessly and acknowledges nothing."""
     scene.take_away()
     with FloodingPeer(scene.durable.home, noise, calls, contexts, strangers) as peer:
         yield
@@ -168,7 +168,7 @@ def flooding(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def spool_full(scene: Scene) -> Iterator[None]:
-    """No sidecar, and a spool directory on a disk without space."""
+    """No sidecar, and a spool directory on a full disk."""
     scene.take_away()
     with _no_spool(scene, "full"):
         yield
@@ -176,7 +176,7 @@ def spool_full(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def spool_read_only(scene: Scene) -> Iterator[None]:
-    """No sidecar, and a spool directory that cannot be written."""
+    """No sidecar, and a read-only spool directory."""
     scene.take_away()
     with _no_spool(scene, "read-only"):
         yield
@@ -184,7 +184,7 @@ def spool_read_only(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def hung_without_spool(scene: Scene) -> Iterator[None]:
-    """A linked sidecar is stopped in its tracks, and the spool directory is on a disk without space."""
+    """A linked sidecar is paused, and the spool directory is on a full disk."""
     sidecar = scene.linked()
     # An open file would still take what comes.
     wait_until(lambda: not scene.spooled(), "the end of the spool")
@@ -196,7 +196,7 @@ def hung_without_spool(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def disk_full(scene: Scene) -> Iterator[None]:
-    """The home is on a full disk: sidecars start and cannot write, nor can the spool."""
+    """The home is on a full disk: sidecars start, but neither they nor the spool can write."""
     scene.take_away()
     if scene.on_small_disk:
         _fill(scene.durable.home)
@@ -224,7 +224,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def _mount(place: Path, size: str) -> bool:
-    """A small disk of its own at ``place``; False where this user may not mount."""
+    """Mount a small separate disk at ``place``; False if this user may not mount."""
     how = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(place)]
     return os.geteuid() == 0 and subprocess.run(how, capture_output=True, check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""A scripted model: an OpenAI-compatible streaming server that answers as the prompt says.
+"""A scripted model: an OpenAI-compatible streaming server that follows the prompt's script.
 
 The tests drive the real OpenCode client, and the client asks this server what the "model" says.
 The script is in the **last user message** of a request:
@@ -7,8 +7,8 @@ The script is in the **last user message** of a request:
 ``CALL:tool {json}``           a tool call; several in one step are parallel calls
 ``SAY:text``                   answers with the rest of the line
 ``REASON:text``                streams the text (to the next marker) as reasoning before the answer
-``THEN:``                      what follows is for the model's next step in the same turn
-``CALLID:id``                  this and every later call of the session bears this id (``CALLID:off``)
+``THEN:``                      the rest is for the model's next step in the same turn
+``CALLID:id``                  this and every later call of the session has this id (``CALLID:off``)
 ``HOLD:name``                  answers only after ``server.release(name)``
 ``SLEEP:s``                    waits before the first byte
 ``DRIP:n,s``                   n pieces of text with a pause of s seconds after each
@@ -20,7 +20,7 @@ The script is in the **last user message** of a request:
 
 Without ``SAY`` or ``CALL`` the answer echoes the prompt; after tool results it is
 ``RESULT<<first | second>>`` unless a ``THEN:`` step is left. Requests without tools (OpenCode asks so
-for titles and summaries) ignore the script and get ``PLAIN_ANSWER``, unless ``server.answer`` says else.
+for titles and summaries) ignore the script and get ``PLAIN_ANSWER``, unless ``server.answer`` overrides it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MARKER = re.compile(
 
 @dataclass
 class Step:
-    """What the model does in one answer."""
+    """The model's actions in one answer."""
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
     say: str | None = None
@@ -126,7 +126,7 @@ def parse_script(text: str) -> list[Step]:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """One request of OpenCode to the model, as it came in."""
+    """One request of OpenCode to the model, as received."""
 
     number: int
     """1, 2, 3, … over the server's life."""
@@ -143,12 +143,12 @@ class ModelRequest:
 
     @property
     def user_text(self) -> str:
-        """The text of the last user message; empty without one."""
+        """The text of the last user message; empty if there is none."""
         return next((_text(m) for m in reversed(self.messages) if m.get("role") == "user"), "")
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All messages of the request, the system's included."""
+        """All messages of the request, including the system's."""
         return list(self.body.get("messages", []))
 
     def since_user(self) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ def _text(message: dict[str, Any]) -> str:
 class ModelServer:
     """The scripted model on a free loopback port; a context manager.
 
-    ``requests`` grows as requests arrive. ``answer``, when set, is asked first and may return the
+    ``requests`` grows as requests arrive. ``answer``, if set, is called first and may return the
     ``Step`` for a request (also for one without tools), or None to leave it to the script.
     Leaving the context releases every hold and stops the server.
     """
@@ -213,21 +213,21 @@ class ModelServer:
         self._thread.join(HANG_LIMIT_S)
 
     def release(self, name: str) -> None:
-        """Let every request held as ``name`` continue, and those that come later. Idempotent."""
+        """Let all current and later requests held as ``name`` continue. Idempotent."""
         with self._changed:
             self._released.add(name)
             self._changed.notify_all()
 
     def wait_held(self, name: str, timeout: float = HANG_LIMIT_S) -> None:
-        """Return once a request waits in ``HOLD:name``: the model "thinks".
+        """Wait until a request waits in ``HOLD:name``: the model "thinks".
 
         Raises:
-            TimeoutError: no such request came within ``timeout`` seconds.
+            TimeoutError: no such request arrived within ``timeout`` seconds.
         """
         self._wait(lambda: self._held[name] > 0, f"a request held as {name!r}", timeout)
 
     def wait_requests(self, count: int, session: str | None = None, timeout: float = HANG_LIMIT_S) -> None:
-        """Return once ``count`` requests came (of ``session``, else of all), titles included."""
+        """Wait until ``count`` requests arrived (of ``session``, else of all), including titles."""
         self._wait(
             lambda: sum(session in (None, r.session) for r in self.requests) >= count,
             f"{count} requests",
@@ -235,7 +235,7 @@ class ModelServer:
         )
 
     def of(self, session: str) -> list[ModelRequest]:
-        """The requests of one session so far, those for titles and summaries included."""
+        """The requests of one session so far, including those for titles and summaries."""
         return [request for request in self.requests if request.session == session]
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout: float) -> None:
@@ -255,7 +255,7 @@ class ModelServer:
         return request
 
     def _plan(self, request: ModelRequest) -> Step:
-        """The step that answers this request; holds and pauses are over when it returns."""
+        """The step that answers this request; returns after holds and pauses."""
         step = (self.answer(request) if self.answer else None) or self._scripted(request)
         if step.hold:
             with self._changed:
@@ -293,7 +293,7 @@ class ModelServer:
         return step
 
     def _over(self, request: ModelRequest, kind: str, times: int | None) -> bool:
-        """Whether a failure that happens ``times`` times a session has happened often enough."""
+        """True if a failure that happens ``times`` times a session has happened often enough."""
         with self._changed:
             self._failures[request.session, kind] += 1
             return times is not None and self._failures[request.session, kind] > times
@@ -315,7 +315,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing to print: what a handler raises is kept in ``ModelServer.errors``."""
+        """Print nothing; a handler's exceptions are in ``ModelServer.errors``."""
 
 
 def _handler(model: ModelServer) -> type[BaseHTTPRequestHandler]:
@@ -323,7 +323,7 @@ def _handler(model: ModelServer) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, format: str, *args: Any) -> None:
-            """The requests are in ``ModelServer.requests``."""
+            """Log nothing; the requests are in ``ModelServer.requests``."""
 
         def do_GET(self) -> None:
             self._json(200, {"object": "list", "data": [{"id": MODEL_ID, "object": "model"}]})
@@ -403,6 +403,6 @@ def _handler(model: ModelServer) -> type[BaseHTTPRequestHandler]:
 
 
 def _pieces(text: str, count: int) -> list[str]:
-    """``text`` in at most ``count`` pieces of about the same length; none for an empty text."""
+    """``text`` in at most ``count`` pieces of similar length; none for an empty text."""
     size = max(1, -(-len(text) // count))
     return [text[at : at + size] for at in range(0, len(text), size)]

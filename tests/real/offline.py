@@ -1,4 +1,4 @@
-"""A network of loopback alone, and OpenCode started in it: run as a program inside the namespace.
+"""OpenCode in a network of loopback alone; this program runs inside the namespace.
 
 Reads ``{binary, root, home, starts, plan}`` from stdin and prints one JSON object; ``plan`` is a list of
 steps: ``{"case": name}`` starts OpenCode ``starts`` times, ``{"do": [argument, …], "in": directory}`` runs
@@ -36,7 +36,7 @@ _TRAP = '#!/bin/sh\necho "$0 $*" >> "{}"\nexit 1\n'
 
 
 def namespace_command() -> list[str] | None:
-    """What runs a program without a network: as root, or in a user namespace; ``None`` where neither is allowed."""
+    """The command that runs a program without a network, as root or in a user namespace; ``None`` if not allowed."""
     program = shutil.which("unshare")
     for command in ([program, "-n"], [program, "-rn"]) if program else ():
         if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:  # type: ignore[list-item]
@@ -45,7 +45,7 @@ def namespace_command() -> list[str] | None:
 
 
 class PlainOpenCode(RealOpenCode):
-    """An OpenCode as a user has it: npm may try the network, and no test has made its directories ready."""
+    """An OpenCode as users have it: npm may try the network, and no test prepared its directories."""
 
     registry: str | None = None
 
@@ -64,9 +64,9 @@ class PlainOpenCode(RealOpenCode):
 
 
 def main(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Run the plan; of each case the seconds of its starts and what the registry was asked in each of them.
+    """Run the plan; return each case's start times in seconds and the registry requests of each start.
 
-    Also what npm and OpenCode's log told, and the files at the end.
+    Also return what npm and OpenCode logged, and the files at the end.
     """
     _loopback_up()
     assert {name for _, name in socket.if_nameindex()} == {"lo"}, "this namespace has a network"
@@ -125,7 +125,7 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _npm_failures(root: Path) -> list[str]:
-    """Where OpenCode's log tells that an npm install failed."""
+    """The lines of OpenCode's log that report a failed npm install."""
     logs = (root / "data" / "opencode" / "log").glob("*")
     return [line for log in logs for line in log.read_text().splitlines() if "dependency install failed" in line]
 
@@ -151,7 +151,7 @@ def _durable(arguments: list[str], directory: Path, environment: dict[str, str])
 
 
 def _sessions(count: int, root: Path, environment: dict[str, str]) -> list[str]:
-    """The streams of sessions, once there are so many: an OpenCode that ended left its last hooks to the sidecar."""
+    """Wait for ``count`` session streams and return them: an ended OpenCode left its last hooks to the sidecar."""
     deadline = time.monotonic() + HANG_LIMIT_S
     while True:
         lines = _durable(["streams", "--json"], root, environment).splitlines()
@@ -161,7 +161,7 @@ def _sessions(count: int, root: Path, environment: dict[str, str]) -> list[str]:
 
 
 def _tree(root: Path, names: list[str]) -> dict[str, list[Any]]:
-    """Mode and text of everything below some directories; what OpenCode itself keeps there is left out."""
+    """Mode and text of everything below some directories, except OpenCode's own files."""
     paths = [path for name in names for path in sorted((root / name).rglob("*"))]
     return {
         str(path.relative_to(root)): [stat.S_IMODE(path.stat().st_mode), path.read_text() if path.is_file() else None]

@@ -1,8 +1,8 @@
 """The real OpenCode client, isolated and offline, as the tests drive it.
 
 ``RealOpenCode`` owns one directory with a home, the XDG directories and a project, and at most one
-``opencode serve`` process at a time in it. Everything the client can say is read through its own
-HTTP API or its event stream, so that a test waits for what happened and never for a time.
+``opencode serve`` process at a time in it. Everything the client reports is read through its own
+HTTP API or its event stream, so that a test waits for events and never for a time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _STUB_LOCK = {"lockfileVersion": 3, "packages": {"": {"dependencies": {"@opencod
 
 
 class RealOpenCode(OpenCodeApi):
-    """One isolated OpenCode: a context manager that starts ``opencode serve`` and ends all it began.
+    """One isolated OpenCode: a context manager that starts ``opencode serve`` and ends every process it started.
 
     Args:
         binary: the OpenCode executable.
@@ -118,7 +118,7 @@ class RealOpenCode(OpenCodeApi):
         self.close()
 
     def close(self) -> None:
-        """End the server and every process that came out of it, remove the directory. Idempotent."""
+        """End the server and all its descendants, and remove the directory. Idempotent."""
         try:
             self.terminate()
         finally:
@@ -132,7 +132,7 @@ class RealOpenCode(OpenCodeApi):
         The plugins are not loaded yet: OpenCode loads them at the first request for a directory.
 
         Raises:
-            RuntimeError: it ended, or did not answer; the message holds the end of its log.
+            RuntimeError: it ended, or did not answer; the message has the end of its log.
         """
         if self.process is not None:
             raise RuntimeError("OpenCode is running already")
@@ -162,7 +162,7 @@ class RealOpenCode(OpenCodeApi):
             )
 
     def _answers(self) -> bool:
-        """Wait until the server answers; False when it ended or the hang limit passed."""
+        """Wait until the server answers; False if it ended or the hang limit passed."""
         deadline = time.monotonic() + HANG_LIMIT_S
         while self.process is not None and self.process.poll() is None and time.monotonic() < deadline:
             if self._healthy():
@@ -171,15 +171,15 @@ class RealOpenCode(OpenCodeApi):
         return False
 
     def terminate(self) -> None:
-        """SIGTERM, and wait for the end. OpenCode then leaves without a ``dispose``. Idempotent."""
+        """Send SIGTERM and wait for the end. OpenCode then exits without a ``dispose``. Idempotent."""
         self._end(signal.SIGTERM)
 
     def kill9(self) -> None:
-        """SIGKILL the server alone, as a crash would; its children live on. Idempotent."""
+        """SIGKILL the server alone, like a crash; its children live on. Idempotent."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """A new server process on the same data (and a new port)."""
+        """Start a new server process on the same data and a new port."""
         self.terminate()
         self.start()
 
@@ -214,23 +214,23 @@ class RealOpenCode(OpenCodeApi):
 
     @property
     def stdout_path(self) -> Path:
-        """What the latest server process wrote to stdout."""
+        """The file with the latest server process's stdout."""
         return self.root / f"serve-{self._starts}-{self.mark[:6]}.out"
 
     @property
     def stderr_path(self) -> Path:
-        """The latest server's stderr; OpenCode's log is in it."""
+        """The file with the latest server's stderr, which contains OpenCode's log."""
         return self.root / f"serve-{self._starts}-{self.mark[:6]}.err"
 
     def log_tail(self, characters: int = 4000) -> str:
-        """The end of the latest server's stdout and stderr, for a failure's message."""
+        """The end of the latest server's stdout and stderr, for failure messages."""
         both = [p.read_text(errors="replace") for p in (self.stdout_path, self.stderr_path) if p.exists()]
         return "\n".join(text[-characters:] for text in both)
 
     def leftovers(self) -> list[int]:
-        """The ids of the live processes that came out of this instance, the server included.
+        """The ids of this instance's live processes, including the server.
 
-        Also those that detached themselves: tools' commands, a sidecar that a plugin started.
+        Includes detached ones: tools' commands, and a sidecar that a plugin started.
         """
         return marked(MARK, self.mark)
 
@@ -247,7 +247,7 @@ class RealOpenCode(OpenCodeApi):
         return self.root / "data" / "opencode"
 
     def environment(self) -> dict[str, str]:
-        """The whole environment of an OpenCode process: offline, and nothing of the user's own OpenCode."""
+        """The whole environment of an OpenCode process: offline, with nothing of the user's own OpenCode."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -320,7 +320,7 @@ class RealOpenCode(OpenCodeApi):
         """``opencode run [arguments] text`` in the project, to its end; output captured.
 
         Raises:
-            RuntimeError: it ended with another code than 0 and ``check`` is set.
+            RuntimeError: it exited with a code other than 0 and ``check`` is set.
         """
         command = [str(self.binary), "run", *arguments, text]
         done = subprocess.run(
@@ -352,13 +352,13 @@ def _merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]
 
 
 def stub_install(directory: Path) -> None:
-    """Make OpenCode take a config directory for installed, so that it asks no registry."""
+    """Make OpenCode consider a config directory installed, so that it queries no registry."""
     (directory / "node_modules").mkdir(parents=True, exist_ok=True)
     (directory / "package-lock.json").write_text(json.dumps(_STUB_LOCK))
 
 
 def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
+    """A loopback port that was free a moment ago."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

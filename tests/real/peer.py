@@ -26,19 +26,19 @@ def noise() -> Iterator[str]:
 
 
 def calls() -> Iterator[str]:
-    """Calls whose answers are never read."""
+    """Calls whose answers nobody reads."""
     for number in itertools.count():
         yield json.dumps({"type": "call", "id": number, "method": f"none.{'x' * 500}", "args": {}})
 
 
 def contexts() -> Iterator[str]:
-    """Big frames that are right."""
+    """Big valid frames."""
     while True:
         yield json.dumps({"type": "context", "context": {"filler": "x" * 1_000_000}})
 
 
 def strangers() -> Iterator[str]:
-    """Small frames of a type that no version knows, as many as go through."""
+    """As many small frames of an unknown type as possible."""
     while True:
         yield '{"type":"stranger"}'
 
@@ -46,7 +46,7 @@ def strangers() -> Iterator[str]:
 class FloodingPeer:
     """Serves a home on a port of its own while the context lasts; each link gets the next of ``floods``.
 
-    It proves itself and welcomes a shim, then sends frames without end and acknowledges nothing.
+    It proves itself and welcomes a shim, then sends frames endlessly and acknowledges nothing.
     """
 
     def __init__(self, home: Path, *floods: Callable[[], Iterator[str]]) -> None:

@@ -1,7 +1,7 @@
-"""Finding and ending the processes that came out of a test, by a mark in their environment.
+"""Finding and ending a test's processes by a mark in their environment.
 
 OpenCode's tools and a sidecar that the plugin starts are detached: after a kill -9 of OpenCode nothing
-else tells whose they are.
+else identifies them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def marked(name: str, value: str) -> list[int]:
 
 
 def end_marked(name: str, value: str) -> None:
-    """SIGKILL every process so marked and return when none is left.
+    """SIGKILL every process with the mark and wait until none is left.
 
     Raises:
         RuntimeError: some are left after ``END_LIMIT_S`` seconds.

@@ -1,8 +1,8 @@
-"""Makes ``sidecar/recordings/demo.jsonl``: a real OpenCode, a scripted model, one small story.
+"""Make ``sidecar/recordings/demo.jsonl``: a real OpenCode, a scripted model, one small story.
 
 Run it to renew the recording: ``python -m tests.real.record_demo``. The hooks
 are written by the shim's own recorder (``DURABLE_STREAM_RECORD``); only the
-paths of the machine are replaced, and what is dropped as noise is left out.
+paths of the machine are replaced, and noise is left out.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SECOND = [
 
 
 def story(project: Path) -> Any:
-    """The model's script: which step of which part comes next, told by the conversation so far."""
+    """The model's script: the next step of a part, derived from the conversation so far."""
 
     def answer(request: ModelRequest) -> Step | None:
         if not request.has_tools:
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def clean(text: str, root: Path) -> str:
-    """Leave out noise, and make the machine's paths a developer's."""
+    """Leave out noise, and replace the machine's paths with a developer's."""
     lines = []
     for line in text.splitlines():
         fields = json.loads(line)

@@ -1,8 +1,8 @@
-"""What the log must hold of a session, derived from what OpenCode's own API says of it.
+"""The expected log of a session, derived from OpenCode's own API.
 
 ``family`` asks OpenCode, ``expected`` says which records follow from the answer and in which order,
 ``differences`` compares them with what ``durable-stream log`` printed. Nothing of the product is
-imported here: the rules are those of the design, written down a second time.
+imported here; the design's rules are written down a second time.
 
 Not known to this oracle: messages of the user's own ``!`` commands, forks, reverts, questions.
 """
@@ -29,7 +29,7 @@ COMPACTED = "lifecycle.session.compacted"
 
 @dataclass(frozen=True)
 class Told:
-    """One session as OpenCode tells it: its info and its messages, oldest first."""
+    """One session as OpenCode reports it: its info and its messages, oldest first."""
 
     info: Json
     messages: list[Json]
@@ -46,7 +46,7 @@ class Told:
         return [message for message in self.messages if message["info"].get("parentID") == user]
 
     def prompts(self) -> list[Json]:
-        """The user messages that somebody prompted; OpenCode writes the others itself when it compacts."""
+        """The user messages of real prompts; OpenCode writes the others itself when it compacts."""
         prompted, own = [], False
         for user in self.users():
             compaction = compaction_of(user)
@@ -58,7 +58,7 @@ class Told:
 
 @dataclass
 class Family:
-    """A root session with all that descends from it, parents first."""
+    """A root session and all its descendants, parents first."""
 
     sessions: list[Told]
     asks: list[Event] = field(default_factory=list)
@@ -66,6 +66,8 @@ class Family:
     unparted: list[Json] = field(default_factory=list)
     """Tool calls that ran without a part of their own: ``{session, turn, call, input, output}``."""
     deleted: bool = False
+    killed: bool = False
+    """OpenCode is gone, and with it each turn that was open."""
     resumed: dict[str, int] = field(default_factory=dict)
     """How many other OpenCode processes went on with a session."""
     created: bool = True
@@ -80,7 +82,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Row:
-    """One record that must be there; ``content`` are fields of its payload."""
+    """One required record; ``content`` has fields of its payload."""
 
     actor: str | None
     """None for a resumed session: whether its agent is known depends on who told of it first."""
@@ -91,7 +93,7 @@ class Row:
 
 @dataclass
 class Expectation:
-    """All records of a family, and chains of groups: each group wholly after the one before it."""
+    """All records of a family, and chains of groups: each whole group comes after the one before it."""
 
     root: str
     rows: dict[Name, Row] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class Expectation:
 
 
 def family(opencode: OpenCodeApi, root: str, events: EventStream | None = None, **known: Any) -> Family:
-    """What OpenCode says now; ``events`` for the asks, ``known`` for the fields nobody can ask for."""
+    """The family as OpenCode reports it now; ``events`` has the requests, ``known`` the fields that no API returns."""
     sessions: list[Told] = []
     waiting = [root]
     while waiting:
@@ -121,7 +123,7 @@ def family(opencode: OpenCodeApi, root: str, events: EventStream | None = None, 
 
 
 def compaction_of(user: Json) -> Json | None:
-    """The part that makes a user message a request to compact."""
+    """The part that makes a user message a compaction request."""
     return next((part for part in user["parts"] if part["type"] == "compaction"), None)
 
 
@@ -134,7 +136,7 @@ def child_of(part: Json) -> str | None:
 
 
 def expected(told: Family) -> Expectation:
-    """The records that must exist for a family, no more and no less."""
+    """Exactly the records that a family must have."""
     plan = Expectation(told.root)
     # The n-th task call with a child made the n-th prompt of it.
     tasks: dict[str, list[Name]] = defaultdict(list)
@@ -190,7 +192,7 @@ def _expect_session(
         trigger = "prompt" if cause else "compaction"
         if cause is None and compaction_of(user) is None:
             trigger, cause = "continuation", (COMPACTED, sid, str(compactions - 1))
-        turns += _expect_turn(plan, session, user, following, trigger, cause, tasks, ends)
+        turns += _expect_turn(plan, session, user, following, trigger, cause, tasks, ends, told.killed)
         for answer in session.answers(uid):
             if answer["info"].get("summary") and not answer["info"].get("error"):
                 started = ("turn.started", sid, uid)
@@ -222,8 +224,9 @@ def _expect_turn(
     cause: Name | None,
     tasks: dict[str, list[Name]],
     ends: dict[str, list[Name]],
+    killed: bool,
 ) -> list[Name]:
-    """The records of one turn; returns those of its begin and, if it is over, of its end."""
+    """Add one turn's records; return those of its start and, if it is over, of its end."""
     sid, uid = session.id, user["info"]["id"]
     answers = session.answers(uid)
     opening = answers[0]["info"]
@@ -267,9 +270,9 @@ def _expect_turn(
             chain.append([plan.add(("agent.error", sid, answer["info"]["id"]), agent, uid, started, place | error)])
     plan.chains.append(chain)
     outcome = _outcome(answers, following)
-    if outcome is None:
+    if outcome is None and not killed:
         return [started]
-    content = {"message": uid, "outcome": outcome, "steps": steps, "tokens.total": tokens or None}
+    content = {"message": uid, "outcome": outcome or "interrupted", "steps": steps, "tokens.total": tokens or None}
     ended = plan.add(("turn.ended", sid, uid), opening["agent"], uid, started, content)
     chain.append([ended])
     return [started, ended]
@@ -283,7 +286,7 @@ def _expect_spawn(plan: Expectation, sid: str, part: Json, started: Name, agent:
 
 
 def _child_end(sid: str, part: Json, tasks: dict[str, list[Name]], ends: dict[str, list[Name]]) -> Name | None:
-    """The end of the child's turn that a task call waited for: the cause of its step."""
+    """The end of the child's turn that a task call waited for, which is the cause of its step."""
     child = child_of(part)
     if child is None:
         return None
@@ -311,7 +314,7 @@ def _error(answer: Json, answers: list[Json], following: Json | None) -> Json | 
 
 
 def _outcome(answers: list[Json], following: Json | None) -> str | None:
-    """How a turn ended; None while it has not."""
+    """How a turn ended; None while it runs."""
     errors = {answer["info"]["error"]["name"] for answer in answers if answer["info"].get("error")}
     last = answers[-1]["info"]
     if "MessageAbortedError" in errors:
@@ -352,7 +355,7 @@ def _expect_asks(plan: Expectation, told: Family, session: Told) -> None:
 
 
 def names(records: list[Json]) -> list[Name]:
-    """What each record is about."""
+    """A name for each record."""
     found: list[Name] = []
     seen: Counter[tuple[str, str]] = Counter()
     for record in records:
@@ -378,7 +381,7 @@ def names(records: list[Json]) -> list[Name]:
 
 
 def other_twin(part: Json, turn: str) -> Json:
-    """Of two parallel calls with one id, `echo one` and `echo two`, the one that OpenCode made no part of.
+    """The one of two parallel calls with one id, `echo one` and `echo two`, that has no part in OpenCode.
 
     Which one that is depends on which of the two ended first.
     """
@@ -392,13 +395,13 @@ def _unparted(content: Json) -> str:
 
 
 def missing(records: list[Json], plan: Expectation) -> list[Name]:
-    """The records that are not there yet."""
+    """The records that are still missing."""
     there = set(names(records))
     return [name for name in plan.rows if name not in there]
 
 
 def differences(records: list[Json], plan: Expectation) -> list[str]:
-    """Everything in which a root's log differs from what it must be; empty when it is right."""
+    """All differences between a root's log and the expected one; empty if there are none."""
     found = names(records)
     wrong = [f"missing: {name}" for name in plan.rows if name not in set(found)]
     wrong += [f"{count} times: {name}" for name, count in Counter(found).items() if count > 1]

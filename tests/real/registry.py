@@ -1,4 +1,4 @@
-"""A fake npm registry on loopback: it writes down what it is asked and has no package."""
+"""A fake npm registry on loopback: it notes its requests and has no package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MISSING = 404
 
 
 class FakeRegistry:
-    """Answers every request with ``status``; ``asked`` holds their paths in order."""
+    """Answers every request with ``status``; ``asked`` has their paths in order."""
 
     def __init__(self) -> None:
         self.status = UNAVAILABLE
@@ -31,7 +31,7 @@ class FakeRegistry:
             do_GET = do_POST = do_PUT = answer  # noqa: N815 - the names http.server looks for
 
             def log_message(self, *arguments: object) -> None:
-                """Nothing: ``asked`` has it."""
+                """Log nothing; ``asked`` has it."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/"

@@ -1,4 +1,4 @@
-"""A terminal for OpenCode's TUI: a pty and an emulator, so that a test reads the screen as a person does."""
+"""A terminal for OpenCode's TUI: a pty and an emulator, so that a test reads the screen like a user."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Terminal:
         self.close()
 
     def close(self) -> None:
-        """End the program and let go of the terminal. Idempotent."""
+        """End the program and release the terminal. Idempotent."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -77,18 +77,18 @@ class Terminal:
         self._thread.join(HANG_LIMIT_S)
 
     def press(self, keys: bytes) -> None:
-        """Send keys as they are."""
+        """Send keys unchanged."""
         os.write(self._master, keys)
 
     def prompt(self, text: str, answer: str) -> None:
-        """Type a prompt, see it, send it, and wait until the answer stands on the screen and the turn is over."""
+        """Type a prompt, see it, send it, and wait until the answer is on the screen and the turn is over."""
         self.press(text.encode())
         self.wait_for(text)
         self.press(ENTER)
         self.wait_until(lambda lines: _answered(lines, answer), f"the answer {answer!r}")
 
     def quit(self) -> int:
-        """Leave as a person does, with ctrl-c on an empty prompt; the exit code."""
+        """Quit like a user, with ctrl-c on an empty prompt, and return the exit code."""
         self.press(b"\x03")
         try:
             return self.process.wait(HANG_LIMIT_S)
@@ -104,12 +104,12 @@ class Terminal:
         """The screen, once ``text`` is on one of its lines.
 
         Raises:
-            TimeoutError: it did not come, or the program ended; the message shows the screen.
+            TimeoutError: it did not appear, or the program ended; the message shows the screen.
         """
         return self.wait_until(lambda lines: any(text in line for line in lines), repr(text))
 
     def wait_until(self, condition: Callable[[list[str]], bool], what: str) -> list[str]:
-        """The screen, once ``condition`` holds for its lines; errors as ``wait_for``."""
+        """The screen, once ``condition`` holds for its lines; raises like ``wait_for``."""
         deadline = time.monotonic() + HANG_LIMIT_S
         while not condition(lines := self.lines()):
             if self._ended or time.monotonic() > deadline:

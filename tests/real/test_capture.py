@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def task(prompt: str, **more: str) -> str:
 def check(
     durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream | None = None, **known: Any
 ) -> list[Json]:
-    """The log of a root session is what OpenCode tells of it; returns its records."""
+    """Assert that a root session's log matches OpenCode's report, and return its records."""
     plan = expected(family(opencode, session, events, **known))
     records = durable.assert_recorded(plan)
     _checked.append(plan)
@@ -70,6 +71,38 @@ def failed_message(event: Event) -> bool:
 def running_tool(event: Event) -> bool:
     part = event["properties"].get("part", {})
     return bool(part.get("type") == "tool" and part["state"]["status"] == "running")
+
+
+def test_a_person_s_commands(durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream) -> None:
+    """``!``: no hook tells of the prompt, and only the output says that one was interrupted."""
+
+    def run(command: str) -> None:
+        opencode.request("POST", f"/session/{session}/shell", {"agent": "build", "command": command})
+
+    def started(event: Event) -> bool:
+        state = event["properties"].get("part", {}).get("state", {})
+        return "begun" in str((state.get("metadata") or {}).get("output"))
+
+    run("echo hi")
+    running = Thread(target=run, args=("echo begun; sleep 600",))
+    running.start()
+    events.wait_for(started)
+    opencode.abort(session)
+    running.join()
+    opencode.prompt(session, "SAY:on")
+    wanted = ["human.input", "turn.started", "execution.step", "turn.ended"] * 2
+    wanted = ["lifecycle.session.created", *wanted, *wanted[:2], "execution.output", *wanted[2:4]]
+
+    def recorded() -> list[Json]:
+        records = [record["event"] for record in durable.log(session)]
+        return records if len(records) >= len(wanted) else []
+
+    found = wait_until(recorded, "all of it in the log")
+    assert [event["type"] for event in found] == wanted
+    told = {kind: [event["payload"] for event in found if event["type"] == kind] for kind in wanted}
+    assert [each.get("shell") for each in told["human.input"]] == ["echo hi", "echo begun; sleep 600", None]
+    assert [each["trigger"] for each in told["turn.started"]] == ["shell", "shell", "prompt"]
+    assert [each["outcome"] for each in told["turn.ended"]] == ["completed", "aborted", "completed"]
 
 
 def test_a_chat(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:

@@ -1,4 +1,4 @@
-"""What is switched off or excluded leaves nothing, with the real OpenCode and a real sidecar.
+"""Switched-off and excluded projects leave no data, with the real OpenCode and a real sidecar.
 
 ``DURABLE_STREAM=off`` is in ``test_several.py``.
 """
@@ -19,7 +19,7 @@ SECRET = "a word that must never be written"
 
 
 def leaks(home: Path) -> list[Path]:
-    """The files of a home that hold the secret word."""
+    """The files of a home that contain the secret word."""
     return [path for path in home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 

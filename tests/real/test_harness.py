@@ -1,4 +1,4 @@
-"""The harness itself against the real client, without our plugin: what OpenCode's own API says afterwards."""
+"""The harness itself against the real client, without our plugin, checked with OpenCode's own API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which package the installer takes, and what it says when npm fails. Nothing is installed here."""
+"""Which package the installer chooses, and what it says if npm fails. Nothing is installed here."""
 
 from __future__ import annotations
 

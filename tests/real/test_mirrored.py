@@ -1,4 +1,4 @@
-"""A real session with the embedded NATS server on: it is read back from JetStream alone."""
+"""A real session with the embedded NATS server, read back from JetStream alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def status(durable: DurableStream) -> dict[str, Any]:
 
 
 def mirrored(durable: DurableStream) -> dict[str, Any] | None:
-    """The mirror's account when all is mirrored."""
+    """Wait until all is mirrored, and return the mirror's status."""
     found = status(durable).get("mirror") or {}
     return found if found.get("state") == "idle" and found["lag"] == 0 and found["position"] >= 0 else None
 
@@ -57,7 +57,7 @@ async def connect(durable: DurableStream) -> nats.NATS:
 
 
 async def read_back(durable: DurableStream, stream: str, subject: str) -> list[Seen]:
-    """All messages on a subject, by the client library alone."""
+    """All messages on a subject, read with the client library alone."""
     client = await connect(durable)
     config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=60)
     pull = await client.jetstream().pull_subscribe(subject, stream=stream, config=config)
@@ -72,7 +72,7 @@ async def read_back(durable: DurableStream, stream: str, subject: str) -> list[S
 
 
 async def prompted_while_listening(durable: DurableStream, opencode: RealOpenCode, session: str) -> list[Json]:
-    """The chunks that were published while a prompt was answered."""
+    """The chunks published while a prompt was answered."""
     heard: list[Json] = []
 
     async def hear(message: Msg) -> None:

@@ -23,7 +23,7 @@ CONFIG = {"snapshot": False}
 
 @pytest.fixture
 def durable(tmp_path: Path) -> Iterator[DurableStream]:
-    """A home for each test: a sidecar of another test would answer here."""
+    """A separate home for each test, because another test's sidecar would answer here."""
     with DurableStream(tmp_path / "home") as stream:
         yield stream
 

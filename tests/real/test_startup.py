@@ -1,8 +1,8 @@
-"""No start of OpenCode waits for npm because of the plugin: real starts in a namespace that has loopback alone.
+"""The plugin makes no start of OpenCode wait for npm: real starts in a namespace with loopback only.
 
-As soon as there is any plugin OpenCode waits for npm in each of its config directories. Without a network
-that takes over a minute. What npm asks is counted, for seconds depend on what else the machine does: a start
-with an installed plugin asks a registry nothing, and where others have packages it asks each thing once.
+With any plugin, OpenCode waits for npm in each of its config directories. Without a network
+that takes over a minute. The tests count npm's requests, because times depend on the machine's load: a start
+with an installed plugin sends none, and in directories with packages it sends each request once.
 ``make bench`` measures the seconds (``benchmarks/opencode.py``).
 """
 
@@ -67,7 +67,7 @@ PLAN: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def found(opencode_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of the plan. Where the system allows no namespace the tests fail: a skip would hide the loss."""
+    """The plan's results. If the system allows no namespace, the tests fail; a skip would hide that."""
     namespace = namespace_command()
     if namespace is None:
         pytest.fail("no network namespace: neither `unshare -n` nor `unshare -rn` is allowed here", pytrace=False)
@@ -95,7 +95,7 @@ def test_an_installed_plugin_makes_no_start_ask_a_registry(found: dict[str, Any]
 
 
 def test_where_others_have_packages_a_start_asks_for_each_thing_once(found: dict[str, Any]) -> None:
-    """The registry is unavailable, so npm would ask again after ten seconds and after a minute."""
+    """The registry is unavailable, so npm would retry after ten seconds and after a minute."""
     for asked in found["registry"][PROJECT_ONLINE]:
         assert asked and len(asked) == len(set(asked))
 

@@ -1,7 +1,7 @@
-"""OpenCode never notices: whatever is wrong with sidecar, spool or disk, prompts continue and nothing is lost.
+"""OpenCode never notices a fault of sidecar, spool or disk: prompts continue and nothing is lost.
 
-All faults come upon one OpenCode, one after the other. What a prompt costs under each is measured by
-``make bench``; here only a hang fails.
+All faults hit one OpenCode, one after the other. ``make bench`` measures what a prompt costs under each;
+here only a hang fails.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_the_screen_shows_nothing_of_it(scene: Scene, opencode: RealOpenCode) ->
 
 
 def screen(terminal: Terminal) -> list[str]:
-    """What stands there, without how long it took."""
+    """The text on the screen, without durations."""
     return [re.sub(r"[0-9.]+m?s$", "TIME", line) for line in terminal.lines()]
 
 

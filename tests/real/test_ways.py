@@ -1,7 +1,7 @@
-"""Every way to use OpenCode is recorded: windows, an IDE and what attaches to it, the command line.
+"""Every way to use OpenCode is recorded: windows, an IDE and its clients, the command line.
 
-All of them work in one project on one home. A server of the same user with the plugin switched off tells
-afterwards what OpenCode itself knows of their sessions.
+All work in one project on one home. Afterwards a server of the same user, with the plugin switched off,
+reports what OpenCode itself knows of their sessions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIG = {"snapshot": False, "agent": {"title": {"disable": True}}}
 def opencode(
     opencode_binary: Path, model: ModelServer, durable: DurableStream, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RealOpenCode]:
-    """The witness. What the tests run comes from its root, with its environment and the plugin switched on."""
+    """The witness. The tests run in its root, with its environment and the plugin switched on."""
     how = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "root": tmp_path_factory.mktemp("ways")}
     with RealOpenCode(opencode_binary, model.port, environment={"DURABLE_STREAM": "off"}, **how) as client:  # type: ignore[arg-type]
         yield client
@@ -55,7 +55,7 @@ def command_line(
 
 
 def session_of(opencode: RealOpenCode, text: str) -> str:
-    """The session in which somebody said this."""
+    """The session that contains this text."""
     found = [s["id"] for s in opencode.sessions() if any(p.get("text") == text for p in opencode.parts(s["id"]))]
     assert len(found) == 1, f"{text!r} was said in {found}"
     return str(found[0])

@@ -1,7 +1,7 @@
 """Made-up secrets under telling names, in every place where an agent meets them.
 
-A case is a text, and the secret that must not be left in it. ``leaks`` counts
-the cases that keep the secret, or its end.
+A case is a text and the secret that must not remain in it. ``leaks`` returns
+the cases that keep the secret or its end.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ DRAWN = {"with a digit", "random", "hexadecimal"}
 
 
 class Case(NamedTuple):
-    """``secret`` stands in ``text``."""
+    """A ``text`` that contains ``secret``."""
 
     place: str
     name: str
@@ -122,7 +122,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """Every kind in every place that makes sense."""
+    """Every kind of secret in every place that makes sense."""
     for kind, value in VALUES.items():
         for names, places in ((CAPITALS, CAPITAL_PLACES), (SMALL, SMALL_PLACES), (SMALL, PLAIN_PLACES)):
             for name in names:
@@ -143,7 +143,7 @@ def _makes_sense(place: str, kind: str) -> bool:
 
 
 def values() -> Iterator[tuple[Any, str]]:
-    """JSON values rather than text, each with its secret."""
+    """JSON values instead of texts, each with its secret."""
     for secret in VALUES.values():
         for name in (*CAPITALS, *SMALL):
             yield {"user": "ada", name: secret}, secret
@@ -154,7 +154,7 @@ def values() -> Iterator[tuple[Any, str]]:
 
 
 def leaks(depth: int = 0) -> list[Case]:
-    """The cases whose secret is still there, or its end; the text inside ``depth`` further layers of JSON."""
+    """The cases whose secret, or its end, remains; the text is inside ``depth`` more layers of JSON."""
     redactor, found = Redactor(), []
     for case in cases():
         text = case.text

@@ -1,4 +1,4 @@
-"""Made-up secrets, drawn from a description of their form, so that no scanner takes these files for a leak."""
+"""Random secrets, drawn from descriptions of their format, so that no scanner reports these files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLACE = re.compile(r"<([ahudsbl])(\d+)>")
 
 
 def drawn(form: str, seed: int = 1) -> str:
-    """``<a20>`` in ``form`` becomes 20 letters and digits, and so on: see ``rules.toml``."""
+    """Replace ``<a20>`` in ``form`` with 20 letters and digits, and so on; see ``rules.toml``."""
     random = Random(f"{form}{seed}")
 
     def draw(place: re.Match[str]) -> str:
@@ -34,7 +34,7 @@ def drawn(form: str, seed: int = 1) -> str:
 
 
 def matching(pattern: re.Pattern[str], seed: int) -> str:
-    """A text that ``pattern`` matches as a whole; open-ended repeats are 24 longer than they must be."""
+    """A text that ``pattern`` matches as a whole; open-ended repeats exceed their minimum by 24."""
     text = _draw(_parser.parse(pattern.pattern, pattern.flags), Random(f"{pattern.pattern}{seed}"), {})
     assert pattern.search(text), (pattern.pattern, text)
     return text

@@ -1,4 +1,4 @@
-"""Secrets of every known kind, all made up, and put together so that no scanner trips; and places where they stand."""
+"""Made-up secrets of every known kind, assembled so that no scanner reports them, and places for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def made_up(length: int, alphabet: str = ALNUM, seed: int = 7) -> str:
-    """Random characters, a capital and a digit among the first."""
+    """Random characters, with a capital and a digit among the first."""
     random = Random(seed)
     return "Q7" * (alphabet is ALNUM) + "".join(
         random.choice(alphabet) for _ in range(length - 2 * (alphabet is ALNUM))

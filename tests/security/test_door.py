@@ -1,4 +1,4 @@
-"""The door: who may connect, what is said before the proof, and how a peer without one is bounded."""
+"""The door: who may connect, what is sent before the proof, and the limits of a peer without one."""
 
 import asyncio
 import base64
@@ -201,7 +201,7 @@ async def test_an_oversized_frame_closes_its_link_only() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
 async def test_it_listens_on_one_loopback_address_only(address: str) -> None:
-    """A server on all addresses would answer here too."""
+    """A server on all addresses would also answer here."""
     async with serving() as server:
         with pytest.raises(OSError):
             await asyncio.open_connection(address, server.port)
@@ -283,7 +283,7 @@ async def test_nothing_is_taken_before_the_proof(frame: dict[str, Any], after_he
 
 
 async def test_a_proof_overheard_is_worth_nothing() -> None:
-    """Another connection has another nonce, so the same frames do not open it."""
+    """Another connection has another nonce, so the same frames fail there."""
     async with serving() as server:
         mine = nonce()
         async with peer(server) as first:

@@ -1,4 +1,4 @@
-"""Files: private regardless of the umask, and never reached through a link that somebody swapped in."""
+"""Files: private regardless of the umask, and never reached through a planted link."""
 
 import asyncio
 import logging
@@ -191,7 +191,7 @@ async def in_use(home: Home, upset: Callable[[], None] = lambda: None) -> None:
 
 
 async def filled(home: Home) -> None:
-    """A home as a run leaves it, with a segment in its log."""
+    """A home as left by a run, with a segment in its log."""
     await in_use(home)
     store = await JsonlStore.open(home.store_path, seeded_identity(1))
     await store.append([event("a")])
@@ -259,7 +259,7 @@ async def test_a_linked_sidecar_json_is_replaced_and_what_it_leads_to_is_not_tou
 
 
 async def test_drafts_are_not_written_through_planted_links(home: Home, tmp_path: Path) -> None:
-    """Whoever guesses the name of a file that is about to be written gains nothing."""
+    """Guessing the name of a file that is about to be written gains nothing."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("precious")
     for name in (f"token.{os.getpid()}", f"sidecar.json.{os.getpid()}"):

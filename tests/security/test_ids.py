@@ -1,4 +1,4 @@
-"""Ids and texts from outside: never a path, and never an order to the terminal that shows them."""
+"""Ids and texts from outside never become a path or a terminal control sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from bridge.opencode.capture.emitter import safe_key, safe_stream
 from bridge.opencode.capture.translate import Origin, Token, Translator
@@ -18,6 +17,7 @@ from bridge.opencode.link.frames import HookItem
 from sidecar.capture.spools import backlog
 from sidecar.cli.shared.output import json_line
 from sidecar.views.wording import one_line, printable
+from streams.errors import InvalidEvent
 from streams.event import StreamEvent, is_stream_id
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, append, run
@@ -51,8 +51,8 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_stream_id_is_no_stream_id(kind: str) -> None:
     assert not is_stream_id(HOSTILE[kind])
-    with pytest.raises(ValidationError):
-        StreamEvent.model_validate({**event("x").model_dump(), "stream_id": HOSTILE[kind]})
+    with pytest.raises(InvalidEvent):
+        StreamEvent.parse({**event("x").fields(), "stream_id": HOSTILE[kind]})
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -79,7 +79,7 @@ def created(session: str, title: str = "t") -> HookItem:
 
 
 def test_no_id_ever_names_a_file(tmp_path: Path) -> None:
-    """Also ids that are allowed: they look like paths, and the store has files of its own names only."""
+    """This includes allowed ids that look like paths: the store chooses its own file names."""
     translator = Translator(seeded_identity(1))
     sessions = [*HOSTILE.values(), "CON", "CON.", "nul", "a/b/c", "store.json", "head", "~root"]
     for seq, session in enumerate(sessions, 1):
@@ -206,7 +206,7 @@ def test_what_is_printed_is_printable(text: str) -> None:
 
 
 def test_no_format_character_is_printed_as_it_came() -> None:
-    """Unicode's category decides, not a list: invisible text could hide or reorder what a person reads."""
+    """Unicode's category decides, not a list: invisible text could hide or reorder visible text."""
     every = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")]
     assert {"\u061c", "\u200b", "\ufeff", "\u00ad", "\U000e0041"} < set(every)
     text = "a" + "".join(every) + "b"

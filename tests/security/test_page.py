@@ -1,4 +1,4 @@
-"""SECURITY.md names tests that are there."""
+"""The tests and links in SECURITY.md exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Secrets never reach the log (FEATURES U15): keys wherever they stand, and values under telling names."""
+"""Secrets never reach the log (FEATURES U15): keys anywhere, and values under telling names."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class TestPlaceholders:
 
 
 class TestInToolOutput:
-    """What a tool prints is JSON in a string, often more than once."""
+    """Tool output is JSON in a string, often nested."""
 
     @pytest.mark.parametrize("depth", [1, 2, 3])
     @pytest.mark.parametrize("key", ["password", "api_key", "clientSecret", "DB_PASSWORD"])

@@ -1,4 +1,4 @@
-"""How much redaction misses, and how much it hides needlessly: the figures that ``SECURITY.md`` gives."""
+"""How much redaction misses and how much it hides needlessly: the figures in ``SECURITY.md``."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_ordinary_code_and_text_stays(value: Any) -> None:
 
 
 def test_ordinary_source_loses_next_to_nothing() -> None:
-    """Our own sources and tests, which speak of secrets more than most: what is hidden there is hidden needlessly."""
+    """Our own sources mention secrets more than most; anything hidden in them is hidden needlessly."""
     redactor, size = Redactor(), 0
     for package in ("streams", "bridge", "sidecar", "tools", "benchmarks", "plugin-shim/src", "docs"):
         for path in (ROOT / package).rglob("*.*"):

@@ -1,4 +1,4 @@
-"""Redaction of what is long, deep, hostile, or redacted already."""
+"""Redaction of long, deep, hostile and already redacted values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.security.made_up import KEYS, PLACES, clean, made_up, pem
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A lower limit for strings, where the real one only takes time."""
+    """A lower limit for strings, because the real one only takes longer."""
     monkeypatch.setattr("bridge.opencode.redact.MAX_STRING", 2 * KEPT_OF_LONG)
     return 2 * KEPT_OF_LONG
 
@@ -50,7 +50,7 @@ class TestSize:
     @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: {"d": v}])
     @pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 1000])
     def test_what_nests_too_deep_is_cut_and_never_stops_the_sidecar(self, wrap: Any, depth: int) -> None:
-        """Readers of JSON take 1024 levels, more than Python can descend."""
+        """JSON parsers accept 1024 levels, more than Python can recurse."""
         value: Any = KEYS["github"][1]
         for _ in range(depth):
             value = wrap(value)
@@ -66,7 +66,7 @@ class TestSize:
         "text", ["sk-" * 70_000, "Bearer " * 40_000, "://" * 70_000 + "a:", "sk-" + "a-" * 100_000]
     )
     def test_hostile_text_takes_no_quadratic_time(self, text: str) -> None:
-        """Quadratic, these would take hours."""
+        """Quadratic time would mean hours."""
         assert clean(text) == text
 
 

@@ -1,4 +1,4 @@
-"""Redaction as the configuration wants it: own patterns, own names, what is allowed, rules left out."""
+"""Redaction as configured: added patterns and names, allowed values, disabled rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not a secret is left alone by redaction."""
+"""Redaction leaves ordinary text alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestOrdinaryText:
 
 class TestWhatIsShipped:
     def test_the_demo_and_the_recordings_hold_no_secret(self) -> None:
-        """Real sessions: what would be taken out of them is taken by mistake."""
+        """These are real sessions without secrets, so any redaction in them is a mistake."""
         paths = [*(ROOT / "tests" / "recordings").glob("*.jsonl"), ROOT / "sidecar" / "recordings" / "demo.jsonl"]
         assert len(paths) > 60
         redactor = Redactor()

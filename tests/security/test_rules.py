@@ -1,4 +1,4 @@
-"""Each rule of ``rules.toml``: what it finds, what it leaves, at any depth of escaping and in bounded time."""
+"""Each rule of ``rules.toml``: its matches and non-matches, at any depth of escaping and in bounded time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def only(rule: str) -> Redactor:
 
 
 def nested(text: str, depth: int) -> str:
-    """``text`` in JSON in JSON ... in text."""
+    """``text`` in nested JSON strings."""
     for _ in range(depth):
         text = json.dumps({"output": f"before\n{text}\tafter"})
     return text
@@ -89,7 +89,7 @@ def test_the_detectors_are_all_here() -> None:
 
 @pytest.mark.parametrize(("name", "number", "pattern"), DETECTORS, ids=[f"{name}-{n}" for name, n, _ in DETECTORS])
 def test_what_detect_secrets_finds_by_pattern_is_found(name: str, number: int, pattern: re.Pattern[str]) -> None:
-    """Their upkeep is ours: a release of theirs that knows more fails here."""
+    """A detect-secrets release that knows more fails here."""
     for seed in range(30):
         text = _jwt(seed) if name == "JwtTokenDetector" else matching(pattern, seed)
         match = pattern.search(text)
@@ -111,7 +111,7 @@ def _jwt(seed: int) -> str:
 
 
 def _unbounded(items: Any, last: bool = True) -> list[str]:
-    """Repeats without limit that something follows which may fail: these are what goes wild."""
+    """Unlimited repeats before something that can fail: these backtrack catastrophically."""
     wrong = []
     for place, (kind, value) in enumerate(items):
         ends = last and place == len(items) - 1
@@ -161,7 +161,7 @@ HOSTILE += ['"token":"\\', "machine a login a ", "key\n", "a:*:b:", "://a:", "cu
 
 @pytest.mark.parametrize("unit", HOSTILE)
 async def test_a_mebibyte_of_near_matches_takes_no_quadratic_time(unit: str) -> None:
-    """Quadratic, it would take hours; the limit only tells a hang."""
+    """Quadratic time would mean hours; the limit only detects a hang."""
     async with asyncio.timeout(HANG_SECONDS):
         await asyncio.to_thread(Redactor().clean, {"text": unit * (1024 * 1024 // len(unit))})
 

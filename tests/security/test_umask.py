@@ -1,4 +1,4 @@
-"""What an installation writes under ``umask 000``: nobody else can change code that OpenCode runs."""
+"""An installation under ``umask 000``: nobody else can change code that OpenCode runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def install(user: Path, umask: int, *arguments: str) -> None:
 
 
 def open_to_others(user: Path) -> list[str]:
-    """What is below the user's directory and others may write."""
+    """The paths below the user's directory that others may write."""
     return [str(path) for path in user.rglob("*") if path.lstat().st_mode & OTHERS_MAY_WRITE]
 
 

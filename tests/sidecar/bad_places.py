@@ -1,4 +1,4 @@
-"""Runs commands in a home that is on a read-only or a full file system; started in a mount namespace of its own."""
+"""Run commands in a home on a read-only or full file system, in a separate mount namespace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sidecar.cli.helpers import run
 
 
 def place(kind: str, home: Path) -> None:
-    """Put the home on such a file system, where it is."""
+    """Put the home on such a file system, at the same path."""
     if kind == "read-only":
         subprocess.run(["mount", "--bind", home, home], check=True)
         subprocess.run(["mount", "-o", "remount,bind,ro", home], check=True)
@@ -27,7 +27,7 @@ def place(kind: str, home: Path) -> None:
 
 
 def fill(home: Path) -> None:
-    """Take what room is left, to the last byte."""
+    """Use up all remaining space."""
     with (home / "filler").open("ab", buffering=0) as filler:
         for size in (4096, 1):
             try:
@@ -38,7 +38,7 @@ def fill(home: Path) -> None:
 
 
 def contents(store: Path) -> dict[str, bytes]:
-    """What ``serve`` gets as far as writing on a full disk is the head file, with the bytes that it has."""
+    """Files without times: on a full disk ``serve`` may still rewrite the head file with the same bytes."""
     return {name: content for name, (_, content) in without_shared_memory(snapshot(store)).items()}
 
 

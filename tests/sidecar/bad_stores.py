@@ -1,4 +1,4 @@
-"""Stores in every bad state that a person may bring us, as functions that make them of a sound one."""
+"""Stores in every bad state that a user may have, as functions that damage a sound one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STREAM = "ses_a"
 
 
 def make_store(store: Path, backend: Backend) -> str:
-    """A sound log of three segments, or of one database, with the catalog that a sidecar keeps of it.
+    """Make a sound log of three segments, or of one database, with a sidecar's catalog of it.
 
-    Returns the id of one of its events.
+    Return the id of one of its events.
     """
 
     async def write() -> str:
@@ -161,7 +161,7 @@ def database_page(store: Path) -> None:
 
 
 def wal_gone(store: Path) -> None:
-    """What a killed sidecar had only in the WAL is lost with it: the database is what it was before."""
+    """The WAL of a killed sidecar is lost, and with it everything that was not yet in the database."""
     before = (store / "log.db").read_bytes()
 
     async def write() -> None:
@@ -190,7 +190,7 @@ def manifest_alone(store: Path) -> None:
 
 
 def _link(path: Path) -> None:
-    """The same as before, but elsewhere, with a symbolic link in its place."""
+    """Move it elsewhere and leave a symbolic link in its place."""
     elsewhere = path.parents[0 if path.name == "store" else 1] / f"elsewhere-{path.name}"
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
@@ -216,7 +216,7 @@ LINKED: dict[State, str] = dict.fromkeys((store_linked, lock_linked, log_linked)
 
 
 def only_head_left(store: Path) -> None:
-    """All of the log is deleted, ``store.json`` with it; its head file is forgotten."""
+    """Everything but the head file is deleted, including ``store.json``."""
     for path in (*store.glob("log.db*"), *store.glob("log/*"), store / "store.json"):
         path.unlink(missing_ok=True)
 
@@ -261,7 +261,7 @@ REFUSED: dict[Backend, dict[State, str]] = {
 
 
 def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:
-    """Every directory, and every file with its time and its bytes, but the lock: what a command leaves is seen, too."""
+    """All directories, and all files but the lock with time and bytes, so that added files show, too."""
     return {
         str(path.relative_to(store)): (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else (0, b"")
         for path in sorted(store.rglob("*"))
@@ -270,7 +270,7 @@ def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def without_shared_memory(files: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes]]:
-    """What is left of ``snapshot`` without what SQLite makes next to a log that has a writer: no part of the log."""
+    """``snapshot`` without SQLite's files beside a log with a writer, which are not part of the log."""
     return {
         name: (time, data)
         for name, (time, data) in files.items()

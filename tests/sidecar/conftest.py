@@ -13,7 +13,7 @@ from tests.sidecar import life
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
-    """A home that exists and holds nothing yet."""
+    """A home that exists and is still empty."""
     home = Home(tmp_path / "home")
     home.create()
     yield home

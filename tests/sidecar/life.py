@@ -1,4 +1,4 @@
-"""Real processes for the tests of the sidecar's life: shims under Node and Bun, sidecars that claim another version."""
+"""Real processes for tests of the sidecar's life: shims in Node and Bun, sidecars with a faked version."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _PRETEND = "; ".join(  # one line, for `ps` to show
 
 
 def release(version: str, protocol: int = 1) -> tuple[str, ...]:
-    """The command of this very program that says it is another release, of another protocol."""
+    """The command of this program, claiming to be another release with another protocol."""
     return (sys.executable, "-c", _PRETEND, version, str(protocol))
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, without settings of a home, and with this checkout to import from, wherever the process runs."""
+    """Our environment without home settings, and with this checkout importable from any directory."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
     return {**own, "PYTHONPATH": str(REPOSITORY), **more}
 
@@ -73,9 +73,9 @@ def start_as(command: Sequence[str], home: Home, *arguments: str) -> subprocess.
 
 
 def as_user(user: int | None) -> list[str]:
-    """What runs a program as another user; nothing for ``None``. Only root may.
+    """The command prefix that runs a program as another user; empty for ``None``. Only root may use it.
 
-    It may read everywhere: the interpreter and this checkout often are in root's own directory.
+    That user may read everywhere, because the interpreter and this checkout often are in root's directory.
     """
     if user is None:
         return []
@@ -88,7 +88,7 @@ _started: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
 
 class Shim:
-    """A shim in a process of its own. What it prints besides the driver's answers is a fault, and raised."""
+    """A shim in its own process. Any output besides the driver's answers is an error, and raised."""
 
     def __init__(
         self,
@@ -112,13 +112,13 @@ class Shim:
         )
 
     def tell(self, do: str, **order: Any) -> None:
-        """Give an order without waiting for its answer."""
+        """Send a command without waiting for its answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, int]:
-        """The counters, when the oldest order that was not answered yet is done."""
+        """Wait until the oldest unanswered command is done, and return the counters."""
         assert self.process.stdout is not None
         hung = threading.Timer(HANG_SECONDS, self.process.kill)
         hung.start()
@@ -133,12 +133,12 @@ class Shim:
         return found
 
     def ask(self, do: str, **order: Any) -> dict[str, int]:
-        """Give an order and wait until it is done; the counters then."""
+        """Send a command, wait until it is done, and return the counters."""
         self.tell(do, **order)
         return self.answer()
 
     def until(self, counter: str, least: int) -> dict[str, int]:
-        """Wait until a counter is that high."""
+        """Wait until a counter reaches a value."""
         return self.ask("wait", counter=counter, least=least)
 
     def kill(self) -> None:
@@ -147,7 +147,7 @@ class Shim:
         self.end()
 
     def end(self) -> None:
-        """End it, as OpenCode would end with it; nothing of ours may have been printed on its stderr."""
+        """End it as OpenCode would, and check that it printed nothing of ours on stderr."""
         self.process.communicate(timeout=HANG_SECONDS)
         self._errors.seek(0)
         printed = self._errors.read()
@@ -164,7 +164,7 @@ def _runtime(name: str) -> list[str]:
 
 @contextmanager
 def shims(count: int, home: Path, **options: Any) -> Iterator[list[Shim]]:
-    """So many shims, started at once, and ended with the block."""
+    """``count`` shims, started at once and ended with the block."""
     started = [Shim(home, **options) for _ in range(count)]
     try:
         yield started
@@ -179,7 +179,7 @@ def shims(count: int, home: Path, **options: Any) -> Iterator[list[Shim]]:
 
 
 async def recorded(home: Home) -> Counter[int]:
-    """How often each event of the shims' is in the log, by its number."""
+    """How often each of the shims' events is in the log, by its number."""
     found: Counter[int] = Counter()
     async for record in JsonlReader(home.store_path).read_all():
         if record.event.type == "opencode.life.tick":
@@ -188,7 +188,7 @@ async def recorded(home: Home) -> Counter[int]:
 
 
 def sidecars(home: Home) -> dict[int, str]:
-    """All living processes that serve ``home``, by pid, with their command lines; also those that lost the race."""
+    """All live processes that serve ``home``, by pid, with their command lines; also losers of the race."""
     listing = subprocess.run(
         ["ps", "-ww", "-A", "-o", "pid=,stat=,command="], capture_output=True, text=True, check=True
     ).stdout
@@ -201,12 +201,12 @@ def sidecars(home: Home) -> dict[int, str]:
 
 
 def wait_for_sidecars(home: Home, count: int) -> None:
-    """Wait until so many processes serve ``home``."""
+    """Wait until ``count`` processes serve ``home``."""
     wait_for(lambda: len(sidecars(home)) == count, f"{count} processes serve {home.path}", every_s=LISTING_S)
 
 
 def end_sidecars(home: Home) -> None:
-    """Kill what serves ``home`` and return when nothing does."""
+    """Kill all processes that serve ``home`` and wait until none is left."""
 
     def gone() -> bool:
         left = sidecars(home)
@@ -221,7 +221,7 @@ def end_sidecars(home: Home) -> None:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process that may have ended by itself."""
+    """Send a signal to a process, which may already have ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -229,12 +229,12 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def logged(home: Home) -> str:
-    """What the sidecars of ``home`` logged, the oldest first."""
+    """The log of the sidecars of ``home``, oldest first."""
     older = sorted(home.path.glob("sidecar.log.*"), reverse=True)
     return "".join(path.read_text() for path in [*older, home.log_path] if path.exists())
 
 
 def status(home: Home) -> Mapping[str, Any]:
-    """What ``durable-stream status --json`` says."""
+    """The output of ``durable-stream status --json``."""
     found: Mapping[str, Any] = json.loads(run_as(COMMAND, home, "status", "--json").stdout)
     return found

@@ -1,4 +1,4 @@
-"""A real link server and raw peers of it, for the tests of the link."""
+"""A real link server and raw peers for tests of the link."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def nonce() -> str:
 
 
 class Recorder:
-    """A handler that notes what it gets; finishing is up to the test unless ``auto``."""
+    """A handler that notes what it receives; unless ``auto``, the test finishes items."""
 
     def __init__(self, auto: bool = True) -> None:
         self.auto = auto
@@ -119,7 +119,7 @@ class Peer:
         await self.say(type="hooks", first_seq=first_seq, items=items)
 
     async def code(self) -> int | None:
-        """Wait for the end; the close code the server gave."""
+        """Wait for the end and return the server's close code."""
         await self.socket.wait_closed()
         return self.socket.close_code
 
@@ -132,7 +132,7 @@ async def peer(server: LinkServer, **options: Any) -> AsyncIterator[Peer]:
 
 
 async def works(server: LinkServer, instance: str = "ee" * 8) -> None:
-    """The server still serves: a fresh link opens, and an item on it is acknowledged."""
+    """Check that the server still serves: a new link opens, and an item on it is acknowledged."""
     async with peer(server) as other:
         assert (await other.shake(instance=instance))["type"] == "welcome"
         first = 1 + server.links[-1].acked_seq

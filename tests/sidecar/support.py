@@ -1,4 +1,4 @@
-"""Sidecars and links for tests: real processes, and a fake link where no socket is wanted."""
+"""Sidecars and links for tests: real processes, and a fake link without a socket."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def run(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def start(home: Home, *arguments: str, output: int | IO[str] = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """Start ``serve`` and return at once; what it prints goes to ``output``."""
+    """Start ``serve`` and return at once; its output goes to ``output``."""
     return subprocess.Popen(cli(home, "serve", *arguments), stdout=output, stderr=output, text=True, cwd=REPOSITORY)
 
 
 def wait_for(look: Callable[[], Any], what: str, *, every_s: float = 0.01) -> Any:
-    """Poll another process's files until ``look`` gives something; seldom, where looking is work of its own."""
+    """Poll another process's files until ``look`` returns something; rarely if looking is expensive."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         found = look()
@@ -61,7 +61,7 @@ def spool_line(seq: int, item: dict[str, Any]) -> str:
 
 
 class FakeLink:
-    """A link without a socket: what ingest finishes is noted, calls are answered from a table."""
+    """A link without a socket: it notes finished items and answers calls from a table."""
 
     def __init__(self, boot_id: str = "b" * 32, instance: str = "1" * 16, directory: str = "/home/ada") -> None:
         self.boot_id, self.instance, self.directory = boot_id, instance, directory
@@ -87,7 +87,7 @@ class FakeLink:
         self._news.set()
 
     async def until(self, seqs: Iterable[int]) -> None:
-        """Wait until these were finished."""
+        """Wait until these items are finished."""
         wanted = set(seqs)
         async with asyncio.timeout(HANG_SECONDS):
             while not wanted <= self.finished:

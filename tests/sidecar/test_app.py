@@ -37,7 +37,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home with a recording in its log; no sidecar runs. Copy it to change it."""
+    """A home with a recording in its log and no running sidecar. Copy it to change it."""
     home = Home(tmp_path_factory.mktemp("recorded") / "home")
     assert run(home, "play", str(RECORDINGS / "chat.jsonl")).returncode == 0
     assert run(home, "stop").returncode == 0
@@ -214,7 +214,7 @@ class TestPlay:
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def up(*_: object) -> SidecarInfo:
-            """A sidecar runs, until somebody kills it."""
+            """A running sidecar, until a test kills it."""
             return SidecarInfo(1, 1, "boot", "", 1, 0)
 
         async def lost(*_: object, **__: object) -> None:

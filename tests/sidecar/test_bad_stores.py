@@ -1,6 +1,6 @@
 """A store that is newer, foreign, half deleted, locked, read-only or on a full disk: one sentence, nothing changed.
 
-Every command that opens the log is asked, on both backends.
+Covers every command that opens the log, on both backends.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Sound]:
 
 @pytest.fixture(scope="module")
 def taken() -> Iterator[int]:
-    """A port that another program has: a ``serve`` that gets past the log ends there, and does not stay."""
+    """A port in use: a ``serve`` that gets past the log fails there instead of staying."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -104,7 +104,7 @@ def put(home: Home, sound: Sound) -> Path:
 
 
 def everything(place: Path) -> dict[str, bytes | None]:
-    """Every file with its bytes, and every directory: also what a command leaves besides."""
+    """Every file with its bytes, and every directory, so that files left by a command show, too."""
     return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(place.rglob("*"))}
 
 
@@ -129,13 +129,13 @@ def arguments(name: str, sound: Sound) -> list[str]:
 
 
 def is_sentence(done: Done, wanted: str) -> bool:
-    """Whether it failed with one line that says what is wanted."""
+    """True if it failed with one line that matches ``wanted``."""
     lines = done.err.splitlines()
     return done.code == 1 and len(lines) == 1 and re.search(rf"^durable-stream: .*{wanted}", lines[0]) is not None
 
 
 def told(done: Done) -> str:
-    """What ``status --json`` and ``doctor --json`` find."""
+    """The findings of ``status --json`` and ``doctor --json``."""
     found: list[Any] = done.objects()
     return "\n".join(text for one in found for text in one.get("problems", [f"{one.get('text')}; {one.get('hint')}"]))
 
@@ -150,7 +150,7 @@ def test_every_command_that_opens_the_log_is_asked() -> None:
 
 
 def explained(sentence: str) -> bool:
-    """Whether the page on operations says what to do about it."""
+    """True if docs/operations.md says what to do about it."""
     page = (ROOT / "docs" / "operations.md").read_text().split("### What is said of a store")[1]
     quoted = [text for row in re.findall(r"^\| (`.*?) \|", page, re.M) for text in re.findall(r"`([^`]+)`", row)]
     patterns = [re.sub(r"\bN\b", r"\\d+", re.escape(text).replace("…", ".*")) for text in quoted if len(text) > 15]
@@ -248,7 +248,7 @@ def test_a_lock_alone_is_a_store_that_was_never_used(home: Home, sound: dict[Bac
     for name in registered(READING):
         done = run(home.path, *arguments(name, sound[backend]))
         assert len(done.err.splitlines()) == 1, done
-        assert "durable-stream install" in done.err or "no event" in done.err, name
+        assert "nothing was recorded" in done.err or "no event" in done.err, name
     assert run(home.path, "verify").code == 0 and snapshot(store) == {}
     assert is_sentence(run(home.path, "migrate", "--to", "sqlite"), "no log in .* yet: nothing to move")
 
@@ -291,7 +291,7 @@ def test_a_store_that_another_process_writes(
 
 
 def count_waits(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The openings that waited in vain for another program to let go of a database."""
+    """Count the openings that waited in vain for another program to release a database."""
     waits: list[Path] = []
     connect = sqlite_files._connect_to_read
 
@@ -381,7 +381,7 @@ def test_a_store_that_is_closed_to_us(home: Home, sound: dict[Backend, Sound], b
 
 
 def in_a_place(kind: str, home: Home, sound: Sound) -> dict[str, Done]:
-    """Each command, run in a home that is on such a file system."""
+    """Run each command in a home on such a file system."""
     commands = {name: arguments(name, sound) for name in registered(READING + WRITING)}
     commands |= {name: [name, "--json"] for name in TELLING} | {"verify": ["verify"]}
     commands |= {" ".join(looking): list(looking) for looking in (PRUNE_LOOKING, FORGET_LOOKING)}

@@ -1,4 +1,4 @@
-"""What ``status`` and ``doctor`` find, on homes in every state."""
+"""The findings of ``status`` and ``doctor``, on homes in every state."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import Target, install, shim_path, uninstall
 from sidecar.install.service_files import Service
+from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.stores.hints import Hints
 from tests.real.durable import wait_until
@@ -34,7 +35,7 @@ PROGRAM = "#!/bin/sh\necho {}\n"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home with a log, next to an OpenCode of a known version and an installed plugin."""
+    """A home with a log, an OpenCode of a known version and an installed plugin."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, says in (("opencode", "1.18.33"), ("durable-stream", "durable-stream 0.1.0")):
@@ -73,12 +74,12 @@ def look(home: Home) -> dict[str, Check]:
 
 
 def doctor(home: Home, *arguments: str) -> list[dict[str, Any]]:
-    """What the command prints as JSON."""
+    """The JSON that the command prints."""
     return run(home.path, "doctor", "--json", *arguments).objects()
 
 
 def levels(home: Home) -> dict[str, str]:
-    """The findings that are not well."""
+    """The levels of the findings that are not ``ok``."""
     return {name: check.level for name, check in look(home).items() if check.level != "ok"}
 
 
@@ -200,7 +201,7 @@ def test_no_opencode_ever_linked(home: Home) -> None:
 
 
 def test_a_start_that_waits_for_npm(home: Home, tmp_path: Path) -> None:
-    """Here, above, in the user's home, and in a project that only the log knows."""
+    """Here, in a parent, in the user's home, and in a project that only the log knows."""
     known = tmp_path / "known" / "below"
     known.mkdir(parents=True)
     (tmp_path / "known" / ".git").mkdir()
@@ -272,7 +273,7 @@ def test_the_clock(home: Home) -> None:
     os.utime(home.token_path, (later / 1000, later / 1000))
     found = look(home)["clock"]
     assert found.level == "note" and str(home.token_path) in found.text
-    ahead = event(key="ahead").model_copy(update={"ts": later})
+    ahead = StreamEvent.trusted({**event(key="ahead").fields(), "ts": later})
     asyncio.run(append(home.store_path, [[ahead]]))
     assert "the newest event is 2h 59m ahead" in look(home)["clock"].text
 
@@ -286,7 +287,7 @@ def test_a_service_file_of_another_home(home: Home, tmp_path: Path) -> None:
 
 
 def test_fixing(home: Home) -> None:
-    """What can be fixed is, and nothing is left to say; the plugin's executable becomes the one that fixes."""
+    """All that can be fixed is fixed, with no finding left; the plugin then names the executable that fixed it."""
     (programs(home) / "durable-stream").unlink()
     home.path.chmod(0o755)
     home.token_path.chmod(0o644)
@@ -418,7 +419,7 @@ def test_a_tail_that_the_next_start_cuts_is_a_note(home: Home) -> None:
 
 
 def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
-    """A quick form of verify, which knows more than whether the newest records can be read."""
+    """The quick form of verify notices more than unreadable new records."""
     hints = Hints(home.store_path)
     hints.advance("mirror", 7)
     found = look(home)["log"]
@@ -430,11 +431,11 @@ def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
 
 def test_a_sqlite_log_is_looked_at_and_its_sqlite_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_and_stop(home.path, "migrate", "--to", "sqlite").code == 0
-    monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 2))
+    monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 2))
     found = look(home)
     assert (found["sqlite"].level, found["log"].level) == ("note", "ok") and "SQLite 3.51.2" in found["sqlite"].text
     assert doctor(home)[-1] and run(home.path, "doctor").code == 0
-    monkeypatch.setattr("sidecar.checks.recording.sqlite_version", lambda: (3, 51, 3))
+    monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 3))
     assert "sqlite" not in look(home)
     connection = sqlite3.connect(home.store_path / "log.db")
     with connection:

@@ -1,4 +1,4 @@
-"""The calling end: against the real server, and against things that only look like one."""
+"""The calling end, against the real server and against impostors."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def nonce() -> str:
 
 
 class Keeper:
-    """A handler that keeps what it gets and finishes it when ``finishing`` is set."""
+    """A handler that keeps items and finishes them when ``finishing`` is set."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[int, HookItem]] = []
@@ -215,7 +215,7 @@ async def test_a_request_without_an_answer_ends_with_the_link() -> None:
 async def pretending(
     answer: Callable[[dict[str, Any]], str | bytes | None],
 ) -> AsyncIterator[tuple[int, list[str | bytes]]]:
-    """A websocket server that answers each message as told, and keeps all it heard."""
+    """A websocket server that gives scripted answers and keeps everything it received."""
     heard: list[str | bytes] = []
 
     async def talk(connection: ServerConnection) -> None:

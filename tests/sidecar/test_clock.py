@@ -1,6 +1,6 @@
 """A sidecar, its shim and commands under a wall clock that jumps a year to and fro, or stands still (RELIABILITY 12).
 
-Whoever measures a time-out by the wall clock would end links, wait for ever or count below nothing.
+Timeouts measured by the wall clock would end links, wait for ever or become negative.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLOCKS = {
 
 
 def under(clock: str) -> tuple[str, ...]:
-    """The command of a sidecar whose wall clock is wrong; the monotonic one, which cannot jump, is right."""
+    """The command of a sidecar whose wall clock is wrong; the monotonic clock, which cannot jump, is right."""
     lines = [
         "import itertools, sys, time",
         "jumps, real = itertools.cycle([0, 1, -1, 0, -1, 1]), time.time_ns",

@@ -1,4 +1,4 @@
-"""The configuration: who wins, and what a mistake is reported like."""
+"""The configuration: precedence, and how mistakes are reported."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands that change the log, cut off in the middle or met by another: one sentence, and the log is whole."""
+"""Commands that change the log, interrupted or run twice at once: one sentence, and the log is intact."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SESSIONS, RECORDS = 20, 400
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log that takes a moment to move or to prune."""
+    """A log large enough that a move or prune takes a moment."""
 
     async def record(store: Path) -> None:
         log = await Log.open(store, system_identity(), segment_bytes=256 * 1024)
@@ -113,7 +113,7 @@ def one_sentence(text: str) -> bool:
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home, backend: str) -> None:
-    """A jsonl log dies in the move to sqlite that comes first, a sqlite log in the removal."""
+    """With jsonl, the kill hits the preceding move to sqlite; with sqlite, the removal."""
     if backend == "sqlite":
         assert run(home.path, "migrate", "--to", "sqlite").code == 0 and run(home.path, "stop").code == 0
     sidecar = begin(stopping_half_way(home, "serve"))

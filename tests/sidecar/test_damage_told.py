@@ -1,4 +1,4 @@
-"""What the commands say of a store that is damaged: the cause by its name, once, and what to do."""
+"""What commands say of a damaged store: the cause by name, once, and what to do."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def live_damaged(store: Path, backend: Backend) -> None:
 def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
     home: Path, sound: dict[Backend, Path], damage: Callable[[Path, Backend], None], backend: Backend, more: int
 ) -> None:
-    """And what is said of the way back to it is what helps."""
+    """The advice on how to return to it works."""
     other: Backend = "jsonl" if backend == "sqlite" else "sqlite"
     store = put(home, sound[other])
     assert run_and_stop(home, "migrate", "--to", backend).code == 0
@@ -178,7 +178,7 @@ def test_what_is_not_ours_is_no_damage(home: Path, sound: dict[Backend, Path], f
 def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
     home: Path, sound: dict[Backend, Path], how: str
 ) -> None:
-    """``store.json`` next to it is ours: do not advise another home."""
+    """``store.json`` next to it is ours, so the advice is not another home."""
     store = put(home, sound["sqlite"])
     path = store / "log.db"
     if how == "its owner flipped":
@@ -201,7 +201,7 @@ def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
 
 
 def change(store: Path, at: bytes | int, by: int, value: int) -> None:
-    """One byte of the database: ``by`` bytes after what stands there."""
+    """Change one byte of the database, ``by`` bytes after ``at``."""
     path = store / "log.db"
     data = bytearray(path.read_bytes())
     data[(data.index(at) if isinstance(at, bytes) else at) + by] = value
@@ -255,7 +255,7 @@ def test_gaps_have_the_same_numbers_everywhere(
 
 
 class TestWhatKeepsASidecarFromStarting:
-    """What is read may be whole, and nothing can be recorded all the same: ``status`` must not say that all is well."""
+    """Reads may work although nothing can be recorded: ``status`` must not say that all is well."""
 
     @pytest.fixture
     def home(self, home: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A directory of something else in the home's place: one sentence from every command, and nothing in it changes."""
+"""Another program's directory as home: one sentence from every command, and nothing in it changes."""
 
 from __future__ import annotations
 

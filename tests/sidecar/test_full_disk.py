@@ -1,8 +1,8 @@
 """The log's disk fills while a real shim sends to a real sidecar (RELIABILITY 6).
 
-The sidecar acknowledges nothing more, says why and ends; the shim's spool holds what comes meanwhile; once space is
-back everything is recorded, once. The disk is a small one of its own where this user may mount it, else a limit on the
-size of files that a sidecar meets at its start.
+The sidecar acknowledges nothing more, says why and exits; the shim's spool keeps new hooks; once there is space,
+everything is recorded once. The disk is a small separate one if this user may mount it; otherwise a sidecar starts
+with a limit on file sizes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def recorded(home: Home) -> Counter[int]:
 
 
 def small(home: Home, stack: ExitStack) -> tuple[tuple[str, ...], Callable[[], None]]:
-    """Make the log's disk small; the command of a sidecar that meets it, and what gives it space again."""
+    """Make the log's disk small; return a sidecar's command for it, and a function that gives it space again."""
     if can_mount():
         stack.enter_context(mounted(home.store_path, "16m"))
         ballast = home.store_path / "ballast"

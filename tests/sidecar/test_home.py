@@ -1,4 +1,4 @@
-"""The home: where it is, its token, one sidecar at a time. What closes it to others: tests/security/test_files.py."""
+"""The home: its place, its token, one sidecar at a time. Access by others: tests/security/test_files.py."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ingest: nothing is finished before it is durable, nothing twice, and a failed log finishes nothing."""
+"""Ingest: items finish only when durable, and only once; after a log failure none finishes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.sidecar.support import FakeLink
 
 
 class GatedStore(MemoryStore):
-    """A disk that is slow until the gate opens, or that fails."""
+    """A store that is slow until the gate opens, or that fails."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Installing the plugin file: idempotent, careful with what is not ours, and undone without a trace."""
+"""Installing the plugin file: idempotent, careful with others' files, and undone without a trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMAND = ["/opt/bin/durable-stream"]
 
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, in a world with a home and a configuration of its own."""
+    """The current directory, with its own user home and configuration."""
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("OPENCODE_CONFIG_DIR", raising=False)

@@ -1,4 +1,4 @@
-"""The life of the sidecar with real processes: one winner, what a dead one leaves behind, an impostor, its end."""
+"""The life of the sidecar with real processes: one winner, remains of a dead one, an impostor, the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.sidecar.support import HANG_SECONDS, running, wait_for
 
 
 def leave_quickly(home: Home, seconds: float = 0.3) -> None:
-    """Let the home's sidecars leave as soon as they owe nothing."""
+    """Let the home's sidecars exit as soon as they have nothing to do."""
     home.create()
     home.config_path.write_text(f"[link]\nidle_exit_seconds = {seconds}\n")
 
@@ -115,7 +115,7 @@ class TestWhatADeadOneLeaves:
 
 
 class Impostor:
-    """Another program on the sidecar's port, that speaks like one but does not hold the token."""
+    """Another program on the sidecar's port that speaks its protocol but does not know the token."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -305,7 +305,7 @@ class TestItsEnd:
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    """Whether a process has a file open just now."""
+    """True if a process has a file open now."""
     if sys.platform != "linux":
         found = subprocess.run(["lsof", "-a", "-p", str(pid), str(path)], capture_output=True, check=False)
         return found.returncode == 0

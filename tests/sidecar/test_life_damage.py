@@ -1,4 +1,4 @@
-"""Damage to the spool of a living shim costs its own hooks, and the log says which. Real processes on both ends."""
+"""Damage to a live shim's spool loses only the damaged hooks, and the log says which. Real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sidecar.log``: bounded, the user's alone, rotated by one process only, and without a word of the user's."""
+"""``sidecar.log``: bounded, private, rotated by one process only, and without any user content."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _session_of(version: str) -> dict[str, Any]:
 
 
 def _say(port: int, text: str, *, token: str = "") -> None:
-    """One message from a peer, proved if it has the token; returns when the sidecar dealt with it."""
+    """Send one message from a peer, proved if it has the token; return when the sidecar has handled it."""
     with connect(f"ws://127.0.0.1:{port}/", compression=None) as socket:
         if token:
             nonce = system_identity().nonce()

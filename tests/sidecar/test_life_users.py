@@ -1,7 +1,7 @@
-"""Several users on one machine: each has a home of its own, and nobody serves, reads or harms another's.
+"""Several users on one machine: each has a home, and nobody serves, reads or harms another's.
 
-Only root can make a home of another user and, with setpriv, be two users. Elsewhere these tests take the root
-directory for the home of another user, and two homes of one user for those of two.
+Only root can make another user's home and, with setpriv, act as two users. Otherwise these tests use the root
+directory as another user's home, and two homes of one user for two users.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OTHERS = (65533, 65534)
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that every user may enter, which pytest's own is not."""
+    """A directory that every user may enter, unlike pytest's own."""
     directory = Path(tempfile.mkdtemp(prefix="life-"))
     directory.chmod(0o711)
     yield directory

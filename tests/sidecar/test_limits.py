@@ -1,4 +1,4 @@
-"""``[store] max_age_days`` and ``max_bytes``: a running sidecar keeps its log to them."""
+"""``[store] max_age_days`` and ``max_bytes``: a running sidecar enforces them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def record(home: Home, backend: Backend, batches: Sequence[Sequence[StreamEvent]
 
 
 def of(stream: str, days: float, *, records: int = 5, text: str = "") -> list[StreamEvent]:
-    """Records of a stream whose last one is that many days old."""
+    """Records of a stream, ``days`` old."""
     ts = system_identity().now_ms() - round(days * DAY_MS)
     return [event(f"{stream}-{n}", stream=stream, ts=ts, payload={"text": text}) for n in range(records)]
 

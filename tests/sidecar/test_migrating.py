@@ -1,4 +1,4 @@
-"""``migrate`` with real processes: while recordings are played, stopped, killed in between, and by itself."""
+"""``migrate`` with real processes: while recordings play, without a sidecar, with kills, and by itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def backend(home: Home) -> str:
 
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home with a short log, for what changes nothing; no sidecar runs."""
+    """A home with a short log and no running sidecar, for tests that change nothing."""
     home = Home(tmp_path_factory.mktemp("still") / "home")
     assert run(home, "play", str(RECORDINGS / "chat.jsonl")).returncode == 0
     assert run(home, "stop").returncode == 0
@@ -56,7 +56,7 @@ def play(home: Home, name: str, speed: str = "max") -> subprocess.Popen[str]:
 
 
 def test_there_and_back_while_it_records(home: Home, tmp_path: Path) -> None:
-    """Recordings are played side by side while the log moves there and back; nothing is lost, nothing twice."""
+    """Recordings play in parallel while the log moves there and back; nothing is lost or doubled."""
     whole = Home(tmp_path / "whole")
     for name in PLAYED:
         assert run(whole, "play", str(RECORDINGS / f"{name}.jsonl")).returncode == 0
@@ -81,7 +81,7 @@ def test_there_and_back_while_it_records(home: Home, tmp_path: Path) -> None:
 
 
 def test_killed_while_it_moves(home: Home) -> None:
-    """The sidecar dies during the move; the next one has the log whole, in the one place or the other."""
+    """The sidecar dies during the move; the next one has the whole log, in one place or the other."""
     sidecar = start(home)
     running(home)
     assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
@@ -169,7 +169,7 @@ HELD = (
 
 
 def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) -> None:
-    """It grows past the limit and moves; killed in the middle, the next sidecar continues; nothing lost or repeated."""
+    """It grows past the limit and moves; after a kill the next sidecar continues; nothing lost or doubled."""
     home.config_path.write_text("[store]\nmigrate_at_bytes = 200000\nsegment_bytes = 65536\n")
     hold = home.path / "hold"
     hold.touch()

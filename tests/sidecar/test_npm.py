@@ -1,6 +1,6 @@
-"""Keeping OpenCode from npm: in every config directory, over nobody's settings, undone to the byte.
+"""Keeping OpenCode from npm: in every config directory, without overriding settings, undone to the byte.
 
-That OpenCode really starts without waiting is shown with the real one in ``tests/real/test_startup.py``.
+``tests/real/test_startup.py`` shows that the real OpenCode then starts without waiting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STUB = {"node_modules", "package-lock.json"}
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository that is the current directory; the user's home and configuration are next to it."""
+    """A repository as current directory, with the user's home and configuration next to it."""
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("OPENCODE_CONFIG_DIR", raising=False)
@@ -43,7 +43,7 @@ def names(directory: Path) -> set[str]:
 
 
 def contents(root: Path) -> dict[str, tuple[int, bytes | None]]:
-    """Everything below a directory: mode, and bytes of files."""
+    """Everything below a directory: modes, and the bytes of files."""
     return {
         str(path.relative_to(root)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else None)
         for path in root.rglob("*")

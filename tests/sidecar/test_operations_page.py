@@ -1,4 +1,4 @@
-"""The page on operations shows what the commands really print; numbers may differ."""
+"""docs/operations.md shows what the commands really print; numbers may differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINKED = "2026-11-22 01:53:48,183 INFO sidecar: link opened: pid 7, instance 12a
 
 
 def shown() -> dict[str, str]:
-    """What the page shows, by command."""
+    """The output that the page shows, by command."""
     blocks = re.findall(r"```console\n\$ durable-stream ([^\n]*)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return dict(blocks)
 

@@ -1,6 +1,6 @@
 """The listening end over real sockets, with peers that behave and peers that do not.
 
-Most tests speak raw websocket or raw TCP, so that a fault in our own client cannot hide one here.
+Most tests use raw websockets or raw TCP, so that a fault in our own client cannot hide one here.
 """
 
 import asyncio

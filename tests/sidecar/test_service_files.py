@@ -1,4 +1,4 @@
-"""The service files: taken by the system's own checkers, careful with what is not ours, and never idle."""
+"""The service files: accepted by the system's own checkers, careful with others' files, and never idle."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COMMAND = ["/opt/odd dir/100%/$HOME/durable-stream"]
 
 @pytest.fixture
 def world(tmp_path: Path) -> dict[str, str]:
-    """An environment with a home and a configuration of its own."""
+    """An environment with its own home and configuration."""
     return {"HOME": str(tmp_path / "user"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
 
 
 def executable(directory: Path) -> Path:
-    """A program at a path with characters that a unit file treats specially."""
+    """A program whose path has characters that are special in a unit file."""
     path = directory / "odd dir" / "100% $HOME" / "durable-stream"
     path.parent.mkdir(parents=True)
     path.write_text("#!/bin/sh\n")
@@ -38,7 +38,7 @@ def executable(directory: Path) -> Path:
 
 
 def checked(path: Path, tmp_path: Path) -> str:
-    """What the system's checker says of a service file; nothing when it is right."""
+    """The complaints of the system's checker about a service file; empty if it is valid."""
     if sys.platform == "darwin":
         return subprocess.run(["plutil", "-lint", "-s", path], capture_output=True, text=True, check=False).stdout
     checker = shutil.which("systemd-analyze")
@@ -134,7 +134,7 @@ def test_install_prints_how_to_enable_it_and_uninstall_takes_it_away(tmp_path: P
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Sidecars by name; ended at the end."""
+    """Sidecars by name; all are ended with the test."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     yield processes
     for process in processes.values():

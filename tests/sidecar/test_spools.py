@@ -1,4 +1,4 @@
-"""Spools of dead processes are taken in once, those of living ones are left alone."""
+"""Spools of dead processes are recorded once; those of live ones are left alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def spool(
     tail: str = "",
     hooks: Iterable[HookItem] | None = None,
 ) -> Path:
-    """A spool as the shim writes it, of a whole recorded chat."""
+    """A spool of a whole recorded chat, as the shim writes it."""
     header = {"spool": 1, "pid": pid, "started_ms": system_identity().now_ms(), "directory": "/home/ada"}
     lines = [json.dumps(header)]
     for seq, item in enumerate(hooks or [item for _, item in recording("chat")], 1):
@@ -119,7 +119,7 @@ async def gaps(store: MemoryStore) -> list[tuple[str, int, int]]:
 
 
 def bus_events(number: int) -> list[HookItem]:
-    """Hooks that make one event each, with its number as its time."""
+    """Hooks that make one event each, with the number as the time."""
     return [HookItem("event", n, {"event": {"type": "x.y", "id": f"evt_{n}"}}, None) for n in range(1, number + 1)]
 
 
@@ -179,7 +179,7 @@ async def test_a_line_that_stands_there_twice_is_taken_once(tmp_path: Path, stor
 
 
 class WaitedFor(Ingest):
-    """An ingest whose log is written only while somebody waits for it; notes how much was held at most."""
+    """An ingest that writes its log only while somebody waits for it; notes the most items held at once."""
 
     most_held = 0
     gate: asyncio.Event

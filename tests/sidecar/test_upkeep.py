@@ -1,4 +1,4 @@
-"""What the sidecar keeps so that starts and commands are quick: snapshots equal a full replay (FEATURES D3)."""
+"""The sidecar's data for quick starts and commands: snapshots equal a full replay (FEATURES D3)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
 
 def recorded() -> list[StreamEvent]:
-    """Every recording's events, one after the other."""
+    """The events of all recordings, one recording after the other."""
     return [each for name in names() for each in play(name).log.events.values()]
 
 
 def many_sessions(count: int, turns: int = 12) -> list[StreamEvent]:
-    """More sessions than are kept busy; the first one comes back at the end."""
+    """More sessions than keep their full state; the first one returns at the end."""
     story: list[StreamEvent] = []
     for number in [*range(count), 0]:
         session = f"ses_{number}"
@@ -69,7 +69,7 @@ def upkeep_of(log: Log, state: CaptureState, kept: int) -> Upkeep:
 
 
 async def life(store: Path, backend: Backend, events: list[StreamEvent]) -> tuple[CaptureState, int]:
-    """One life of a sidecar, as ``serve`` composes it: resume, record, end. Its state, and where it resumed."""
+    """One life of a sidecar like ``serve``: resume, record, end. Return its state and where it resumed."""
     log = await Log.open(store, seeded_identity(1), backend=backend)
     state, kept = await restore(log)
     await append(log, events)
@@ -107,7 +107,7 @@ async def test_lives_that_resume_equal_a_full_replay(tmp_path: Path, backend: Ba
 
 
 async def test_a_start_that_read_the_whole_log_is_the_last_that_does(tmp_path: Path) -> None:
-    """Also when nothing is recorded in that life."""
+    """This holds even if nothing is recorded in that life."""
     log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
     await append(log, many_sessions(5))
     head = log.head
@@ -202,7 +202,7 @@ def test_removed_sessions_are_nowhere_in_the_way_of_later_ones() -> None:
 
 
 class CountingLock(asyncio.Lock):
-    """Tells when it was asked for so many times."""
+    """A lock that counts the requests for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class CountingLock(asyncio.Lock):
 async def test_nothing_is_kept_of_what_is_being_forgotten(
     tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a snapshot nor the search index is written while a removal is at work; after it, they lack what went."""
+    """During a removal no snapshot or search index is written; afterwards they lack what was removed."""
     log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
     session = "ses_forgotten"
     payload = {"session": session, "title": "the secret title", "message": "msg_1"}
@@ -268,7 +268,7 @@ def sqlite_log(store: Path) -> Coroutine[Any, Any, Log]:
 @needs_descriptors
 @pytest.mark.parametrize("what", ["prune", "forget"])
 async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: Path, what: str) -> None:
-    """Else neither its space nor what was forgotten would be gone from the disk."""
+    """Otherwise the disk would keep its space and the forgotten text."""
     log = await sqlite_log(tmp_path)
     await append(log, many_sessions(3))
     upkeep = upkeep_of(log, CaptureState(), -1)
@@ -329,7 +329,7 @@ async def test_the_search_index_of_a_log_that_came_back_to_sqlite_goes_on(tmp_pa
 
 
 async def test_indexing_ends_when_the_log_leaves_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would make the index again next to a log that has no use for it."""
+    """Otherwise it would rebuild the index for a log that does not use it."""
     monkeypatch.setattr(module, "INDEX_RECORDS", 1)
     log = await sqlite_log(tmp_path)
     await append(log, many_sessions(2, 1))

@@ -1,4 +1,4 @@
-"""Which of two releases is newer: the same rule as the shim's, by the same cases."""
+"""Which of two releases is newer: the shim's rule, with the same cases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_later_release_is_newer_and_what_is_no_release_is_not(one: str, other:
 
 
 def test_shim_and_sidecar_are_of_one_release() -> None:
-    """Otherwise the shim would ask the sidecar that belongs to it to leave."""
+    """Otherwise the shim would ask its own sidecar to make way."""
     source = (REPOSITORY / "plugin-shim" / "src" / "version.js").read_text()
     assert re.findall(r'SHIM_VERSION = "(.*?)"', source) == [VERSION]
     assert json.loads((REPOSITORY / "plugin-shim" / "package.json").read_text())["version"] == VERSION

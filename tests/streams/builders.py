@@ -19,7 +19,7 @@ def event(
     identity: Identity = IDENTITY,
     **more: Any,
 ) -> StreamEvent:
-    """An event on ``stream``; ``key`` is its idempotency key within the scope ``test``."""
+    """An event on ``stream``; ``key`` is its idempotency key in the scope ``test``."""
     fields: dict[str, Any] = {
         "type": type_,
         "stream_id": stream,

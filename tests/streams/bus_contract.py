@@ -1,6 +1,6 @@
 """What every ``EventBus`` must do. Subclass ``BusContract`` and supply ``open_bus``; never copy a test.
 
-``open_bus`` gives a bus of its own for each test, with nothing on it. Subjects
+``open_bus`` returns a new, empty bus for each test. Subjects
 begin with ``evt.`` (multicast) unless a test is about something else.
 """
 
@@ -35,7 +35,7 @@ AT_ONCE = Redelivery(max_deliver=3, backoff_s=())
 
 
 class Inbox:
-    """A handler that keeps what it gets; ``fails`` says which attempt raises what."""
+    """A handler that keeps its messages; ``fails`` says which attempt raises which error."""
 
     def __init__(self, fails: Callable[[Delivery], BaseException | None] = lambda delivery: None) -> None:
         self.got: list[Delivery] = []
@@ -53,7 +53,7 @@ class Inbox:
             raise error
 
     async def wait(self, count: int) -> list[Delivery]:
-        """Until there are ``count`` deliveries."""
+        """Wait for ``count`` deliveries."""
         async with asyncio.timeout(HANG_S), self._changed:
             await self._changed.wait_for(lambda: len(self.got) >= count)
         return self.got
@@ -64,7 +64,7 @@ class Inbox:
 
 
 class Gate:
-    """A handler that stays inside until it is let go."""
+    """A handler that blocks until it is released."""
 
     def __init__(self) -> None:
         self.inside: list[bytes] = []
@@ -82,12 +82,12 @@ class Gate:
             self._leaving.notify_all()
 
     async def wait(self) -> None:
-        """Until a message is inside."""
+        """Wait until a message is inside."""
         async with asyncio.timeout(HANG_S):
             await self._entered.wait()
 
     async def wait_left(self, count: int) -> None:
-        """Until ``count`` messages are through."""
+        """Wait until ``count`` messages are through."""
         async with asyncio.timeout(HANG_S), self._leaving:
             await self._leaving.wait_for(lambda: len(self.left) >= count)
 
@@ -108,7 +108,7 @@ class BusContract:
 
     @pytest.fixture
     async def send(self, bus: EventBus) -> AsyncIterator[Callable[..., Awaitable[None]]]:
-        """Publish without waiting for handlers, in order, whatever this bus's ``publish`` waits for."""
+        """Publish in order without waiting for handlers, whatever this bus's ``publish`` waits for."""
         tasks: list[asyncio.Task[Published]] = []
 
         async def send(subject: str, *bodies: bytes) -> None:

@@ -1,10 +1,10 @@
-"""Every call with which a store changes the disk, in this process: watched, and so counted, killed at, failed, slowed.
+"""Watches every call with which a store changes the disk, in this process: to count, kill, fail or slow it.
 
-What Python does goes through the functions of ``os``, which are replaced while ``watching`` lasts. What SQLite does
-goes through its own file layer, the VFS, whose table of functions is reached with ``ctypes``. So neither strace nor a
-compiler is needed. Only files below ``root`` are watched.
+Python calls the functions of ``os``, which are replaced while ``watching`` lasts. SQLite calls its own file layer, the
+VFS, whose function table is reached with ``ctypes``. So neither strace nor a compiler is needed. Only files below
+``root`` are watched.
 
-SQLite's shared-memory index (``-shm``) is mapped memory and not seen: it is derived, and rebuilt when it is opened.
+SQLite's shared-memory index (``-shm``) is mapped memory and not seen; it is derived data, rebuilt when opened.
 """
 
 # pathlib is built on what is replaced here
@@ -29,7 +29,7 @@ Kind = Literal["create", "write", "sync", "truncate", "rename", "unlink", "mkdir
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One change of the disk, about to be made. ``file`` numbers files, whatever their names become."""
+    """One change to the disk, about to be made. ``file`` identifies a file even if it is renamed."""
 
     kind: Kind
     path: str
@@ -48,7 +48,7 @@ Watcher = Callable[[Call], None]
 
 
 class ShortWrite(OSError):
-    """A watcher's way to let a write fail after its first ``size`` bytes."""
+    """Raised by a watcher to make a write fail after its first ``size`` bytes."""
 
     def __init__(self, code: int, size: int) -> None:
         super().__init__(code, os.strerror(code))
@@ -56,7 +56,7 @@ class ShortWrite(OSError):
 
 
 class _State:
-    """What is watched now; one at a time in a process."""
+    """The current watch; one at a time in a process."""
 
     watcher: Watcher | None = None
     root = ""
@@ -65,7 +65,7 @@ class _State:
 
 @contextmanager
 def watching(root: Path, watcher: Watcher) -> Iterator[None]:
-    """Call ``watcher`` before each change below ``root``, by whatever thread."""
+    """Call ``watcher`` before each change below ``root``, from any thread."""
     assert _State.watcher is None, "one at a time"
     files = _PythonFiles()
     originals = {name: getattr(os, name) for name in _PythonFiles.REPLACED}
@@ -117,7 +117,7 @@ _next_number = count(1)
 
 
 def _number(path: str | int) -> int:
-    """The number of a file that is there, the same for Python and SQLite."""
+    """The number of an existing file, the same for Python and SQLite."""
     found = os.stat(path)
     place = (found.st_dev, found.st_ino)
     if place not in _numbers:
@@ -126,7 +126,7 @@ def _number(path: str | int) -> int:
 
 
 def _created(path: str) -> None:
-    """A file came to be: an old number of its place on the disk means another file."""
+    """Note a new file: an old number for its place on the disk means another file."""
     found = os.stat(path)
     _numbers[found.st_dev, found.st_ino] = next(_next_number)
 
@@ -136,7 +136,7 @@ def _is_watched(path: str) -> bool:
 
 
 class _PythonFiles:
-    """The functions of ``os`` that change files, telling before they do."""
+    """The functions of ``os`` that change files, reporting before they do."""
 
     REPLACED = (
         "open", "close", "write", "pwrite", "ftruncate", "fsync", "fdatasync", "fdopen",
@@ -259,7 +259,7 @@ class _PythonFiles:
 
 
 class _File:
-    """What ``os.fdopen(fd, "wb")`` gives, writing through ``os.write``: the real one would write unseen."""
+    """Replaces the result of ``os.fdopen(fd, "wb")``, whose writes would be unseen; writes through ``os.write``."""
 
     def __init__(self, files: _PythonFiles, fd: int) -> None:
         self._files, self._fd = files, fd

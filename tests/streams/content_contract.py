@@ -1,4 +1,4 @@
-"""What every ``StreamStore`` must keep of an event: content, key and hash chain; ``StoreContract`` inherits this."""
+"""What every ``StreamStore`` must preserve of an event: content, key and hash chain. In ``StoreContract``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ContentContract(Opened):
         assert read.as_json() == record.as_json()
 
     async def test_a_number_that_is_none_is_repaired_alone_too(self, store: StreamStore) -> None:
-        """The writer takes NaN without complaint, so that this is another path than a refused value's."""
+        """The encoder accepts NaN, so this takes another path than a refused value."""
         record = (await store.append([event("odd", payload={"n": [float("nan")]})]))[0]
         assert record.event.payload == {"n": [None]}
         assert await everything(store) == [record.as_json()]

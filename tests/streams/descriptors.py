@@ -1,4 +1,4 @@
-"""Which files this process holds open, though nobody can reach them any more: their space is not given back."""
+"""Files that this process holds open after they were deleted, so that their space is not freed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_descriptors = pytest.mark.skipif(not _OPEN.is_dir(), reason="only Linux te
 
 
 def held_open(store: Path) -> set[str]:
-    """The names of what is open below ``store``, from there on; of a deleted file with `` (deleted)`` behind it."""
+    """The open files below ``store``, relative to it; a deleted file's name ends in `` (deleted)``."""
     found = set()
     for descriptor in _OPEN.iterdir():
         with suppress(FileNotFoundError):  # the one that lists them
@@ -24,5 +24,5 @@ def held_open(store: Path) -> set[str]:
 
 
 def deleted_and_open(store: Path) -> set[str]:
-    """The names of the deleted ones."""
+    """The names of the deleted files."""
     return {name.removesuffix(_DELETED) for name in held_open(store) if name.endswith(_DELETED)}

@@ -13,7 +13,7 @@ from streams.stores.disk import Disk
 
 
 class FastDisk(Disk):
-    """Nothing survives a power loss: for tests that open thousands of stores."""
+    """A disk without syncs, for tests that open thousands of stores. Nothing survives a power loss."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -29,7 +29,7 @@ class FastDisk(Disk):
 class FaultyDisk(Disk):
     """Counts its calls, and fails the ``n``-th call of a method with an errno: ``faults[method, n]``, from 1.
 
-    ``short`` is how many bytes a failing write still writes.
+    ``short`` is the number of bytes that a failing write still writes.
     """
 
     faults: dict[tuple[str, int], int] = field(default_factory=dict)

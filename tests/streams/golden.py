@@ -1,7 +1,7 @@
-"""Small stores of every format that was ever written, kept as they were: each later version must open them.
+"""Small stores of every format ever written, kept unchanged: each later version must open them.
 
-``python -m tests.streams.golden NAME`` writes a new one next to those that are there; a store that is there is never
-rewritten, that would be breaking the promise instead of keeping it.
+``python -m tests.streams.golden NAME`` adds a store. An existing store is never rewritten: that would break the
+promise instead of keeping it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def expected(name: str) -> dict[str, Any]:
 
 
 async def described(reader: StreamReader, backend: Backend) -> dict[str, Any]:
-    """All that must come out of a store the same, for ever."""
+    """Everything that a store must always give back unchanged."""
     records = await collect(reader.read_all())
     state = CaptureState()
     for record in records:

@@ -15,7 +15,7 @@ from tests.streams.opened import Opened
 
 
 def family(count: int) -> list[StreamEvent]:
-    """A story of sessions that appear, descend from each other, end, resume and are linked late."""
+    """Sessions that appear, descend from each other, end, resume and are linked late."""
     story: list[StreamEvent] = []
     for n in range(count):
         session, above = f"ses_{n // 4}", f"ses_{n // 4 - 1}"
@@ -59,7 +59,7 @@ class HintsContract(Opened):
         assert await store.snapshot("lineage", 2) == second and await store.snapshot("lineage", 1) is None
 
     async def test_a_hint_beyond_head_is_none(self, store: StreamStore) -> None:
-        """As after a log was restored from a backup: the hint must not hide the records that will follow."""
+        """For example after a restore from a backup: the hint must not hide the records that will follow."""
         await store.append(events(2))
         await store.advance("mirror", 7)
         await store.put_snapshot("lineage", Snapshot(1, 7, b"x"))

@@ -1,10 +1,10 @@
-"""What a disk may hold after a power loss: crash images, made from the recorded changes of a store.
+"""Crash images: what a disk may contain after a power loss, made from a store's recorded changes.
 
-The disk keeps what was synced. Of what was not, it keeps any part: of a file's data any of its sectors, also the last
-without the first; of a directory's names any; the new size of a file with or without what was written there (then
-zeros). A name that was synced may stand for a file whose data was not. A rename is whole or not there.
+The disk keeps synced data. Of the rest it keeps any part: any sectors of a file, even the last without the first;
+any names of a directory; the new size of a file with or without the data written there (then zeros). A synced name
+may refer to a file whose data was not synced. A rename is atomic.
 
-What is not assumed: that a file system orders anything by itself.
+No order between writes is assumed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _File:
 
 @dataclass(slots=True)
 class Disk:
-    """The model: fed the changes in their order, it makes images of the moment after the last of them."""
+    """The model: fed the changes in order, it makes images of the moment after the last one."""
 
     root: str
     _files: list[_File] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Disk:
     """Changes of names that no directory's sync has made durable, with the file they are about."""
 
     def feed(self, call: Call) -> None:
-        """Take one change that was made."""
+        """Apply one change."""
         if call.kind in ("create", "mkdir"):
             place = -1
             if call.kind == "create":
@@ -72,7 +72,7 @@ class Disk:
                 file.pending.append(call)
 
     def image(self, to: Path, random: Random, loss: Loss, sector: int) -> int:
-        """Write one image below ``to``, which takes the place of ``root``; how many changes were lost."""
+        """Write one image below ``to``, in place of ``root``, and return how many changes were lost."""
         lost = 0
         kept = self._kept(self._pending, random, loss)
         names = dict(self._durable)
@@ -127,7 +127,7 @@ class Disk:
 
 
 def _sectors(call: Call, sector: int) -> list[Call]:
-    """A write as the disk takes it, sector by sector."""
+    """Split a write into sectors."""
     pieces = []
     at, end = call.offset, call.offset + len(call.data)
     while at < end:

@@ -1,4 +1,4 @@
-"""A finished log in memory, to be put on disk whole or damaged."""
+"""A finished log in memory, to be written to disk intact or damaged."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Log:
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where each line ends, its newline included."""
+        """The end of each line, including its newline."""
         return list(accumulate(map(len, self.lines)))
 
     def whole(self, size: int) -> tuple[int, int]:
-        """How many records the whole batches within the first ``size`` bytes hold, and where the last of them ends."""
+        """How many records the whole batches in the first ``size`` bytes have, and where the last batch ends."""
         count = max((position + 1 for position in self.heads if self.ends[position] <= size), default=0)
         return count, self.ends[count - 1] if count else 0
 
@@ -52,8 +52,8 @@ class Log:
         return Head(position, self.records[position].hash)
 
     def put(self, store: Path, data: bytes | None = None, *, head: int | None = -1) -> Path:
-        """Write the log to ``store``: ``data`` in place of its one segment; the head after the record ``head``
-        (negative from the end), or none. Returns the (last) segment."""
+        """Write the log to ``store``, with ``data`` as its one segment and the head after the record ``head``
+        (negative: from the end), or no head. Return the (last) segment."""
         (store / "log").mkdir(parents=True)
         (store / "store.json").write_bytes(self.manifest)
         for name, kept in self.segments:
@@ -64,7 +64,7 @@ class Log:
 
 
 def make_log(directory: Path, batches: list[int], *, text: int, segment_bytes: int = 10**9) -> Log:
-    """A log of batches of these sizes, each committed alone, with about ``text`` more characters a record."""
+    """A log of batches of these sizes, each committed alone, with about ``text`` extra characters a record."""
     return asyncio.run(_make_log(directory, batches, text, segment_bytes))
 
 
@@ -95,7 +95,7 @@ async def findings(store: Path) -> list[tuple[str, str, int | None, int | None]]
 
 
 def files(store: Path) -> dict[str, bytes]:
-    """Everything in the store but the lock."""
+    """Every file in the store but the lock."""
     return {
         str(path.relative_to(store)): path.read_bytes()
         for path in sorted(store.rglob("*"))

@@ -1,4 +1,4 @@
-"""Logs that are moved between backends, for the tests of moves."""
+"""Logs that move between backends, for the tests of moves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plain(records: list[Record]) -> list[dict[str, object]]:
 
 
 async def stored(log: Log) -> list[object]:
-    """Every record with its bytes and its place in its batch."""
+    """Every record with its bytes and its index in its batch."""
     return [record async for records in log.source.copy_out(after=-1, most=7) for record in records]
 
 
@@ -56,4 +56,4 @@ def files_of(store: Path) -> dict[str, bytes]:
 
 
 class Stopped(Exception):
-    """Cuts a migration off."""
+    """Interrupts a migration."""

@@ -1,4 +1,4 @@
-"""The store that a contract's tests are run on, and reading it whole."""
+"""The store for a contract's tests, and reading all of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Opened:
         await store.close()
 
     async def reopened(self, store: StreamStore) -> StreamStore:
-        """The same history after a restart, where there is such a thing."""
+        """The same history after a restart, if the backend is durable."""
         if not self.durable:
             return store
         await store.close()

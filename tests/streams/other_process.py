@@ -1,6 +1,6 @@
 """A second process for the tests: ``python -m tests.streams.other_process read|hold STORE``.
 
-``read`` answers each line on stdin with what a ``JsonlReader`` sees, as JSON.
+``read`` answers each line on stdin with a ``JsonlReader``'s view, as JSON.
 ``hold`` opens the store for writing, prints ``ready`` and waits to be killed.
 """
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def start(*arguments: object) -> asyncio.subprocess.Process:
-    """This program with ``arguments``, its stdin and stdout as pipes."""
+    """Start this program with ``arguments``, with stdin and stdout as pipes."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

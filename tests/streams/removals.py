@@ -1,4 +1,4 @@
-"""Logs that events are removed from, for the tests of pruning and forgetting."""
+"""Logs for the tests of pruning and forgetting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that ``test_removal_cut_off.py`` kills: appends, prunes and forgets, journalling what is done."""
+"""The process that ``test_removal_cut_off.py`` kills: it appends, prunes and forgets, and journals each step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BETWEEN = 60
 
 
 def run(store: Path, backend: Backend, number: int, journal: Connection) -> None:
-    """Until killed."""
+    """Run until killed."""
     asyncio.run(_run(store, backend, number, journal))
 
 

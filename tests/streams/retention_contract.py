@@ -20,7 +20,7 @@ NOW = 1_800_000_000_000
 
 
 async def fill(store: RetentionStore, count: int = 20, prefix: str = "k") -> list[Record]:
-    """Batches of one to four, over three streams, so that batches are torn by what is removed."""
+    """Append batches of one to four over three streams, so that removals split batches."""
     records: list[Record] = []
     number = 0
     while number < count:
@@ -37,7 +37,7 @@ async def fill(store: RetentionStore, count: int = 20, prefix: str = "k") -> lis
 
 
 async def check_chains(store: RetentionStore, names: tuple[str, ...] = ("ses_0", "ses_1", "ses_2")) -> None:
-    """Offsets are dense within what is kept, and each kept record but the first continues the one before it."""
+    """Check that kept offsets have no gaps, and that each kept record but the first continues the one before it."""
     gone = await store.removed()
     for name in names:
         kept = await collect(store.read(name))
@@ -52,7 +52,7 @@ class RetentionContract(Opened):
     # Pruning
 
     async def test_read_all_from_any_position_gives_the_rest_also_of_a_pruned_log(self, store: RetentionStore) -> None:
-        """However a backend finds where to begin: near the end it may look for places, else it may scan."""
+        """However a backend finds the start: near the end it may look records up, otherwise it may scan."""
         for first in range(0, 40, 4):
             await store.append([event(f"k{n}", stream=f"ses_{n % 3}") for n in range(first, first + 4)])
         await store.prune({"ses_1": 12}, at_ms=1)

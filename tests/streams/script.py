@@ -1,8 +1,8 @@
 """One long life of a log, the same in every run: appends, hints, rolled segments, a torn tail, moves there and back,
 pruning and forgetting.
 
-It is played once to know every change of the disk, and then cut off at each of them. What is appended has keys and ids
-of its own number, so that playing it again after a cut adds only what is missing.
+It is played once to find every change to the disk, and then cut off at each of them. Keys and ids of appended events
+are derived from their numbers, so playing the script again after a cut adds only what is missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A cursor and a snapshot at the head."""
+    """Save a cursor and a snapshot at the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Prune or forget each of some streams up to an offset, which ``forget`` finds to be its next one."""
+    """Prune or forget some streams, each up to an offset, which for ``forget`` is the stream's next one."""
 
     how: Literal["prune", "forget"]
     upto: dict[str, int]
@@ -73,7 +73,7 @@ REMOVALS: Final[tuple[Literal["prune", "forget", ""], ...]] = (
 
 @cache
 def steps(start: Backend, length: int = 200) -> tuple[Step, ...]:
-    """A script of so many operations that begins on ``start``."""
+    """A script of ``count`` operations that begins on ``start``."""
     random = Random(f"{start}:{length}")
     other: Backend = "sqlite" if start == "jsonl" else "jsonl"
     found: list[Step] = []
@@ -113,7 +113,7 @@ def _batch(number: int, random: Random) -> tuple[StreamEvent, ...]:
 
 
 def state_at(position: int) -> bytes:
-    """The snapshot that is kept at a position."""
+    """The snapshot kept at a position."""
     return b'{"position":%d,"filling":"%b"}' % (position, b"x" * 600)
 
 
@@ -124,7 +124,7 @@ async def open_log(store: Path, start: Backend = "jsonl") -> Log:
 async def play(
     store: Path, start: Backend, told: Told, length: int = 200, *, removed: Callable[[], None] = lambda: None
 ) -> None:
-    """Play the script to its end; where parts of it are in the log already, they are known.
+    """Play the script to its end; parts already in the log are duplicates.
 
     ``removed`` is called after each removal.
     """
@@ -169,7 +169,7 @@ async def _play(store: Path, start: Backend, told: Told, length: int, removed: C
 
 
 async def _remove(log: Log, step: Remove) -> None:
-    """A jsonl log moves to sqlite for it."""
+    """Remove; a jsonl log first moves to sqlite."""
     if step.how == "prune":
         await log.prune(step.upto, at_ms=1)
     else:
@@ -191,7 +191,7 @@ def tear(store: Path) -> None:
 
 
 def removals(start: Backend, length: int = 200) -> list[tuple[int, Remove]]:
-    """The script's removals in their order, each with how many records are appended before it."""
+    """The script's removals in order, each with the number of records appended before it."""
     found, appended = [], 0
     for step in steps(start, length):
         if isinstance(step, Append):
@@ -202,5 +202,5 @@ def removals(start: Backend, length: int = 200) -> list[tuple[int, Remove]]:
 
 
 def batches(start: Backend, length: int = 200) -> list[tuple[StreamEvent, ...]]:
-    """What the script appends, in its order."""
+    """The batches that the script appends, in order."""
     return [step.events for step in steps(start, length) if isinstance(step, Append)]

@@ -1,4 +1,4 @@
-"""How large a test is: small in ``make test``, larger where ``TORTURE_{name}`` says so."""
+"""The size of a test: small in ``make test``, larger if ``TORTURE_{name}`` is set."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def size(name: str, small: int) -> int:
 
 
 def is_set(name: str) -> bool:
-    """Whether this is torture: then what is random may be random."""
+    """True under torture, where random values may differ between runs."""
     return f"TORTURE_{name}" in os.environ

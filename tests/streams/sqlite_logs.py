@@ -1,4 +1,4 @@
-"""Logs in sqlite for tests: written, looked at and changed behind the store's back."""
+"""Sqlite logs for tests: written, read and changed without the store."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class StoreContract(HintsContract, ContentContract):
         assert await collect(store.read_all(after=99)) == []
 
     async def test_read_all_from_any_position_gives_the_rest(self, store: StreamStore) -> None:
-        """However a backend finds where to begin: near the end it may look for places, else it may scan."""
+        """However a backend finds the start: near the end it may look records up, otherwise it may scan."""
         for first in range(0, 40, 4):
             await store.append([event(f"k{n}", stream=f"ses_{n % 3}") for n in range(first, first + 4)])
         whole = await collect(store.read_all())
@@ -233,7 +233,7 @@ class StoreContract(HintsContract, ContentContract):
         assert await keys(text="disk full", actors=["user"]) == []
 
     async def test_a_query_of_many_records_is_whole_and_in_order(self, store: StreamStore) -> None:
-        """More than a reader takes at a time: rare and frequent types, streams side by side, and every bound."""
+        """More records than a reader fetches at a time: rare and frequent types, several streams, and every bound."""
         types = ("execution.step", "execution.output", "execution.step", "agent.error")
         story = [
             event(f"k{n}", type_=types[n % 4] if n % 97 else "agent.spawned", stream=f"ses_{n % 7}", ts=1000 + n // 3)

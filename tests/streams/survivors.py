@@ -1,4 +1,4 @@
-"""What must be left of the script's log, wherever it was cut off."""
+"""What must remain of the script's log, wherever it was cut off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.streams.script import CURSOR, SNAPSHOT, VERSION, batches, open_log, p
 
 @cache
 def whole(start: Backend, length: int) -> tuple[list[Record], frozenset[int]]:
-    """What an undisturbed run leaves, and how many records each whole number of batches has."""
+    """The records of an undisturbed run, and the number of records after each batch."""
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(play(Path(directory) / "store", start, records.extend, length))
@@ -30,7 +30,7 @@ def whole(start: Backend, length: int) -> tuple[list[Record], frozenset[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Positions that are pruned, and such whose payloads are forgotten, after so many removals of the script."""
+    """The pruned positions, and those with forgotten payloads, after some of the script's removals."""
 
     appended: int
     pruned: frozenset[int] = frozenset()
@@ -39,7 +39,7 @@ class Lost:
 
 @cache
 def lost_after(start: Backend, length: int) -> list[Lost]:
-    """What is lost on purpose after no removal of the script, after the first, …"""
+    """What is lost on purpose after none of the script's removals, after the first, …"""
     records, _ = whole(start, length)
     found = [Lost(0)]
     for appended, step in removals(start, length):
@@ -55,19 +55,19 @@ def lost_after(start: Backend, length: int) -> list[Lost]:
 
 
 def is_of(found: Sequence[Record], records: Sequence[Record]) -> bool:
-    """Whether all that was found is what was written, payloads that are forgotten apart, in its order."""
+    """True if everything found was written, in that order; forgotten payloads may differ."""
     in_order = all(one.position < two.position for one, two in pairwise(found))
     return in_order and all(_is_same(record, records[record.position]) for record in found)
 
 
 def _is_same(found: Record, written: Record) -> bool:
-    """The hash stands for the rest of the event: ``verify`` computes it again."""
+    """The hash represents the rest of the event, because ``verify`` recomputes it."""
     places = (found.position, found.offset, found.hash) == (written.position, written.offset, written.hash)
     return places and (found.event == written.event or is_digest(found.event.payload))
 
 
 def fits(left: Sequence[Record], count: int, lost: Lost, *, again: bool = False) -> bool:
-    """Whether exactly what is lost is missing or forgotten of the first ``count`` records.
+    """True if of the first ``count`` records exactly the lost ones are missing or forgotten.
 
     ``again``: the script was played to its end once more. Forgetting a stream takes all of it that is there, so it may
     have taken more than the first time.

@@ -1,4 +1,4 @@
-"""Any file of a store damaged in any way: whatever looks at it or writes to it comes to an end, with our own errors."""
+"""Any file of a store damaged in any way: every read and write of it ends, with our own errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE = 4096
 
 
 async def make(store: Path, backend: Backend) -> None:
-    """A log of two hundred records; in sqlite with all that a removal leaves."""
+    """A log of two hundred records; in sqlite with the traces of a removal."""
     log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=PAGE)
     for n in range(40):
         await log.append([event(f"k{n}-{m}", stream=f"ses_{(n + m) % 6}", payload={"t": "x" * n}) for m in range(5)])
@@ -50,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Path]:
 
 
 def damage(random: Random, path: Path) -> str:
-    """Change the file; what was done to it."""
+    """Change the file and say how."""
     data = bytearray(path.read_bytes())
     at = random.randrange(len(data))
     match random.choice(("bit", "bytes", "zeros", "cut", "page header")):
@@ -138,7 +138,7 @@ def test_every_way_comes_to_its_end_with_our_errors(made: dict[Backend, Path], t
 
 
 def varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    """A number of SQLite's record format, and where it ends."""
+    """A varint of SQLite's record format, and its end."""
     value = 0
     while data[at] & 0x80:
         value, at = value << 7 | data[at] & 0x7F, at + 1
@@ -146,7 +146,7 @@ def varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
 
 
 def turn_back_rows(path: Path) -> None:
-    """Make the rows of a page look like the first ones: a reader that continues after the last one sees them again."""
+    """Number a page's rows like the first ones, so that a reader that continues after the last sees them again."""
     data = bytearray(path.read_bytes())
     pages = []
     for page in range(PAGE, len(data), PAGE):

@@ -1,4 +1,4 @@
-"""What explains that a record does not begin where its stream ended: what was pruned, and lost records; no more."""
+"""A record that does not continue its stream is explained by pruned and lost records, and nothing else."""
 
 from __future__ import annotations
 

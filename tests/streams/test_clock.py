@@ -1,4 +1,4 @@
-"""A clock that jumps (RELIABILITY 12): the log's order is that of positions, whatever times say.
+"""A clock that jumps (RELIABILITY 12): positions give the log's order, whatever the times.
 
 ``tests/sidecar/test_clock.py`` does the same to a whole sidecar and its commands.
 """

@@ -1,12 +1,12 @@
-"""Power loss (RELIABILITY 3): what was acknowledged is there, whatever the disk kept of what was not synced.
+"""Power loss (RELIABILITY 3): acknowledged records are there, whichever unsynced writes the disk kept.
 
-Every change of a store's files is recorded while a script is played (appends over several segments, the head file,
+Every change to a store's files is recorded while a script is played (appends over several segments, the head file,
 cursors, snapshots, a torn tail, moves between the backends with their change of the pointer, pruning,
-forgetting). For a moment of it
-``images.py`` makes what the disk may hold, and that is opened. What was acknowledged must be there, nothing
-invented, and all verify, but for a torn tail.
+forgetting). For a moment of the script
+``images.py`` makes a possible disk, and the store on it is opened. Acknowledged records must be there, nothing may be
+invented, and all but a torn tail must verify.
 
-``TORTURE_IMAGES`` sets how many are made of each backend's script.
+``TORTURE_IMAGES`` sets the number of images of each backend's script.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LENGTH = 200 if is_set("IMAGES") else 48
 
 @cache
 def traced(home: Path, start: Backend) -> tuple[list[Call], list[int], list[int]]:
-    """Every change of the disk, and how many were made when each record, and each removal, was acknowledged."""
+    """Every change to the disk, and how many came before the ack of each record and each removal."""
     calls: list[Call] = []
     acked: list[int] = []
     removed: list[int] = []

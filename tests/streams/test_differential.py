@@ -1,9 +1,9 @@
 """Memory, jsonl and sqlite given the same random operations answer the same, record by record
 and hash by hash.
 
-A state machine of Hypothesis (RELIABILITY 16) goes through them side by side with a fourth: a log that moves between
-jsonl and sqlite. Keys, streams, bodies and expectations come from a few values each, so that they collide.
-``TORTURE_SEQUENCES`` sets how many sequences are tried, ``TORTURE_SEED`` which.
+A Hypothesis state machine (RELIABILITY 16) drives them together with a fourth store, a log that moves between jsonl
+and sqlite. Keys, streams, bodies and expectations have few values each, so that they collide.
+``TORTURE_SEQUENCES`` sets the number of sequences, ``TORTURE_SEED`` the seed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Append:
 
 @dataclass(frozen=True)
 class Together:
-    """Appends that are submitted at once; both stores take them in this order."""
+    """Appends that are submitted at once; every store takes them in this order."""
 
     appends: list[Append]
 
@@ -98,7 +98,7 @@ class Find:
 
 @dataclass(frozen=True)
 class Advance:
-    """Of a cursor, to so many records behind the head."""
+    """Advance a cursor to ``behind`` records before the head."""
 
     name: str
     behind: int
@@ -106,7 +106,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class PutSnapshot:
-    """As ``Advance``, with a state in some form."""
+    """Like ``Advance``, with a state of some form."""
 
     name: str
     behind: int
@@ -115,7 +115,7 @@ class PutSnapshot:
 
 @dataclass(frozen=True)
 class Hints:
-    """What a name stands for: its cursor, and its snapshot in a form."""
+    """Read a name's cursor, and its snapshot of a form."""
 
     name: str
     version: int
@@ -123,7 +123,7 @@ class Hints:
 
 @dataclass(frozen=True)
 class Follow:
-    """As many records of the live tail as there are."""
+    """Read all available records of the live tail."""
 
     after: int
 
@@ -170,7 +170,7 @@ versions = st.integers(1, 2)
 
 
 async def perform(store: StreamStore, operation: Operation, ids: int) -> Any:
-    """What the store answers, as plain data; errors too."""
+    """Return the store's answer, or its error, as plain data."""
     match operation:
         case Append():
             return await _append(store, operation, ids)
@@ -256,7 +256,7 @@ async def _plain(records: AsyncIterator[Record]) -> list[dict[str, Any]]:
 
 @seed(size("SEED", 1))
 class Machine(RuleBasedStateMachine):
-    """The stores side by side; memory is what the others are compared with, and is never closed."""
+    """The stores side by side. The others are compared with memory, which is never closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ class Machine(RuleBasedStateMachine):
         | st.builds(Forget, st.lists(st.sampled_from([*STREAMS, "never"]), max_size=2))
     )
     def remove(self, operation: Prune | Forget) -> None:
-        """From a jsonl store nothing is removed: from now on it stands aside."""
+        """Remove; the jsonl store cannot, so it takes no further part."""
         for store in [store for store in self.stores if isinstance(store, JsonlStore)]:
             self.runner.run(store.close())
             self.stores.remove(store)
@@ -336,7 +336,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """The stores on disk; memory just continues."""
+        """Reopen the stores on disk; memory just continues."""
 
         async def run() -> None:
             await self._close()

@@ -1,6 +1,6 @@
-"""The jsonl store's directory: segments that are missing or foreign, store.json, symbolic links, file modes.
+"""The jsonl store's directory: missing or foreign segments, store.json, symbolic links, file modes.
 
-What a segment holds is in ``test_recovery.py``.
+``test_recovery.py`` tests the contents of segments.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def test_a_renamed_segment_is_noticed(tmp_path: Path, rolled_log: Log) -> 
 async def test_what_lies_before_a_later_segment_is_never_a_torn_tail(
     tmp_path: Path, rolled_log: Log, head: str
 ) -> None:
-    """A segment begins after the one before it is durable, so that even an old head does not excuse damage."""
+    """A segment begins after the one before it is durable, so even an old head does not excuse damage."""
     rolled_log.put(tmp_path, head=min(rolled_log.heads) if head == "old" else None)
     name, data = rolled_log.segments[1]
     segment = tmp_path / "log" / name
@@ -95,7 +95,7 @@ async def test_what_lies_before_a_later_segment_is_never_a_torn_tail(
 
 
 async def test_an_empty_last_segment_is_used(tmp_path: Path, small_log: Log) -> None:
-    """What a writer leaves that was killed, or found the disk full, as it began a segment."""
+    """A writer leaves one if it was killed, or the disk was full, when it began a segment."""
     segment = small_log.put(tmp_path)
     (segment.parent / segment_name(4)).write_bytes(b"")
     assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records

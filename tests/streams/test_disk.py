@@ -1,4 +1,4 @@
-"""The real disk: what it says is durable has been synced, the file as well as its name, and in that order."""
+"""The real disk: everything reported durable was synced, first the file and then its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streams.stores.disk import Disk
 
 
 class Syncs:
-    """What was synced, as it was then: (name below ``root``, whether ``watched`` was there, the file's size)."""
+    """The syncs so far: (name below ``root``, whether ``watched`` existed, the file's size at that time)."""
 
     def __init__(self, root: Path, watched: Path, patch: pytest.MonkeyPatch) -> None:
         self._root, self._watched = root, watched
@@ -39,7 +39,7 @@ def test_a_new_file_has_a_name_that_lasts(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_deleted_file_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a power loss it would hold what was forgotten."""
+    """After a power loss it would contain forgotten text again."""
     (tmp_path / "old").write_bytes(b"pruned")
     syncs = Syncs(tmp_path, tmp_path / "old", monkeypatch)
     Disk().unlink(tmp_path / "old")

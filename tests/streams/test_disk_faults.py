@@ -1,11 +1,11 @@
 """Disks that fail or fill, under both backends and the whole log (RELIABILITY 6).
 
-First at the seam of ``calls.py``: the N-th call of a kind gives an error. Then the real thing, in a process of its own:
-a limit on the size of files, on the number of open ones, a small disk that is full or read-only (where this user may
-mount one; the limits need no rights). ``test_faults.py`` has the jsonl backend's own seam.
+First at the seam of ``calls.py``: the N-th call of a kind fails. Then real faults, in a separate process: a limit on
+file sizes, on open files, a small disk that is full or read-only (if this user may mount one; the limits need no
+rights). ``test_faults.py`` has the jsonl backend's own seam.
 
-After a fault nothing is acknowledged any more, the error says what to do, and what was acknowledged stays: readable at
-once, and in the next opening when the fault is gone, which then continues.
+After a fault nothing more is acknowledged, the error says what to do, and acknowledged records stay: readable at once,
+and after the next opening without the fault, which then continues.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def open_log(store: Path, backend: Backend) -> Log:
 
 
 async def append_until_it_fails(log: Log, most: int, first: int = 0) -> tuple[list[Record], StreamError | None]:
-    """The records of what was acknowledged, and the error; everything after it must fail like it."""
+    """Return the acknowledged records and the error; every later append must fail in the same way."""
     acked: list[Record] = []
     for number in range(first, most):
         try:
@@ -70,7 +70,7 @@ async def append_until_it_fails(log: Log, most: int, first: int = 0) -> tuple[li
 
 
 async def check_reopened(store: Path, backend: Backend, acked: list[Record], most: int) -> None:
-    """All that was acknowledged, perhaps the one batch more that was in progress; and the log continues, each once."""
+    """Check that acknowledged records, and perhaps the batch in progress, are there once, and the log continues."""
     log = await open_log(store, backend)
     try:
         left = await collect(log.read_all())
@@ -130,7 +130,7 @@ async def test_after_an_error_nothing_is_acknowledged(
 
 
 def _fill(store: Path, backend: Backend, limits: dict[int, int], told: Connection) -> None:
-    """Append until it fails, under the limits; tells the error and the hashes that were acknowledged."""
+    """Append under the limits until it fails; report the error and the acknowledged hashes."""
     told.send(asyncio.run(_filled(store, backend, limits)))
 
 
@@ -155,7 +155,7 @@ async def _records(store: Path) -> list[Record]:
 
 
 async def fill(store: Path, backend: Backend, limits: dict[int, int]) -> tuple[str, list[Record]]:
-    """Let another process append until it fails; its error and what it acknowledged, as a reader sees it then."""
+    """Let another process append until it fails; return its error and acks, as a reader then sees them."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_fill, args=(store, backend, limits, theirs))
     process.start()
@@ -173,7 +173,7 @@ async def fill(store: Path, backend: Backend, limits: dict[int, int]) -> tuple[s
 
 @BOTH
 async def test_files_may_not_grow(tmp_path: Path, backend: Backend) -> None:
-    """``RLIMIT_FSIZE``: a write is cut short, and the next gives EFBIG."""
+    """``RLIMIT_FSIZE``: one write is cut short, and the next fails with EFBIG."""
     limit = 17_777 if backend == "jsonl" else 300_000
     error, acked = await fill(tmp_path, backend, {resource.RLIMIT_FSIZE: limit})
     assert "has stopped" in error and "start again" in error and acked
@@ -181,7 +181,7 @@ async def test_files_may_not_grow(tmp_path: Path, backend: Backend) -> None:
 
 
 async def test_no_file_can_be_opened(tmp_path: Path) -> None:
-    """``RLIMIT_NOFILE``: a new segment needs a file. SQLite holds open what it needs."""
+    """``RLIMIT_NOFILE``: a new segment needs a file; SQLite keeps its files open."""
     error, acked = await fill(tmp_path, "jsonl", {resource.RLIMIT_NOFILE: 3})
     assert os.strerror(errno.EMFILE) in error and acked
     await check_reopened(tmp_path, "jsonl", acked, MANY)
@@ -189,7 +189,7 @@ async def test_no_file_can_be_opened(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 2 MiB, half of it filled by a file ``ballast``."""
+    """A 2 MiB disk, half filled by a file ``ballast``."""
     place = tmp_path / "small"
     place.mkdir()
     with mounted(place, "2m"):

@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 import pytest
-from pydantic import ValidationError
 
 from streams.errors import InvalidEvent
 from streams.event import MAX_KEY, MAX_STREAM_ID, MAX_TYPE, Source, StreamEvent, is_stream_id
@@ -154,13 +153,11 @@ def test_a_trusted_event_equals_a_parsed_one() -> None:
         trusted = StreamEvent.trusted(orjson.loads(encode(parsed).canonical))
         assert trusted == parsed
         assert trusted.fields() == parsed.fields() and isinstance(trusted.source, Source)
-        assert trusted.model_dump() == parsed.model_dump()
-        assert trusted.model_copy() == parsed
 
 
 def test_an_event_is_frozen() -> None:
     event = StreamEvent.parse(fields())
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(AttributeError, match="frozen"):
         event.type = "another"  # type: ignore[misc]
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(AttributeError, match="frozen"):
         event.source.agent = "another"  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """A disk that fails or is slow, injected at the ``Disk`` seam (RELIABILITY 6 and 7).
 
 After a fault nothing is ever acknowledged again, and a failed sync is not
-retried; a new opening holds what was acknowledged, and may hold whole batches
+retried. A new opening has everything acknowledged, and perhaps whole batches
 that were not.
 """
 
@@ -54,7 +54,7 @@ def batches(count: int) -> list[list[StreamEvent]]:
 
 
 async def append_all(log: JsonlStore, wanted: Sequence[list[StreamEvent]]) -> list[Outcome]:
-    """Some one by one, so that a fault meets a lone append, and the rest at once, so that it meets a group."""
+    """Append some one by one, so that a fault hits a lone append, and the rest at once, so that it hits a group."""
     outcomes: list[Outcome] = []
     for batch in wanted[:LONE]:
         outcomes += await asyncio.gather(log.append(batch), return_exceptions=True)
@@ -63,7 +63,7 @@ async def append_all(log: JsonlStore, wanted: Sequence[list[StreamEvent]]) -> li
 
 
 async def check_reopened(store: Path, wanted: Sequence[list[StreamEvent]], outcomes: Sequence[Outcome]) -> None:
-    """Exactly the acknowledged batches, perhaps whole others after them; and the log works again."""
+    """Check for exactly the acknowledged batches, perhaps followed by other whole ones, and a working log."""
     acked = [record for outcome in outcomes if isinstance(outcome, list) for record in outcome]
     log = await open_store(store, FastDisk())
     try:
@@ -175,12 +175,12 @@ async def _outcome(log: JsonlStore, batch: list[StreamEvent]) -> Outcome:
 
 
 async def _waiting(disk: GatedDisk) -> None:
-    """Until a sync has begun."""
+    """Wait until a sync has begun."""
     assert await asyncio.to_thread(disk.entered.wait, 30)
 
 
 async def _submitted(tasks: Sequence[asyncio.Future[list[Record]]]) -> None:
-    """Until each append was handed to the writer: an append first waits when it is queued."""
+    """Wait until the writer has each append: an append first waits when it is queued."""
     assert tasks
     for _ in range(3):
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """Replay gives the same state to the byte, from a snapshot and from the beginning, in every process (RELIABILITY 17).
 
-The recordings under ``tests/recordings`` are what is replayed, and the stores under ``golden/``: one of each format
-that was ever released, which each later version must open, read, verify, write and move.
+The tests replay the recordings in ``tests/recordings`` and the stores in ``golden/``: one of each released format,
+which each later version must open, read, verify, write and move.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ for name in sys.argv[1:]:
 
 
 def test_every_process_comes_to_the_same_bytes() -> None:
-    """Whatever the seed of Python's own hashes is: a set has another order in each process."""
+    """Whatever Python's hash seed: a set's order differs between processes."""
     played = [name for name in names() if (RECORDINGS / f"{name}.jsonl").stat().st_size < 200_000][::6]
     told = {
         subprocess.run(

@@ -1,4 +1,4 @@
-"""Cursors and snapshots on disk: what is damaged or half written counts as lost, never as something else."""
+"""Cursors and snapshots on disk: a damaged or half-written one counts as lost, never as something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on threads, whoever is cancelled meanwhile."""
+"""Work on threads, whichever task is cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streams.threads import in_thread, to_its_end
 
 
 class Work:
-    """Blocks a thread until it is let go, and notes what happens in which order."""
+    """Blocks a thread until it is released, and notes the order of events."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -57,7 +57,7 @@ async def test_long_work_is_interrupted() -> None:
 
 
 def test_the_end_of_the_loop_waits_for_the_thread() -> None:
-    """It cancels every task, so what waits for a thread must not be one."""
+    """It cancels every task, so the wait for a thread must not be a task."""
     work = Work()
     threading.Timer(0.2, work.go_on.set).start()  # after the loop began to end
 

@@ -1,7 +1,7 @@
-"""``kill -9`` at random moments (RELIABILITY 1): what was acknowledged is there, and nothing else but whole batches.
+"""``kill -9`` at random moments (RELIABILITY 1): acknowledged batches are there, and otherwise only whole ones.
 
-``TORTURE_KILLS`` sets the number of kills of each kind. Each store is killed several times over, so recovery meets
-recovery; one that moves from backend to backend is killed in the middle of its moves.
+``TORTURE_KILLS`` sets the number of kills of each kind. Each store is killed several times, so recovery follows
+recovery; a store that moves between backends is killed during its moves.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def _torment(store: Path, mode: Mode, random: Random) -> None:
 
 
 def _write_and_kill(store: Path, mode: Mode, run: int, acks: int) -> list[Ack]:
-    """The acks of a writer that is killed after about ``acks`` of them; -1 kills it while it opens the log."""
+    """Kill a writer after about ``acks`` acks, which are returned; -1 kills it while it opens the log."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=writing_process.run, args=(store, mode, run, LANES, theirs))
     process.start()
@@ -94,7 +94,7 @@ def _write_and_kill(store: Path, mode: Mode, run: int, acks: int) -> list[Ack]:
 
 
 def _check_acked(acked: dict[int, list[Ack]], records: list[Record]) -> None:
-    """Every acknowledged batch stands where its ack said, with that hash, and holds what was appended."""
+    """Check that every acknowledged batch is where its ack said, with that hash and its content."""
     for run, acks in acked.items():
         for lane, number, positions, hash_ in acks:
             batch = batch_of(run, lane, number)
@@ -104,7 +104,7 @@ def _check_acked(acked: dict[int, list[Ack]], records: list[Record]) -> None:
 
 
 def _check_whole(records: list[Record]) -> None:
-    """Nothing invented, batches whole and together, each lane's batches in order and without a gap."""
+    """Check that nothing is invented, batches are whole, and each lane's batches are in order without a gap."""
     assert [record.position for record in records] == list(range(len(records)))
     following: dict[tuple[int, int], int] = {}
     place = 0

@@ -1,11 +1,11 @@
-"""``kill -9`` at every change of the disk (RELIABILITY 2): each write, sync, rename, unlink, truncation, new file.
+"""``kill -9`` at every change to the disk (RELIABILITY 2): each write, sync, rename, unlink, truncation, new file.
 
 A script of 200 operations (appends over several segments, cursors, snapshots, a torn tail, moves between the backends,
 discarding the old one, pruning and forgetting on both) is played in a process that dies just before its
 N-th change, or between two pages of it.
-For a killed process a sync changes nothing, but the moments before and after it are looked at like any other.
+For a killed process a sync changes nothing, but the moments before and after it are tested like any other.
 
-``TORTURE_KILL_CHUNKS`` = n looks at every change, in n parts; otherwise at one of each kind, and some between.
+``TORTURE_KILL_CHUNKS`` = n tests every change, in n parts; otherwise one of each kind, and some in between.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONTEXT.set_forkserver_preload([__name__])
 
 
 def _play_until_killed(home: Path, start: Backend, number: int, torn: bool, journal: Connection) -> None:
-    """The process that is killed; journals each acknowledged append before it continues."""
+    """The process that is killed; it journals each acknowledged append before it continues."""
 
     def told(records: list[Record]) -> None:
         journal.send_bytes(json.dumps([record.hash for record in records]).encode())
@@ -56,7 +56,7 @@ def _play_until_killed(home: Path, start: Backend, number: int, torn: bool, jour
 
 
 def _killed_at(home: Path, start: Backend, number: int, torn: bool) -> list[str]:
-    """What was acknowledged before the process died: the hashes of records, and ``REMOVED`` for each removal."""
+    """The acks before the process died: the hashes of records, and ``REMOVED`` for each removal."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_play_until_killed, args=(home, start, number, torn, theirs))
     process.start()
@@ -81,7 +81,7 @@ def _changes(home: Path, start: Backend) -> list[Call]:
 
 
 def _wanted(calls: Sequence[Call], chunk: int) -> list[int]:
-    """Which changes to die at, from 1."""
+    """The changes to die at, from 1."""
     if is_set("KILL_CHUNKS"):
         return list(range(1 + chunk, len(calls) + 1, CHUNKS))
     kinds: dict[tuple[str, ...], int] = {}
@@ -94,7 +94,7 @@ def _wanted(calls: Sequence[Call], chunk: int) -> list[int]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is such a place: what a killed process wrote is there, wherever it wrote it."""
+    """A directory in memory, if there is one: a killed process's writes survive there, too."""
     if not Path("/dev/shm").is_dir():
         yield tmp_path
         return

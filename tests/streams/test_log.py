@@ -1,4 +1,4 @@
-"""The log over its directory: the contract on either backend, and the same across a move in the middle."""
+"""The log in its directory: the contract on both backends, and across a move in the middle."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_reader_follows_the_log_to_its_new_place(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: Path, backend: Backend) -> None:
-    """As after a WAL was deleted, or an older copy of the log put back: what comes instead is not what they read."""
+    """For example after a deleted WAL or a restored older copy: the new records are not those they read."""
     log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
     await log.append(events(3))
     await log.advance("mirror", 1)
@@ -108,7 +108,7 @@ async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: P
 async def test_a_first_start_that_was_killed_before_it_named_the_log_is_begun_again(
     tmp_path: Path, begun: Backend, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``store.json`` comes last, so a store that it names was there; an empty one without it is nothing."""
+    """``store.json`` is written last, so a store that it names existed; an empty one without it does not count."""
 
     def killed(*_: object) -> Never:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The bus in memory: the contract, and what only it promises."""
+"""The in-memory bus: the contract, and its own promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving a log between backends in progress (FEATURES D9, F8, U32): nothing lost, nothing twice, wherever it fails."""
+"""Moving a log between backends while in use (FEATURES D9, F8, U32): nothing lost or doubled, wherever it fails."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_an_empty_log_moves(tmp_path: Path, start: Backend, to: Backend) -
 async def test_appends_that_come_faster_than_they_are_copied_are_slowed_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The move ends all the same, nothing is lost, and the order in which they were handed over is kept."""
+    """The move still ends, nothing is lost, and the order of submission is kept."""
     log = await open_log(tmp_path)
     await fill(log, 900, "before-")
     copy = SqliteStore._copy
@@ -104,7 +104,7 @@ async def test_appends_that_come_faster_than_they_are_copied_are_slowed_down(
 
 @BOTH
 async def test_appends_go_on_meanwhile(tmp_path: Path, start: Backend, to: Backend) -> None:
-    """Writers, a subscriber and a reader notice nothing; what they wrote is there once, in their order."""
+    """Writers, a subscriber and a reader notice nothing; all writes are there once, in order."""
     log = await open_log(tmp_path, start)
     await fill(log, 700, "before-")
     stop = asyncio.Event()
@@ -144,7 +144,7 @@ async def test_appends_go_on_meanwhile(tmp_path: Path, start: Backend, to: Backe
 async def test_while_appends_are_held_only_what_came_last_is_compared(
     tmp_path: Path, start: Backend, to: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How long recording pauses must not grow with the log."""
+    """The pause in recording must not grow with the log."""
     log = await open_log(tmp_path, start)
     await fill(log, 40)
     catch_up, calls = Migration._catch_up, 0
@@ -290,7 +290,7 @@ async def test_kill_at_every_step_and_run_again(tmp_path: Path, start: Backend, 
 
 
 async def test_an_append_that_nobody_waits_for_any_more_is_under_way_all_the_same(tmp_path: Path) -> None:
-    """Its caller was cancelled while the disk was at it: the move waits for the write, and takes it along."""
+    """Its caller was cancelled during the write: the move waits for the write and includes it."""
     disk = GatedDisk(is_open=True)
     log = await Log.open(tmp_path, seeded_identity(1), disk=disk)
     first = await fill(log, 10)

@@ -1,4 +1,4 @@
-"""A store that an earlier move left, or began, is damaged: it never becomes the log, and no good store is deleted."""
+"""A damaged store that an earlier move left or began never becomes the log, and no good store is deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.streams.opened import collect
 
 
 class Killed(BaseException):
-    """As a kill: nothing is tidied up, so the copy stays."""
+    """Like a kill: nothing is tidied up, so the copy stays."""
 
 
 def row_deleted(file: Path) -> None:
@@ -42,7 +42,7 @@ def column_changed(file: Path) -> None:
 
 
 def key_lost(file: Path) -> None:
-    """Its event would be taken twice: nothing but the table of keys knows it."""
+    """Remove a key; its event would be recorded twice, because only the table of keys knows it."""
     _execute(file, "INSERT OR IGNORE INTO keys SELECT key, position FROM records WHERE position <> 10")
     _execute(file, "UPDATE keys_through SET position = (SELECT max(position) FROM records)")
 
@@ -75,7 +75,7 @@ async def faults(store: Path) -> list[str]:
 
 
 async def check_moved(store: Path, log: Log, written: list[dict[str, object]]) -> None:
-    """The move, whether it is refused or not: nothing is lost, and the log is sound wherever it is."""
+    """Move, refused or not, and check that nothing is lost and the log is sound wherever it is."""
     with suppress(StoreUnavailable):
         await Migration(log, "sqlite").run()
     assert plain(await collect(log.read_all())) == written

@@ -1,4 +1,4 @@
-"""What a move leaves: who reads a store that is discarded continues in the other one, and none is deleted by halves."""
+"""A move's remains: readers of a discarded store continue in the other one, and none is half deleted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_reader_that_slept_through_two_moves_reads_the_new_file(tmp_path
 @needs_descriptors
 @pytest.mark.parametrize("asked", ["head", "read"])
 async def test_a_reader_does_not_keep_the_space_of_a_store_that_is_discarded(tmp_path: Path, asked: str) -> None:
-    """One that follows the log may live for weeks: it lets go of the database when it next looks at the log."""
+    """A follower may live for weeks; it closes the database when it next looks at the log."""
     log = await open_log(tmp_path, "sqlite")
     written = await fill(log, 300)
     reader = LogReader(tmp_path)
@@ -136,7 +136,7 @@ async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Pat
 async def test_a_discarding_that_is_cut_off_leaves_nothing_to_go_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Backend, to: Backend, deleted: int
 ) -> None:
-    """Half a store must never be what a rollback goes back to: the pointer is changed before the first file goes."""
+    """A rollback must never return to half a store, so the pointer changes before the first file is deleted."""
     log = await open_log(tmp_path, start)
     written = await fill(log, 30)
     await Migration(log, to).run()
@@ -183,7 +183,7 @@ async def test_what_a_discarding_that_was_cut_off_left_is_deleted_by_the_next(
 
 @BOTH
 async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
-    """Discarding was cut off; what it left must not keep the log from moving there again."""
+    """Discarding was interrupted; its remains must not keep the log from moving there again."""
     log = await open_log(tmp_path, start)
     written = await fill(log, 30)
     await Migration(log, to).run()

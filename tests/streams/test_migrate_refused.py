@@ -1,4 +1,4 @@
-"""A move that fails, for damage, a difference or a full disk, changes nothing and leaves nothing behind."""
+"""A move that fails (damage, a difference, a full disk) changes nothing and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_what_was_tampered_with_is_not_moved(tmp_path: Path, what: str) ->
 async def test_a_copy_that_does_not_hold_what_was_written_to_it_is_not_switched_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a failing disk would have it: what was read is right, and what the copy gives back is another record."""
+    """Like a failing disk: the log is read correctly, but the copy returns another record."""
     log = await open_log(tmp_path)
     written = await fill(log, 10)
 

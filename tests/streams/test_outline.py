@@ -1,4 +1,4 @@
-"""A quick look at a jsonl log's files notices each that is gone or too short, and never one that is whole."""
+"""The quick check of a jsonl log's files reports each missing or short one, and never an intact one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_of_a_whole_file_only_the_end_is_read(store: Path, tmp_path: Path)
 
 
 async def closed_store(store: Path) -> AsyncIterator[str]:
-    """A store at rest in each form that its files can have."""
+    """A closed store, in each form that its files can have."""
 
     async def opened() -> Log:
         return await Log.open(store, seeded_identity(3), segment_bytes=3000)

@@ -46,7 +46,7 @@ async def running(mode: str, store: Path) -> AsyncIterator[Process]:
 
 
 async def ask(reader: Process) -> tuple[int, list[list[Any]], str | None]:
-    """Head, records as [position, hash], and the error that ended the reading."""
+    """The head, the records as [position, hash], and the error that ended the read."""
     assert reader.stdin is not None and reader.stdout is not None
     reader.stdin.write(b"read\n")
     seen = json.loads(await reader.stdout.readline())
@@ -111,7 +111,7 @@ class TestReaderBesideAWriter:
         assert not (tmp_path / "nothing").exists(), "a reader makes no directory"
 
     async def test_it_finds_as_the_store_does(self, tmp_path: Path) -> None:
-        """Scans look for a key as it stands in the line; what JSON escapes must be found too."""
+        """Scans search for a key's text in the line; keys that JSON escapes must be found, too."""
         log = await open_store(tmp_path, segment_bytes=2000)
         keys = ["plain", 'a"b', "back\\slash", "é✓", "[1]", "a/b", "😀", "{}"]
         await log.append([event(key, stream=f"ses_{n % 2}") for n, key in enumerate(keys)])
@@ -182,7 +182,7 @@ class TestSingleWriter:
     async def test_a_reader_that_looks_at_the_lock_does_not_keep_a_writer_out(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """``verify`` holds a shared lock for an instant to see whether somebody writes."""
+        """``verify`` briefly holds a shared lock to see whether somebody writes."""
         await (await open_store(tmp_path)).close()
         held = os.open(tmp_path / "lock", os.O_RDONLY)
         fcntl.flock(held, fcntl.LOCK_SH)

@@ -16,7 +16,7 @@ from tests.streams.builders import event
 
 
 class Totals:
-    """Counts and sums by type; keeps what payloads say, in the order of arrival or in another."""
+    """Counts and sums by type; keeps payload texts, in order of arrival or in another."""
 
     def __init__(self, *, is_reversed: bool = False) -> None:
         self.seen: dict[str, Any] = {}
@@ -69,7 +69,7 @@ async def test_fold_applies_every_record_once_in_order() -> None:
 
 
 async def test_equal_histories_have_equal_state_hashes(tmp_path: Path) -> None:
-    """In another store, another process life, and batched in another way."""
+    """This holds in another store, in another process, and with other batches."""
     memory = await filled(MemoryStore())
     jsonl = await filled(await JsonlStore.open(tmp_path, seeded_identity(5)))
     await jsonl.close()

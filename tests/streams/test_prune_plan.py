@@ -1,4 +1,4 @@
-"""What a policy makes of a log's streams."""
+"""What a policy removes from a log's streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY = 24 * HOUR_MS
 
 
 def size(name: str, *, days: float, records: int = 10, bytes_: int = 1000, first: int = 0) -> StreamSize:
-    """A stream whose last record is so many days old."""
+    """A stream whose last record is ``days`` old."""
     last = NOW - round(days * DAY)
     return StreamSize(name, first, first + records, records, bytes_, last - HOUR_MS, last)
 
@@ -101,7 +101,7 @@ def test_a_stream_that_was_pruned_before_goes_from_where_it_is() -> None:
     st.sets(st.integers(0, 19)),
 )
 def test_any_policy(given_: list[tuple[float, int, int]], age: int | None, cap: int | None, needed: set[int]) -> None:
-    """Nothing needed goes; nothing both goes and stays; a cap is kept as far as anything may go."""
+    """No needed stream goes; none both goes and stays; a cap is met as far as streams may go."""
     log = [size(f"s{n}", days=d, records=r, bytes_=b) for n, (d, r, b) in enumerate(given_)]
     reasons = {f"s{n}": "needed" for n in needed}
     plan = make_plan(log, reasons, PruneRequest(age, cap), now_ms=NOW)

@@ -1,8 +1,8 @@
-"""What the jsonl store does with a damaged directory (RELIABILITY 4): it repairs what was never acknowledged,
-names everything else by file and line, and is never silent.
+"""The jsonl store with a damaged directory (RELIABILITY 4): it repairs what was never acknowledged,
+reports everything else by file and line, and is never silent.
 
-A *cut* is the size a segment is truncated to. Every cut and flip is scanned as an opening does it.
-``TORTURE_OPENINGS`` sets how many cuts are opened in full, ``TORTURE_READ_EVERY`` = 1 that readers meet every flip.
+A *cut* is the size a segment is truncated to. Every cut and flip is scanned as in an opening.
+``TORTURE_OPENINGS`` sets how many cuts are opened in full; ``TORTURE_READ_EVERY`` = 1 makes readers read every flip.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ async def test_rubbish_above_head_is_cut_off(
 
 
 async def test_a_batch_without_its_end_is_cut_off_whole(tmp_path: Path, small_log: Log) -> None:
-    """The second batch has two records: its first alone was never acknowledged."""
+    """The second batch has two records; the first alone was never acknowledged."""
     segment = small_log.put(tmp_path, b"".join(small_log.lines[:2]), head=0)
     log = await open_store(tmp_path)
     assert await collect(log.read_all()) == small_log.records[:1]
@@ -347,7 +347,7 @@ async def test_a_line_that_cannot_follow_is_no_part_of_the_log(
 async def test_damage_is_not_passed_over_by_a_reader_that_looks_for_something_else(
     tmp_path: Path, small_log: Log
 ) -> None:
-    """A record whose stream's name is damaged must not just be missing from that stream."""
+    """A record with a damaged stream name must not silently be missing from that stream."""
     for number, record in enumerate(small_log.records):
         start = small_log.ends[number - 1] if number else 0
         at = small_log.data.index(b'"stream_id":"', start) + len(b'"stream_id":"')

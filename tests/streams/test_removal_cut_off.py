@@ -1,4 +1,4 @@
-"""Pruning and forgetting that is cut off at any step: by a kill, by a disk error."""
+"""Pruning and forgetting, cut off at any step by a kill or a disk error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KILLS = size("REMOVING_KILLS", 5)
 
 
 async def check_images(images: Path, backend: Backend, before: list[Record], after: list[Record]) -> int:
-    """Each image opens as if nothing had begun, or as if all were done, and continues; returns how many there are."""
+    """Check that each image opens as not begun or as done, and continues; return the number of images."""
     seen = set()
     for image in sorted(images.iterdir()):
         reader = LogReader(image)
@@ -121,7 +121,7 @@ async def test_killed_while_removing_nothing_is_lost_and_nothing_comes_back(tmp_
 
 
 def _run_and_kill(store: Path, backend: Backend, run: int, removals: int, more: int) -> list[Any]:
-    """What a process told before it was killed: after so many removals, and as many acks more."""
+    """A process's reports before it was killed, after some removals and more acks."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=removing_process.run, args=(store, backend, run, theirs))
     process.start()

@@ -1,4 +1,4 @@
-"""Repairing a store: only what is provably safe, nothing lost that verifies, and the same again after a kill."""
+"""Repairing a store: only what is provably safe, without losing anything that verifies, also after a kill."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def drafts(store: Path) -> None:
 
 
 def index_row_lost(store: Path) -> None:
-    """An index that misses a row, as a bad sector or a fault of SQLite leaves it."""
+    """An index that lacks a row, as after a bad sector or an SQLite bug."""
     execute(
         store,
         "PRAGMA writable_schema = ON",
@@ -142,7 +142,7 @@ def index_row_lost(store: Path) -> None:
 
 
 def key_lost(store: Path) -> None:
-    """The table of keys misses one: its event would be taken twice."""
+    """The table of keys lacks one, so its event would be recorded twice."""
     execute(store, "INSERT INTO keys SELECT key, position FROM records WHERE position <> 3")
     execute(store, "UPDATE keys_through SET position = (SELECT max(position) FROM records)")
 
@@ -311,7 +311,7 @@ async def test_a_lost_pointer_to_a_damaged_log_is_not_written(tmp_path: Path) ->
 
 
 async def test_a_pointer_to_a_store_that_is_gone(tmp_path: Path) -> None:
-    """What is left may be older, so only the user can say that it shall do; the way is named, and it works."""
+    """The remaining store may be older, so only the user can accept it; the described way works."""
     await write(tmp_path)
     await move(tmp_path, "sqlite")
     for path in tmp_path.glob("log.db*"):
@@ -425,7 +425,7 @@ for at, store in enumerate(sys.stdin, 1):
 
 
 async def test_what_a_database_needs_that_is_gone_stays_for_it(tmp_path: Path) -> None:
-    """Its WAL may hold records, as after a crash; a backup of the database is nothing without it."""
+    """Its WAL may contain records, as after a crash; a backup of the database is useless without it."""
     log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
     await log.append(events(5))
     shutil.copytree(tmp_path / "store", tmp_path / "crashed")

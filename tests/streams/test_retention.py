@@ -1,4 +1,4 @@
-"""Pruning and forgetting on disk: what is left of the bytes, next to other processes, and in a log that moves."""
+"""Pruning and forgetting on disk: remaining bytes, other processes, and logs that move."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.streams.retention_contract import NOW, check_chains, fill
 class TestForgottenBytes:
     @pytest.mark.parametrize("backend", BACKENDS)
     async def test_no_file_of_the_store_holds_them(self, tmp_path: Path, backend: Backend) -> None:
-        """Log, write-ahead file, search index, snapshots, what recovery set aside, the copy of an unfinished move."""
+        """Log, write-ahead file, search index, snapshots, tails kept by recovery, the copy of an unfinished move."""
         log = await open_log(tmp_path, backend)
         marker = "MARKER-of-what-is-to-be-forgotten"
         for n in range(30):
@@ -126,7 +126,7 @@ def _stop_at(phase: str) -> None:
 
 
 def _holders(store: Path, text: str) -> list[str]:
-    """Files that hold a text, found by their bytes."""
+    """The files whose bytes contain a text."""
     return [str(path) for path in store.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 

@@ -1,8 +1,8 @@
 """A slow disk under both backends (RELIABILITY 7): every sync takes 5, 50 or 500 ms more.
 
-The loop continues turning while the disk works, no append is acknowledged before a sync that began after it was
-submitted has ended, and what waits costs no memory beyond the appends themselves. No time is asserted: what is counted
-is in how many of the syncs the loop had its turn. ``TORTURE_SLOW_SYNCS`` sets how many syncs each delay lasts.
+The loop keeps running while the disk works. No append is acknowledged before the end of a sync that began after it was
+submitted. Waiting appends cost no memory beyond themselves. No time is asserted; the test counts the syncs during which
+the loop ran. ``TORTURE_SLOW_SYNCS`` sets how many syncs each delay lasts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IN_FLIGHT = 64
 
 
 class SlowSyncs:
-    """Sleeps before each sync, and notes how often the loop turned meanwhile."""
+    """Sleeps before each sync, and notes how often the loop ran meanwhile."""
 
     def __init__(self, delay_ms: int) -> None:
         self.delay_ms = delay_ms
@@ -44,7 +44,7 @@ class SlowSyncs:
         self.ended += 1
 
     async def turn(self, lags: list[float]) -> None:
-        """Turn the loop until cancelled."""
+        """Run the loop until cancelled."""
         while True:
             began = time.perf_counter()
             await asyncio.sleep(0.001)

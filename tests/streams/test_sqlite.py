@@ -44,7 +44,7 @@ class TestSqliteStoreThatWritesItsKeysOften(TestSqliteStore):
 
 
 async def test_keys_are_known_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remembered, written, or read again by the next writer."""
+    """Whether still in memory, written, or read by the next writer."""
     monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 10)
     store = await SqliteStore.open(tmp_path)
     first = [(await store.append([event(f"k{n}")]))[0] for n in range(25)]
@@ -64,7 +64,7 @@ async def test_keys_are_known_wherever_they_are(tmp_path: Path, monkeypatch: pyt
 async def test_the_write_ahead_file_is_taken_in_when_it_is_worth_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its size says nothing: SQLite writes over what was taken in and keeps the file as long as it ever was."""
+    """Its size says nothing: SQLite overwrites checkpointed frames and never shortens the file."""
     monkeypatch.setattr("streams.stores.sqlite.store.CHECKPOINT_PAGES", 100)
     store = await SqliteStore.open(tmp_path)
     told: list[str] = []

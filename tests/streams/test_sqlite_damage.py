@@ -1,4 +1,4 @@
-"""Damage to a sqlite log and its WAL: found, refused, told, or harmless."""
+"""Damage to a sqlite log and its WAL: found, refused, reported, or harmless."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_damaged_row_is_named_when_it_is_read(tmp_path: Path) -> None:
 
 
 async def read_or_refused(store: Path) -> None:
-    """Whatever is damaged: everybody reads on, or is reported of the damage in our own words."""
+    """Check that, whatever is damaged, every reader either succeeds or fails with our own error."""
     for read in (SqliteReader(store), LogReader(store)):
         try:
             await collect(read.read_all())
@@ -87,7 +87,7 @@ async def read_or_refused(store: Path) -> None:
 
 @pytest.mark.parametrize("stopped", [True, False])
 async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stopped: bool) -> None:
-    """RELIABILITY 5: of a closed database, and of one whose writer died with the records still in the WAL."""
+    """RELIABILITY 5: in a closed database, and in one whose writer died with records still in the WAL."""
     source = tmp_path / "source"
     if stopped:
         await written(source)
@@ -168,7 +168,7 @@ PARTS = [0.0, 0.0001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
 
 @pytest.fixture(scope="module", params=["nothing", "half of it", "all"])
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
-    """What a killed writer leaves, with so much of the WAL moved into the database; and what it acknowledged."""
+    """The store of a killed writer, with part of the WAL checkpointed, and the writer's acks."""
     place = tmp_path_factory.mktemp("killed")
     moved_at = {"nothing": -1, "half of it": 19, "all": 39}[request.param]
 
@@ -198,7 +198,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def test_a_wal_that_lost_records_is_refused_and_told(
     tmp_path: Path, killed: tuple[Path, list[Record]], damage: Damage
 ) -> None:
-    """RELIABILITY 5: no acknowledged record is lost in silence, whatever becomes of the WAL."""
+    """RELIABILITY 5: no acknowledged record is lost silently, whatever happens to the WAL."""
     store, (source, written) = tmp_path / "store", killed
     shutil.copytree(source, store)
     damage(store / "log.db-wal")
@@ -232,7 +232,7 @@ async def test_a_wal_that_lost_records_is_refused_and_told(
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 async def test_each_record_that_is_lost_at_the_end_is_noticed(tmp_path: Path, lost: int) -> None:
-    """Also if it is a single one: the database is older by so many appends than its head file."""
+    """Even a single one: the database is some appends older than its head file."""
     log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
     await log.append(events(5))
     await log.close()
@@ -297,7 +297,7 @@ async def test_an_older_database_in_the_place_of_the_log_is_refused(tmp_path: Pa
 
 
 async def test_a_head_file_says_as_much_as_is_there(tmp_path: Path) -> None:
-    """Prunes: it says no more than what is there, and no less than before."""
+    """After prunes it claims no more than there is, and no less than before."""
 
     def known() -> int | None:
         head = read_head(tmp_path / HEAD_FILE)

@@ -1,4 +1,4 @@
-"""A reader of a database at rest leaves no file next to it, and is never wrong about a writer that begins."""
+"""A reader of an unused database leaves no file next to it, and always notices a writer that starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def opened(store: Path, seed: int) -> Log:
 
 
 async def write(store: Path, round_: int) -> None:
-    """A whole life of a writer: at its end all is in the database, and the WAL is gone."""
+    """A writer's whole life: at its end everything is in the database, and the WAL is gone."""
     log = await opened(store, round_ + 1)
     await log.append(events(20, prefix=f"{round_}-", stream=f"ses_{round_ % 3}"))
     await log.close()
@@ -139,7 +139,7 @@ def test_it_counts_on_nothing_where_somebody_may_write(store: Path, busy: Callab
 
 
 def test_it_counts_on_nothing_where_somebody_is_about_to_write(store: Path) -> None:
-    """The lock is taken first, the write-ahead file made later."""
+    """A writer takes the lock first and creates the write-ahead file later."""
     lock = take_lock(store)
     try:
         assert not list(store.glob("log.db-*")) and at_rest(store / "log.db") is None
@@ -152,7 +152,7 @@ def test_it_counts_on_nothing_where_somebody_is_about_to_write(store: Path) -> N
 
 
 async def test_a_verification_under_which_records_are_pruned_tells_no_fault_of_it(tmp_path: Path) -> None:
-    """It reads the file without locks: from the moment that a writer changes it, nothing that it finds counts."""
+    """It reads the file without locks, so once a writer changes it, its findings do not count."""
     log = await opened(tmp_path, 1)
     for number in range(8):
         await log.append(events(200, prefix=f"{number}-", stream=f"ses_{number % 2}", payload={"text": "x" * 300}))

@@ -1,4 +1,4 @@
-"""Files of a store that others may write, or that belong to somebody else, are refused: nobody can vouch for them."""
+"""Store files that others may write, or that belong to somebody else, are refused as untrustworthy."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ patterns = st.tuples(st.lists(st.sampled_from("ab*"), min_size=0, max_size=3), s
 
 
 def by_expression(pattern: str, subject: str) -> bool:
-    """The same rule, told in another way."""
+    """The same rule, implemented in another way."""
     expression = re.escape(pattern).replace(r"\*", "[^.]+").replace(">", ".+")
     return re.fullmatch(expression, subject) is not None
 

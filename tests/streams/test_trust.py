@@ -1,4 +1,4 @@
-"""When the loop itself may wait for the disk."""
+"""When the event loop itself may wait for the disk."""
 
 from __future__ import annotations
 

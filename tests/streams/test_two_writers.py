@@ -1,6 +1,6 @@
 """Several processes want one store (RELIABILITY 13), on both backends: one writes, the others are refused at once.
 
-Each winner is killed; its stale lock keeps nobody out, and what it had acknowledged is there for the next.
+Each winner is killed; its stale lock keeps nobody out, and the next one has everything it acknowledged.
 ``TORTURE_WRITER_ROUNDS`` sets how often.
 """
 
@@ -38,7 +38,7 @@ def _want(store: Path, backend: Backend, name: str, link: Connection) -> None:
 
 
 async def _wanting(store: Path, backend: Backend, name: str, link: Connection) -> None:
-    """Say ready, open the store when told, and write until killed; or say that another one writes."""
+    """Report ready, open the store on command, and write until killed; or report that another one writes."""
     link.send_bytes(b"ready")
     link.recv_bytes()
     try:
@@ -76,7 +76,7 @@ async def test_one_writes_and_its_death_lets_the_next_one_in(tmp_path: Path, bac
 
 
 def _round(store: Path, backend: Backend, number: int) -> tuple[str, int]:
-    """Let all start at once; the winner's name, and how many appends it was acknowledged before it was killed."""
+    """Start all at once; return the winner's name, and how many appends were acknowledged before it was killed."""
     links, processes = {}, {}
     for writer in range(WRITERS):
         name = f"r{number}w{writer}"

@@ -26,7 +26,7 @@ OTHER_NUMBERS = {"exponents", "beyond 64 bits"}
 
 
 def independent(value: Any) -> bytes:
-    """Canonical JSON by the standard library."""
+    """Canonical JSON from the standard library."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -87,7 +87,7 @@ def test_what_json_cannot_hold_is_repaired_and_counted(name: str, payload: dict[
 @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: {"d": v}, lambda v: (v,)])
 @pytest.mark.parametrize("depth", [MAX_DEPTH - 3, MAX_DEPTH - 2, MAX_DEPTH - 1, MAX_DEPTH, 253, 254, 255, 900])
 def test_an_event_is_never_deeper_than_its_limit(wrap: Any, depth: int) -> None:
-    """The event and its payload are two levels; orjson alone would write 254 and then fail to wrap them."""
+    """The event and its payload add two levels; orjson alone would write 254 and then fail to wrap them."""
     value: Any = "inmost"
     for _ in range(depth):
         value = wrap(value)
@@ -155,7 +155,7 @@ def test_any_payload_is_stored_as_it_reads_back(payload: dict[str, Any], metadat
 @many
 @given(python_like)
 def test_nothing_is_refused(value: Any) -> None:
-    """Agents of a runtime make payloads in Python, where more than JSON goes."""
+    """A runtime's agents build payloads in Python, which allows more than JSON."""
     encoded = encode(event("any", payload={"value": value}))
     assert canonical(orjson.loads(encoded.canonical)) == encoded.canonical
 
@@ -167,7 +167,7 @@ def _reversed(value: Any) -> Any:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Equal, and of equal types: 1 is not 1.0, and -0.0 not 0.0."""
+    """True if equal and of equal types: 1 is not 1.0, and -0.0 is not 0.0."""
     if isinstance(left, float) and isinstance(right, float):
         return left == right and math.copysign(1, left) == math.copysign(1, right)
     if isinstance(left, dict) and isinstance(right, dict):

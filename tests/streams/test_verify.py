@@ -1,4 +1,4 @@
-"""Verifying a log: each kind of damage is told apart, named by its place, and does not end the pass."""
+"""Verifying a log: each kind of damage is distinguished, located, and does not end the pass."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def segments(store: Path) -> list[Path]:
 
 
 def edit(store: Path, change: Callable[[list[bytes]], list[bytes]], segment: int = 0) -> None:
-    """Change the lines of a segment, which come without their newlines."""
+    """Change the lines of a segment, given without newlines."""
     path = segments(store)[segment]
     lines = path.read_bytes().split(b"\n")[:-1]
     path.write_bytes(b"".join(line + b"\n" for line in change(lines)))
 
 
 def sealed(line: bytes) -> bytes:
-    """The line with the checksum that belongs to it."""
+    """The line with its correct checksum."""
     return b'{"crc":"%08x",%b' % (crc32(line[18:]), line[18:])
 
 
 def forged(line: bytes, *, rehash_after: str | None = None) -> bytes:
-    """The line with another payload and a right checksum; also with a right hash if the one before it is given."""
+    """The line with another payload and a correct checksum; with a correct hash, too, if the previous one is given."""
     fields = orjson.loads(line)
     fields["event"]["payload"] = {"n": "forged"}
     if rehash_after is not None:
@@ -64,7 +64,7 @@ def forged(line: bytes, *, rehash_after: str | None = None) -> bytes:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> Path:
-    """Ten records, alternating between two streams, each a batch of its own."""
+    """Ten records, alternating between two streams, each its own batch."""
     batch = [events(1, prefix=f"k{n}_", stream="ses_a" if n % 2 == 0 else "ses_b") for n in range(10)]
     await write(tmp_path, *batch)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Verifying a damaged sqlite log: what is lost is named by row, position and stream, the rest is verified."""
+"""Verifying a damaged sqlite log: lost records are named by row, position and stream; the rest is verified."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDS = 120
 
 
 async def write(store: Path) -> None:
-    """Each record is larger than a third of a page, so that a page holds few of them."""
+    """Write records larger than a third of a page, so that a page has few of them."""
     log = await Log.open(store, seeded_identity(1), backend="sqlite")
     for number in range(0, RECORDS, 2):
         text = f"{number:04d}" * 200
@@ -38,7 +38,7 @@ async def verify(store: Path) -> tuple[list[Finding], Summary]:
 
 
 def page_of(store: Path, position: int) -> int:
-    """The page that holds a record, found by its bytes."""
+    """The page that contains a record, found by its bytes."""
     data = (store / "log.db").read_bytes()
     return data.index(f'"idempotency_key":"test:{position}"'.encode()) // PAGE
 
@@ -145,7 +145,7 @@ async def test_bytes_that_are_no_text_and_values_of_other_types_are_findings(tmp
 
 
 async def test_records_lost_with_a_deleted_wal_are_told_by_what_had_read_them(tmp_path: Path) -> None:
-    """The database alone is an older, sound log; a snapshot knows better."""
+    """The database alone is an older, sound log; a snapshot reveals the loss."""
     source, copy = tmp_path / "source", tmp_path / "copy"
     await write(source)
     log = await Log.open(source, seeded_identity(2))

@@ -1,7 +1,7 @@
 """The content of the pinned vectors, and ``python -m tests.streams.vectors`` to write ``vectors.json`` again.
 
-The file is the promise that bytes and hashes never change; writing it again is
-for adding cases, never for making a failing test pass.
+The file is the promise that bytes and hashes never change. Rewrite it only to
+add cases, never to make a failing test pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("vectors.json")
 
 
 def nested(depth: int) -> Any:
-    """``depth`` lists and objects in turn, one in another."""
+    """``depth`` alternating lists and objects, each inside the other."""
     value: Any = 1
     for level in range(depth):
         value = [value] if level % 2 else {"d": value}
@@ -62,7 +62,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def events() -> dict[str, StreamEvent]:
-    """By name, in the order in which they are chained."""
+    """The events by name, in chain order."""
     made: dict[str, StreamEvent] = {}
     for number, name in enumerate([*PAYLOADS, *MORE]):
         made[name] = StreamEvent.parse(

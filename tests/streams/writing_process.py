@@ -1,4 +1,4 @@
-"""The process that ``test_kill.py`` kills: appends without end and journals each ack through a pipe."""
+"""The process that ``test_kill.py`` kills: it appends endlessly and journals each ack through a pipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Mode = Literal["jsonl", "sqlite", "moving"]
 
 @cache
 def batch_of(run: int, lane: int, number: int) -> list[StreamEvent]:
-    """What is appended: the same for the same numbers, so that the parent knows what may be in the log."""
+    """A batch, the same for the same numbers, so that the parent knows what may be in the log."""
     random = Random(run * 1_000_003 + lane * 1_009 + number)
     count = random.choice([1, 1, 2, 3, 8])
     identity = seeded_identity(random.randrange(2**32))

@@ -1,4 +1,4 @@
-"""Figures that torture tests counted, for the table of ``make torture``; ``make test`` ignores them.
+"""Figures counted by torture tests, for the table of ``make torture``; ``make test`` ignores them.
 
 ``TORTURE_FIGURES`` names the file, ``TORTURE_SEED`` the seed of everything random here.
 """
@@ -33,18 +33,18 @@ def note(part: str, **figures: float) -> None:
 
 
 def seeded(what: str) -> Random:
-    """The random numbers of one test: the same in every run with the same seed."""
+    """The random generator of one test, the same in every run with the same seed."""
     return Random(f"{what}:{SEED}")
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value below which ``part`` (0 to 1) of them are; 0 for none."""
+    """The value below which ``part`` (0 to 1) of the values are; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
 
 
 def rss_mib(pid: int | None = None) -> float:
-    """The memory a process holds, of this one by default."""
+    """The memory of a process, by default this one."""
     pid = pid or os.getpid()
     if sys.platform == "linux":
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -54,7 +54,7 @@ def rss_mib(pid: int | None = None) -> float:
 
 
 def held_mib() -> float:
-    """The memory this process holds when all that is free was given back: what a test compared is not counted."""
+    """This process's memory after it returned all free memory, without what a test has released."""
     gc.collect()
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL("libc.so.6").malloc_trim(0)

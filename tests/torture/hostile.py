@@ -1,4 +1,4 @@
-"""Hostile input, made from a seed: JSON no reader likes, and messages of real runs with something wrong in them."""
+"""Hostile input, made from a seed: malformed JSON, and messages of real runs with faults in them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from random import Random
+from typing import Any
 
 from bridge.opencode.link.frames import (
     Ack,
@@ -82,19 +83,25 @@ DEEP: tuple[bytes, ...] = (
 
 
 def value(random: Random) -> bytes:
-    """A JSON value, or what only looks like one."""
+    """A JSON value, or something that only looks like one."""
     return random.choice(DEEP if random.random() < 0.01 else VALUES)
 
 
 @cache
 def corpus() -> tuple[bytes, ...]:
     """A message of each type, and hooks as they came from real runs."""
-    shim = {"shim_version": "0.1", "boot_id": "ab" * 16, "instance": "cd" * 8, "directory": "/d", "last_seq": 0}
+    shim: dict[str, Any] = {
+        "shim_version": "0.1",
+        "boot_id": "ab" * 16,
+        "instance": "cd" * 8,
+        "directory": "/d",
+        "last_seq": 0,
+    }
     plain = [
         Hello(role="shim", protocol=1, nonce=N64),
         Challenge(protocol=1, nonce=N64, proof=N64, sidecar_version="0.1"),
         Identify(proof=N64, pid=3, client_version="0.1"),
-        Identify.model_validate({"proof": N64, "pid": 3, **shim}),
+        Identify(proof=N64, pid=3, **shim),
         Welcome(sidecar_boot="b", sidecar_version="0.1", acked_seq=0, window=512, context={"a": [1]}),
         Ack(seq=1),
         Call(id="c1", method="session.get", args={"path": {"id": "ses"}}),
@@ -114,7 +121,7 @@ def corpus() -> tuple[bytes, ...]:
 
 @cache
 def hooks_corpus() -> tuple[bytes, ...]:
-    """Those of the corpus that a linked shim sends."""
+    """The corpus's messages that a linked shim sends."""
     return tuple(text for text in corpus() if text.startswith(b'{"type":"hooks"'))
 
 
@@ -197,7 +204,7 @@ Mutation = Callable[[Random, bytes], bytes]
 
 
 def mutate(random: Random, message: bytes, *, json_share: float = 0.7) -> bytes:
-    """``message`` with one to three things wrong. ``json_share`` of the changes leave most of it readable JSON."""
+    """``message`` with one to three faults; ``json_share`` of them leave most of it readable JSON."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         mutations: tuple[Mutation, ...] = _JSON if random.random() < json_share else _BYTES
         message = random.choice(mutations)(random, message or b"{}")
@@ -205,7 +212,7 @@ def mutate(random: Random, message: bytes, *, json_share: float = 0.7) -> bytes:
 
 
 def hostile_message(random: Random) -> bytes:
-    """One message: of the corpus and changed, or noise; now and then unchanged."""
+    """One message: from the corpus and changed, or noise; sometimes unchanged."""
     kind = random.random()
     if kind < 0.02:
         return random.randbytes(random.randrange(200))

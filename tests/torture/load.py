@@ -1,6 +1,6 @@
-"""Load for a sidecar that is killed: several shims send recorded runs repeatedly, and the log must hold them all.
+"""Load for a sidecar that is killed: several shims send recorded runs repeatedly, and the log must have them all.
 
-What must come of them is what an undisturbed translator makes of the same hooks.
+The expected events are those that an undisturbed translator makes from the same hooks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Content = tuple[str, str, str, bytes]
 
 
 def content(event: StreamEvent) -> Content:
-    """What must be the same with and without kills.
+    """The part of an event that must be the same with and without kills.
 
     A turn's title is not: it comes from an update that is acknowledged and not recorded, so a sidecar that is
     killed between the update and the turn's end leaves the title that the log knew before.
@@ -44,7 +44,7 @@ def content(event: StreamEvent) -> Content:
 
 
 def _undisturbed(items: Iterable[HookItem], origin: Origin, first_seq: int) -> tuple[list[list[Content]], bool]:
-    """What each hook adds to the log, and whether nothing had to wait for anything beyond the last hook."""
+    """What each hook adds to the log, and whether no item still waited after the last hook."""
     translator = Translator(seeded_identity(1), clean=Redactor().clean)
     made: list[list[Content]] = []
     done = asked = 0
@@ -72,7 +72,7 @@ def _texts(name: str) -> tuple[bytes, ...]:
 
 
 def told_by(name: str, teller: str) -> list[HookItem]:
-    """A recording with all ids made the teller's own."""
+    """A recording with all ids made unique to the lane."""
     items = []
     for text in _texts(name):
         fields = orjson.loads(_ID.sub(lambda match: match[0] + teller.encode(), text))
@@ -82,7 +82,7 @@ def told_by(name: str, teller: str) -> list[HookItem]:
 
 @dataclass
 class Lane:
-    """One shim: tells one story after the other, resends what was not acknowledged, journals what was."""
+    """One shim: sends one story after the other, resends unacknowledged hooks, and journals the acks."""
 
     number: int
     random: Random
@@ -97,12 +97,12 @@ class Lane:
     _checked: int = 0
 
     def missing(self, log: Counter[Content]) -> int:
-        """How much of what was acknowledged since the last call is not in the log."""
+        """How many of the hooks acknowledged since the last call are not in the log."""
         made, self._checked = self.expected[self._checked : self.acked], max(self._checked, self.acked)
         return sum(1 for contents in made for one in contents if one not in log)
 
     def _tell(self) -> None:
-        """Think of the next story."""
+        """Choose the next story."""
         story = self.random.choice(stories())
         items = told_by(story, f"L{self.number}n{len(self.items)}")
         identity = shim(self.number)
@@ -111,7 +111,7 @@ class Lane:
         self.expected += made
 
     async def run(self, one: RunningSidecar) -> None:
-        """Send until told to end, over as many sidecars as it takes; returns when everything is acknowledged."""
+        """Send until told to end, over as many sidecars as needed; return when everything is acknowledged."""
         while not self.ending or self.acked < len(self.items):
             try:
                 client = await ShimClient.connect(
@@ -147,5 +147,5 @@ class Lane:
 
 
 def expected(lanes: Iterable[Lane]) -> Counter[Content]:
-    """All that must be in the log when everything the lanes told is acknowledged."""
+    """Everything that must be in the log when all that the lanes sent is acknowledged."""
     return Counter(one for lane in lanes for made in lane.expected for one in made)

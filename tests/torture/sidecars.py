@@ -1,4 +1,4 @@
-"""Real sidecars for the torture: started, killed, asked, measured."""
+"""Real sidecars for torture tests: started, killed, queried, measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HANG_S = 60.0
 
 
 class RunningSidecar:
-    """A sidecar process of its own home. ``link`` and the other sections go into its ``config.toml``."""
+    """A sidecar process with its own home. ``link`` and the other sections go into its ``config.toml``."""
 
     def __init__(self, path: Path, **sections: dict[str, Any]) -> None:
         self.home = Home(path)
@@ -56,13 +56,13 @@ class RunningSidecar:
 
     @property
     def is_up(self) -> bool:
-        """Whether the process that was started last says where it listens."""
+        """True if the process that was started last reports where it listens."""
         info = self.home.read_info()
         return info is not None and self._process is not None and info.pid == self._process.pid
 
     @property
     def lives(self) -> bool:
-        """Whether the process has not ended."""
+        """True if the process has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
@@ -72,13 +72,13 @@ class RunningSidecar:
         self._process.wait(HANG_S)
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM and return the exit code."""
         assert self._process is not None
         self._process.terminate()
         return self._process.wait(HANG_S)
 
     def close(self) -> None:
-        """Kill it if it still lives."""
+        """Kill it if it is still alive."""
         if self.lives:
             self.kill()
         self._output.close()
@@ -88,11 +88,11 @@ class RunningSidecar:
         return rss_mib(self.pid)
 
     def descriptors(self) -> int:
-        """How many files and sockets it has open; 0 where the system does not say."""
+        """The number of its open files and sockets; 0 if the system does not say."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir())) if sys.platform == "linux" else 0
 
     def complaints(self) -> list[str]:
-        """What it printed, and lines of its log that tell of a failure in it."""
+        """Its output, and the lines of its log that report a failure in it."""
         self._output.flush()
         printed = (self.home.path / "output.txt").read_text().splitlines()
         logged = self.home.log_path.read_text().splitlines()
@@ -108,7 +108,7 @@ def _toml(value: Any) -> str:
 
 @contextmanager
 def sidecar(path: Path, **sections: dict[str, Any]) -> Iterator[RunningSidecar]:
-    """A sidecar that serves, must not complain, and ends with 0 when it is told to."""
+    """A serving sidecar, which must not complain and must exit with 0 when told to."""
     one = RunningSidecar(path, **sections)
     try:
         one.start()
@@ -126,21 +126,21 @@ def shim(number: int = 0, directory: str = "/d") -> ShimIdentity:
 
 
 def text_hook(session: str, number: int) -> HookItem:
-    """One hook that makes one event at once: a bus event of a type that nobody knows."""
+    """One hook that makes one event at once: a bus event of an unknown type."""
     event = {"id": f"evt_{session}_{number}", "type": "torture.note", "properties": {"session": session, "n": number}}
     return HookItem("event", 1_795_000_000_000 + number, {"event": event})
 
 
 @asynccontextmanager
 async def shim_link(one: RunningSidecar, identity: ShimIdentity) -> AsyncIterator[ShimClient]:
-    """A link that behaves."""
+    """A well-behaved link."""
     client = await ShimClient.connect(one.home, identity=identity, nonce=system_identity().nonce, open_seconds=HANG_S)
     async with client:
         yield client
 
 
 async def status(one: RunningSidecar) -> dict[str, Any]:
-    """What ``durable-stream status`` would show, over a fresh link."""
+    """The status that ``durable-stream status`` would show, over a new link."""
     nonce = system_identity().nonce
     async with (
         asyncio.timeout(HANG_S),
@@ -151,7 +151,7 @@ async def status(one: RunningSidecar) -> dict[str, Any]:
 
 
 async def unlinked(one: RunningSidecar) -> dict[str, Any]:
-    """Wait until the sidecar knows that every shim is gone; its status then."""
+    """Wait until the sidecar knows that every shim is gone, and return its status."""
     async with asyncio.timeout(HANG_S):
         while (told := await status(one))["links"]:
             await asyncio.sleep(0.01)
@@ -159,7 +159,7 @@ async def unlinked(one: RunningSidecar) -> dict[str, Any]:
 
 
 class Neighbour:
-    """A link that behaves, next to those that do not: how long its hooks take to be acknowledged, in ms."""
+    """A well-behaved link beside bad ones; measures the time until its hooks are acknowledged, in ms."""
 
     def __init__(self, client: ShimClient, name: str) -> None:
         self._client, self._name = client, name
@@ -179,5 +179,5 @@ class Neighbour:
 
 
 def p99(values: list[float]) -> float:
-    """The 99th of a hundred."""
+    """The 99th percentile."""
     return percentile(values, 0.99)

@@ -1,7 +1,7 @@
 """Peers that behave badly without sending anything wrong (RELIABILITY 15): many, slow, deaf, restless, too loud.
 
-Each meets a real sidecar that also has a neighbour, a link that behaves. The neighbour continues; how much longer its
-acks take is printed by ``make torture``. ``TORTURE_IDLE``, ``TORTURE_LORIS``, ``TORTURE_DEAF`` and
+Each meets a real sidecar that also has a neighbour, a well-behaved link. The neighbour continues; ``make torture``
+prints how much longer its acks take. ``TORTURE_IDLE``, ``TORTURE_LORIS``, ``TORTURE_DEAF`` and
 ``TORTURE_RECONNECTS`` set the sizes.
 """
 
@@ -118,7 +118,7 @@ async def test_a_burst_while_nobody_accepts_is_answered_to_the_last(tmp_path: Pa
 
 
 async def _loris(port: int, number: int) -> float:
-    """Give the handshake byte by byte, and no end; how long the sidecar bore it, in seconds."""
+    """Send the handshake byte by byte without an end; return how long the sidecar waited, in seconds."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(HANG_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -151,7 +151,7 @@ async def _drip(writer: asyncio.StreamWriter) -> None:
 
 
 def _shout(link: RawLink, data: bytes, bytes_at_most: int) -> int:
-    """Send ``data`` again and again and read nothing, until the sidecar takes no more or ends it; how often."""
+    """Send ``data`` repeatedly and read nothing until the sidecar stops reading or closes; return how often."""
     link.socket.settimeout(2.0)  # so long nothing is taken: we are being held back
     sent = 0
     try:
@@ -164,7 +164,7 @@ def _shout(link: RawLink, data: bytes, bytes_at_most: int) -> int:
 
 
 async def test_peers_that_never_read_cost_a_bounded_amount(tmp_path: Path) -> None:
-    """Acks, answers to requests and to tools pile up in front of them; then they are held back or closed."""
+    """Acks, answers to requests and to tools pile up; then the peers are throttled or closed."""
     tool = frame(json.dumps({"type": "tool", "id": 1, "name": "x" * 90, "args": {}, "context": {}}).encode())
     request = frame(json.dumps({"type": "request", "id": 1, "method": "status", "args": {}}).encode())
     with sidecar(tmp_path / "home", capture={"exclude": Path("/excluded")}) as one, ExitStack() as stack:
@@ -200,7 +200,7 @@ async def test_peers_that_never_read_cost_a_bounded_amount(tmp_path: Path) -> No
 
 
 def _hooks_without_end(link: RawLink, count: int) -> int:
-    """Hooks that are acknowledged one by one; no ack is ever read."""
+    """Hooks that are acknowledged one by one; the peer never reads an ack."""
     item = {"hook": "event", "t": 1, "input": {"event": {"type": "never.heard", "properties": {}}}, "output": None}
     link.socket.settimeout(2.0)
     for seq in range(1, count + 1):
@@ -212,7 +212,7 @@ def _hooks_without_end(link: RawLink, count: int) -> int:
 
 
 async def test_a_storm_of_reconnects_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The same few shims link again and again, mostly without a goodbye, and continue where they were."""
+    """The same few shims reconnect again and again, mostly without a bye, and continue where they were."""
     random = seeded("storm")
     with sidecar(tmp_path / "home") as one:
         async with shim_link(one, shim(ME)) as client:

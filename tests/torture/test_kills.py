@@ -1,8 +1,8 @@
 """``kill -9`` of a sidecar under load, again and again (RELIABILITY 1, the link's side).
 
-Several shims tell recorded runs. The test journals which of their hooks were acknowledged, kills the sidecar,
-looks for them in its log, and starts the next one, to which the shims send what was not acknowledged. At the end
-the log holds what an undisturbed run would hold. ``TORTURE_SIDECAR_KILLS`` sets how often.
+Several shims send recorded runs. The test journals which of their hooks were acknowledged, kills the sidecar,
+looks for them in its log, and starts the next one, to which the shims resend the others. At the end the log equals
+that of an undisturbed run. ``TORTURE_SIDECAR_KILLS`` sets how often.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Torment:
                 await asyncio.sleep(0.005)
 
     async def _read(self) -> None:
-        """What the log has gained, read as any other process would."""
+        """The log's new records, read as any other process would."""
         reader = JsonlReader(self.one.home.store_path)
         async for record in reader.read_all(after=self._position):
             self.log[content(record.event)] += 1

@@ -1,6 +1,6 @@
 """Hostile messages against the pure parts (RELIABILITY 14): frames, both ends of the link, spool lines, translator.
 
-Nothing raises but what the functions promise, nothing takes long, nothing keeps memory.
+Functions raise only their documented errors, nothing takes long, and no memory leaks.
 ``TORTURE_MESSAGES``, ``TORTURE_HOOKS`` and ``TORTURE_EXAMPLES`` set how many are tried.
 """
 
@@ -46,7 +46,7 @@ SHIM = ShimIdentity("0.1", "ab" * 16, "cd" * 8, 42, "prj", "/dir", "/tree", "1.1
 
 
 class Watch:
-    """Counts inputs, the slowest of them, and the memory that stays."""
+    """Counts inputs, and notes the slowest one and the memory that stays."""
 
     def __init__(self, part: str, inputs: int) -> None:
         self.part, self.expected = part, inputs
@@ -100,7 +100,7 @@ CLIENT_STATES = [State.OPEN_SHIM] * 2 + [State.AWAIT_CHALLENGE, State.AWAIT_WELC
 
 
 class Ends:
-    """Both ends of a link, renewed when hostile input closed them."""
+    """Both ends of a link, replaced when hostile input closed them."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -120,7 +120,7 @@ class Ends:
 
 
 def read_everywhere(message: bytes) -> None:
-    """What is read can be written and read again; what is not says so with its own error."""
+    """Check that what can be read can be written and read again, and that the rest fails with its own error."""
     with suppress(FrameError):
         text = encode(decode(message))
         assert encode(decode(text)) == text
@@ -146,7 +146,7 @@ def test_mutated_messages_cost_a_link_at_most() -> None:
 
 
 class Capture:
-    """A translator and a log behind it; whatever is fed must be finished, once."""
+    """A translator with a log behind it; everything it is fed must be finished, once."""
 
     def __init__(self, seed: int) -> None:
         self._translator = Translator(seeded_identity(seed), clean=Redactor().clean)

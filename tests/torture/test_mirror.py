@@ -1,7 +1,7 @@
 """RELIABILITY 8: after any faults of server, mirror and log, in any order, the mirror equals the log.
 
 Each cycle appends records and does one thing, drawn from a seeded list; now and then all is drained and compared by
-a reader of its own. Records come in while the server is away, and they never wait for it.
+an independent reader. Records arrive while the server is away, and never wait for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKED = 10
 
 
 class Tormented:
-    """A log, its mirror and a server, and what may happen to them."""
+    """A log, its mirror and a server, with the faults that may hit them."""
 
     def __init__(self, store: Log, server: RealServer) -> None:
         self.store, self.server = store, server
@@ -43,7 +43,7 @@ class Tormented:
         self.task.start()
 
     async def append(self) -> None:
-        """Records, in small batches; how long the slowest took is noted."""
+        """Append records in small batches, and note the slowest append."""
         events = session_events(RECORDS, first=self.count, sessions=SESSIONS)
         for first in range(0, RECORDS, 20):
             start = time.monotonic()
@@ -87,7 +87,7 @@ class Tormented:
         self.server.start()
 
     async def crashed(self) -> None:
-        """The mirror ends at any moment, and another one begins."""
+        """End the mirror at any moment, and start another one."""
         appending = asyncio.create_task(self.append())
         await asyncio.sleep(self.draw.random() * 0.1)
         await self.again()
@@ -132,7 +132,7 @@ class Tormented:
 
 
 def discard(store: Log) -> None:
-    """Delete what a move left behind."""
+    """Delete the old store that a move left."""
     discard_kept(store.store)
     store.reread_manifest()
 

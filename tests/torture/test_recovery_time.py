@@ -1,7 +1,7 @@
-"""How long opening takes after a crash (RELIABILITY 1): a figure for ``make torture``, asserted nowhere.
+"""How long opening takes after a crash (RELIABILITY 1): a figure for ``make torture``, not asserted.
 
-The log has a torn tail and no head newer than its middle, or a WAL that was never moved into the database.
-``TORTURE_RECOVERED`` sets how many events it holds.
+The log has a torn tail and a head no newer than its middle, or a WAL without any checkpoint.
+``TORTURE_RECOVERED`` sets its number of events.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Everything at once for a while (RELIABILITY 18): appends, reads, searches, hints, moves, a full disk, kill -9.
 
-One process after the other holds the same log, works it, and ends well or is killed. It journals what was
-acknowledged, and counts its memory, descriptors and threads, which must not grow. After each life the log is verified
-and must hold what was acknowledged, each batch whole and once. ``TORTURE_SOAK_S`` sets how many seconds it takes.
+One process after the other works on the same log, and exits or is killed. It journals its acks, and counts its
+memory, descriptors and threads, which must not grow. After each life the log must verify and contain every
+acknowledged batch, whole and once. ``TORTURE_SOAK_S`` sets how many seconds it takes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Sample:
 
 @dataclass
 class Life:
-    """What a process told: acknowledged batches as (lane, number), samples, and how often what happened."""
+    """A process's reports: acknowledged batches as (lane, number), samples, and counts of what happened."""
 
     acked: list[tuple[int, int]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -84,7 +84,7 @@ def batch(life: int, lane: int, number: int) -> list[StreamEvent]:
 
 
 class Worker:
-    """The process that is soaked."""
+    """The process under test."""
 
     def __init__(self, store: Path, life: int, seconds: float, told: Connection) -> None:
         self.store, self.life, self.told = store, life, told
@@ -170,7 +170,7 @@ class Worker:
                         self.log.reread_manifest()
 
     async def fill(self) -> None:
-        """No file may grow, until an append met that; then the log is opened again."""
+        """Let no file grow until an append fails; then open the log again."""
         while self.lives():
             await asyncio.sleep(LIFE_S / 12)
             async with self.busy:
@@ -237,7 +237,7 @@ def _live(store: Path, number: int, killed_after: float | None) -> Life:
 
 
 async def _check(store: Path, acked: set[tuple[int, int, int]]) -> int:
-    """Everything acknowledged is there, each batch once and whole, each lane's in its order; how many records."""
+    """Check that every acknowledged batch is there once, whole, in its lane's order; return the number of records."""
     log = await Log.open(store, system_identity())
     await log.close()
     reader = LogReader(store)

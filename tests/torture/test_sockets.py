@@ -1,6 +1,6 @@
 """Hostile bytes over real sockets into a real sidecar (RELIABILITY 14).
 
-After each input the sidecar either answers a ping or has closed that connection. ``TORTURE_SOCKETS`` sets how many.
+After each input the sidecar answers a ping or has closed the connection. ``TORTURE_SOCKETS`` sets the number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXCLUDED = Path("/excluded")
 
 
 class Attacker:
-    """Sends one hostile input after the other, over a connection that it renews when the sidecar closes it."""
+    """Sends one hostile input after the other, and reconnects when the sidecar closes the connection."""
 
     def __init__(self, one: RunningSidecar, random: Random) -> None:
         self._one, self._random = one, random

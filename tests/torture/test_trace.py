@@ -1,7 +1,7 @@
-"""That ``calls.py`` sees what really happens: its record of a script against what strace saw of the same process.
+"""``calls.py`` sees what really happens: its record of a script is compared with strace's of the same process.
 
-Everything that kills, fails or loses power at a change of the disk rests on that record. strace is a package of its
-own (Debian: ``apt-get install strace``); where it is missing this fails and says so.
+All tests that kill, fail or lose power at a change to the disk rely on that record. strace is a separate package
+(Debian: ``apt-get install strace``); without it this test fails and says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Websocket bytes by hand, right ones and wrong ones: a library would not send what is tried here."""
+"""Hand-made websocket bytes, valid and invalid, because a library would not send the invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def masked(payload: bytes, mask: bytes = MASK) -> bytes:
 def frame(
     payload: bytes, opcode: int = TEXT, *, fin: bool = True, reserved: int = 0, length: int | None = None
 ) -> bytes:
-    """One masked frame. ``length`` announces another length than the payload has, in 64 bits."""
+    """One masked frame. ``length`` announces a length other than the payload's, in 64 bits."""
     first = (0x80 if fin else 0) | reserved << 4 | opcode
     size = len(payload)
     if length is not None:
@@ -63,7 +63,7 @@ def upgrade(port: int, *lines: str, path: str = "/") -> bytes:
 
 
 class Closed(Exception):
-    """The sidecar ended the connection; ``code`` is the close code if it said one."""
+    """The sidecar closed the connection; ``code`` is the close code, if it sent one."""
 
     def __init__(self, code: int | None = None) -> None:
         super().__init__(code)
@@ -71,7 +71,7 @@ class Closed(Exception):
 
 
 class RawLink:
-    """A blocking socket to a sidecar, with as much of the handshake as is wanted."""
+    """A blocking socket to a sidecar, with as much of the handshake as requested."""
 
     def __init__(self, port: int, token: str, *, deaf: bool = False) -> None:
         self.port, self.token = port, token
@@ -90,14 +90,14 @@ class RawLink:
         self.socket.close()
 
     def send(self, data: bytes) -> None:
-        """Raises ``Closed`` when nobody takes it."""
+        """Send bytes. Raises ``Closed`` if the sidecar does not accept them."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             raise Closed from None
 
     def open(self) -> None:
-        """The opening handshake."""
+        """Do the opening handshake."""
         self.send(upgrade(self.port))
         while b"\r\n\r\n" not in self._data:
             self._more()
@@ -106,7 +106,7 @@ class RawLink:
             raise Closed
 
     def prove(self, identity: ShimIdentity | None) -> None:
-        """hello to welcome, as a shim or (without identity) as the command line."""
+        """Go from hello to welcome, as a shim or (without identity) as the command line."""
         role, nonce = ("control" if identity is None else "shim"), "5a" * 32
         self.say(type="hello", role=role, protocol=1, nonce=nonce)
         challenge = json.loads(self.hear())
@@ -116,24 +116,24 @@ class RawLink:
         assert json.loads(self.hear())["type"] == "welcome"
 
     def say(self, **fields: Any) -> None:
-        """One message."""
+        """Send one message."""
         self.send(frame(json.dumps(fields).encode()))
 
     def hear(self) -> bytes:
-        """The next message; pongs and the like are passed over."""
+        """The next message; pongs and the like are skipped."""
         while True:
             opcode, payload = self._frame()
             if opcode in (TEXT, BINARY):
                 return payload
 
     def answers(self) -> None:
-        """Ping, and wait for the pong: everything sent before was taken. Raises ``Closed`` otherwise."""
+        """Ping and wait for the pong, so that everything sent before was read. Raises ``Closed`` otherwise."""
         self.send(frame(b"alive?", PING))
         while self._frame() != (PONG, b"alive?"):
             pass
 
     def ends(self) -> NoReturn:
-        """Send nothing more, also not the rest of what was begun: the sidecar must end it then. Raises ``Closed``."""
+        """Send nothing more, not even the rest of a message; the sidecar must close then. Raises ``Closed``."""
         try:
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -141,7 +141,7 @@ class RawLink:
         raise Closed(self.until_closed())
 
     def until_closed(self) -> int | None:
-        """Read to the end; the close code."""
+        """Read to the end and return the close code."""
         try:
             while True:
                 self._frame()
@@ -182,7 +182,7 @@ class RawLink:
 
 
 def hostile_bytes(random: Random) -> bytes:
-    """Bytes for an open websocket, with something wrong on the level of its frames."""
+    """Bytes for an open websocket with a fault at the frame level."""
     text = random.choice(hooks_corpus())[:400]
     match random.randrange(14):
         case 0:
@@ -216,7 +216,7 @@ def hostile_bytes(random: Random) -> bytes:
 
 
 def hostile_request(random: Random, port: int) -> bytes:
-    """An opening request with something wrong."""
+    """An opening request with a fault."""
     match random.randrange(8):
         case 0:
             return upgrade(port, "Origin: http://127.0.0.1")

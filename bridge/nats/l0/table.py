@@ -65,7 +65,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "wakeup",
         Wakeup,
         "the runtime → an agent",
-        "A doorbell: the request is in the inbox, so a lost or repeated wakeup changes nothing.",
+        "A notification only: the request is in the inbox, so a lost or repeated wakeup does no harm.",
         "target",
     ),
     Family(
@@ -76,8 +76,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "tool_result",
         ToolResult,
         "a tool → an agent's inbox, then 5.1",
-        "Reports of one `(agent_turn_id, tool_call_id)` are one; `partial` keeps the slot open. "
-        "`__cg_control.after_execution` in a result counts for tools on an allow-list only.",
+        "Reports with the same `(agent_turn_id, tool_call_id)` count as one; `partial` keeps the slot open. "
+        "`__cg_control.after_execution` in a result counts only for tools on an allow-list.",
         "agent",
     ),
     Family("5.3", "inbox", "agent", ONE, "stop", Stop, "whoever cancels → an agent's inbox, then 5.1", "", "agent"),
@@ -89,7 +89,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         ToolCommand,
         "an agent → a tool service",
-        "Never with `args`: they are in the card that `tool_call_card_id` names.",
+        "It never has `args`: they are in the card that `tool_call_card_id` names.",
         "provider",
     ),
     Family(
@@ -100,7 +100,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "internal.*",
         ToolCommand,
         "an agent → a built-in tool",
-        "As 5.4, run by the runtime itself.",
+        "Like 5.4, but the runtime itself runs the tool.",
     ),
     Family(
         "5.6",
@@ -110,7 +110,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "step",
         Step,
         "an agent → everyone",
-        "`phase` is `completed` or `failed` for what is captured: a step is recorded when it has ended.",
+        "A captured step has the `phase` `completed` or `failed`, because a step is recorded when it ends.",
         "agent",
     ),
     Family(
@@ -121,8 +121,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "task",
         Task,
         "an agent → everyone",
-        "A chain that goes too deep ends in `failed` with `recursion_depth_exceeded`, one that breaks the protocol "
-        "in `failed` with `protocol_violation`.",
+        "A chain that is too deep ends as `failed` with `recursion_depth_exceeded`; one that violates the protocol "
+        "ends as `failed` with `protocol_violation`.",
         "agent",
     ),
     Family(
@@ -133,11 +133,11 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "chunk",
         Chunk,
         "an agent → whoever listens now",
-        "Core NATS, in no stream, no headers, may be lost; nothing may be decided by it.",
+        "On core NATS, without headers. It may be lost, so nothing may depend on it.",
         "agent",
     ),
     Family(
-        "5.9", "evt", "agent", ONE, "state", State, "an agent → everyone", "A signal; the log is the truth.", "agent"
+        "5.9", "evt", "agent", ONE, "state", State, "an agent → everyone", "A signal only; the log decides.", "agent"
     ),
     Family(
         "5.10",
@@ -147,7 +147,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "action",
         UiAction,
         "a user interface → its worker",
-        "`action_id` makes it once. A tool that does not say that it may be used so may not.",
+        "`action_id` makes it idempotent. A tool must allow such actions; by default none does.",
     ),
     Family("5.11", "evt", "sys", "ui", "action_ack", UiActionAck, "the worker → user interfaces"),
 )

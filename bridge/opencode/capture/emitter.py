@@ -24,10 +24,14 @@ _ROOTS = frozenset({"human.input", CREATED, RESUMED, LINKED, "capture.gap", "ope
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The plugin instance that sent an item: the boot (one OpenCode process) and the instance in it."""
+    """The plugin instance that sent an item: the boot (one OpenCode process) and the instance in it.
+
+    ``pid`` is the process's, 0 if unknown.
+    """
 
     boot_id: str
     instance: str
+    pid: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +123,12 @@ class Emitter:
         stream: str,
         trace: str | None,
         correlation: str | None = None,
+        at_ms: int | None = None,
     ) -> StreamEvent:
-        """Make one event and apply it to the state, as a replay of the log would."""
+        """Make one event and apply it to the state, as a replay of the log would.
+
+        Its time is the item's; without an item it is ``at_ms``, or now.
+        """
         metadata: dict[str, Any] = {}
         if entry is not None:
             metadata = shapes.present(
@@ -128,12 +136,13 @@ class Emitter:
                 seq=entry.token.seq,
                 hook=entry.item.hook,
                 event=shapes.bus_id(entry.item),
+                pid=(entry.token.origin.pid or None) if type_ == "turn.started" else None,
             )
         if cause is None and type_ not in _ROOTS:
             self.counts["cause_unknown"] += 1
         event = self._identity.stamp(
             shapes.present(
-                ts=entry.item.t if entry is not None else None,
+                ts=entry.item.t if entry is not None else at_ms,
                 type=type_,
                 stream_id=stream,
                 idempotency_key=safe_key(f"{type_}:{key}"),
@@ -162,6 +171,7 @@ class Emitter:
         actor: str | None = None,
         correlation: str | None = None,
         turn: Place | Turn | None = None,
+        at_ms: int | None = None,
     ) -> StreamEvent:
         """Emit an event of a session (or of ``system``); its turn fills in what is missing."""
         if isinstance(turn, Place):
@@ -181,6 +191,7 @@ class Emitter:
             stream=session.stream if session is not None else "system",
             trace=traceparent(session.root, session.id) if session is not None else None,
             correlation=correlation,
+            at_ms=at_ms,
         )
 
 

@@ -134,6 +134,7 @@ PROPERTIES: Final[dict[str, Shape]] = {
     "session.compacted": _IN_SESSION,
     "session.diff": {},
     "message.updated": {"info": _one_of(_MESSAGES, "role")},
+    "message.removed": {"sessionID": _id, "messageID": _id},
     "message.part.updated": {"part": _part},
     "permission.asked": _ASKED,
     "permission.replied": _REPLIED,

@@ -55,10 +55,12 @@ class Parts(Turns):
     def deadlines(self) -> list[float]:
         """The latest times at which held items must be written."""
         late = [*self._aborts.values(), *self._endings.values(), *self._errors.values()]
-        return [after.deadline for after in self._afters] + [one.deadline for one in late]
+        waiting = [after.deadline for after in self._afters] + [shell.deadline for shell in self._shells.values()]
+        return waiting + [one.deadline for one in late]
 
     def expire(self, now: float) -> None:
         """Write the held items whose deadline has passed."""
+        self.expire_shells(now)
         for after in [a for a in self._afters if a.deadline <= now]:
             self._afters.remove(after)
             self._write_after(after)
@@ -82,6 +84,8 @@ class Parts(Turns):
             self.counts[f"not_final:part.{kind}"] += 1
             return False
         part_id = part["id"]
+        if kind == "text" and shapes.is_shell_note(part):
+            return self.shell_note(entry, session, part)
         if kind == "tool":
             return self._tool_part(entry, session, part, part_id)
         place = self.place_of(session, part)
@@ -109,6 +113,10 @@ class Parts(Turns):
 
     def _tool_part(self, entry: Entry, session: SessionState, part: dict[str, Any], part_id: str) -> bool:
         state, call = part["state"], part["callID"]
+        self.shell_tool(session, part)
+        if state["status"] in ("completed", "error") and self._is_copied(session, part["messageID"]):
+            self.counts["copied:message.part.updated"] += 1
+            return False
         place = self.place_of(session, part)
         child = text(mapping(state.get("metadata")).get("sessionId"))
         if child is not None and part_id not in session.spawning:

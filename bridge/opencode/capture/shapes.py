@@ -16,6 +16,10 @@ _TOLD = frozenset(
 )
 
 
+_SHELL_NOTE = "The following tool was executed by the user"
+_SHELL_ABORTED = "<metadata>\nUser aborted the command\n</metadata>"
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """``value`` if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}
@@ -183,6 +187,30 @@ def error_of(error: dict[str, Any]) -> dict[str, Any]:
 def is_abort(error: dict[str, Any]) -> bool:
     """True for an abort, which is not an error: it ends the turn."""
     return error.get("name") == "MessageAbortedError"
+
+
+def beginning(payload: dict[str, Any], length: int) -> str:
+    """The first words of an input, on one line: of its text, or of its ``!`` command."""
+    parts, shell = payload.get("parts"), payload.get("shell")
+    typed = [part for part in map(mapping, parts if isinstance(parts, list) else []) if is_typed(part)]
+    said = [text(part.get("text")) or "" for part in typed]
+    return " ".join((f"!{shell}" if isinstance(shell, str) else " ".join(said))[: 4 * length].split())[:length]
+
+
+def is_typed(part: dict[str, Any]) -> bool:
+    """True for a part of a prompt that OpenCode did not make up."""
+    return part.get("type") == "text" and not part.get("synthetic")
+
+
+def is_shell_note(part: dict[str, Any]) -> bool:
+    """True for the only part of the user message of a ``!`` command."""
+    return bool(part.get("synthetic")) and part.get("text") == _SHELL_NOTE
+
+
+def is_aborted_shell(payload: dict[str, Any]) -> bool:
+    """True for the step of a ``!`` command that was interrupted: OpenCode says so at the end of its output only."""
+    output = payload.get("output")
+    return isinstance(output, str) and output.endswith(_SHELL_ABORTED)
 
 
 def is_human(parts: list[Any]) -> bool:

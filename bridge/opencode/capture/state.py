@@ -16,13 +16,17 @@ from typing import Annotated, Any
 import orjson
 from pydantic import PlainSerializer, TypeAdapter
 
+from bridge.opencode.capture.shapes import beginning, is_aborted_shell
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Version of the dumped state and of the fold. A higher version invalidates older snapshots."""
+
+SHELL = "shell"
+"""The trigger of a turn that is one command of a person's, run with ``!``. No model answers it."""
 
 REMEMBERED = 256
 """Inputs, turns and calls remembered per session. Older ones are still recorded only once: the log has their keys."""
@@ -30,6 +34,14 @@ REMEMBERED = 256
 BUSY_SESSIONS = 64
 """Sessions that remember this much: those that last began a turn or appeared. This keeps the state of any log
 small, and with it the snapshot, the start-up time and the memory use."""
+
+PROMPTS = 16
+"""How many prompts a session remembers with their first words, to name the one that is undone."""
+
+PROMPT_LENGTH = 80
+"""How many characters of them."""
+
+UNDONE = "opencode.message.removed"
 
 REMEMBERED_AT_REST = 4
 """How many of each kind the other sessions remember."""
@@ -54,6 +66,11 @@ class Turn:
     boot: str
     agent: str
     model: Fields | None
+    trigger: str = ""
+    pid: int | None = None
+    """The OpenCode process that runs it; ``None`` if unknown."""
+    last_ms: int = 0
+    """The time of its latest event."""
     finish: str | None = None
     error: str | None = None
     steps: int = 0
@@ -88,6 +105,8 @@ class SessionState:
     last_end: str | None = None
     compacted: str | None = None
     inputs: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    prompts: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """The first words of the newest inputs."""
     turns: OrderedDict[str, str] = field(default_factory=OrderedDict)
     calls: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Digests of the inputs of finished tool calls, by the provider's call id."""
@@ -98,7 +117,7 @@ class SessionState:
 
     def rest(self) -> None:
         """Forget all but the newest entries, because other sessions are busier now."""
-        for known in (self.inputs, self.turns, self.calls, self.asks, self.errors, self.spawning):
+        for known in (self.inputs, self.prompts, self.turns, self.calls, self.asks, self.errors, self.spawning):
             while len(known) > REMEMBERED_AT_REST:
                 known.popitem(last=False)
 
@@ -108,10 +127,10 @@ def input_digest(value: Any) -> str:
     return sha256(canonical(value)).hexdigest()[:16]
 
 
-def remember(known: OrderedDict[str, str], key: str, value: str) -> None:
-    """Add ``key``; forget the oldest entry beyond ``REMEMBERED``."""
+def remember(known: OrderedDict[str, str], key: str, value: str, most: int = REMEMBERED) -> None:
+    """Add ``key``; forget the oldest entry beyond ``most``."""
     known[key] = value
-    if len(known) > REMEMBERED:
+    if len(known) > most:
         known.popitem(last=False)
 
 
@@ -144,9 +163,9 @@ class CaptureState:
         """Sessions whose parent is unknown."""
         return [session for session in self.sessions.values() if not session.known]
 
-    def unfinished(self) -> set[str]:
-        """Streams with an open turn according to the log. Its OpenCode may have died."""
-        return {session.stream for session in self.sessions.values() if session.turn is not None}
+    def open_turns(self) -> list[tuple[SessionState, Turn]]:
+        """The sessions with an open turn according to the log. Its OpenCode may have died."""
+        return [(session, session.turn) for session in self.sessions.values() if session.turn is not None]
 
     def turn_of(self, session_id: str) -> str | None:
         """The user message that a session is answering; ``None`` if unknown."""
@@ -186,13 +205,14 @@ class CaptureState:
         elif event.type in ("human.input", "agent.input"):
             session.first_message = session.first_message or payload["message"]
             remember(session.inputs, payload["message"], event.id)
+            remember(session.prompts, payload["message"], beginning(payload, PROMPT_LENGTH), PROMPTS)
         elif event.type == "turn.started":
             self._turn_started(session, event)
         elif event.type == "turn.ended":
             if session.turn is not None and session.turn.user_message == payload["message"]:
                 session.turn.counted.clear()  # its sums are reported and final
                 session.last_turn, session.turn = session.turn, None
-            session.last_end = event.id
+            session.last_end, session.title = event.id, payload.get("title") or session.title
         elif event.type == "execution.step":
             self._step(session, event)
         elif event.type == "agent.error":
@@ -206,8 +226,10 @@ class CaptureState:
             remember(session.asks, f"{payload['request']}:{payload['state']}", event.id)
         elif event.type == "lifecycle.session.compacted":
             session.compacted = event.id
-        elif event.type.startswith("opencode."):
+        elif event.type.startswith("opencode.") and event.type != UNDONE:
             session.misread = True
+        if session.turn is not None:
+            session.turn.last_ms = max(session.turn.last_ms, event.ts)
 
     def _appeared(self, event: StreamEvent, session_id: str) -> None:
         payload = event.payload
@@ -227,7 +249,7 @@ class CaptureState:
                 born=event.type == CREATED,
             )
             self._is_busy(session)
-        session.ended = False
+        session.ended, session.title = False, payload.get("title") or session.title
         boot = event.metadata.get("boot")
         if isinstance(boot, str) and boot not in session.boots:
             session.boots.add(boot)
@@ -253,6 +275,8 @@ class CaptureState:
             boot=str(event.metadata.get("boot")),
             agent=payload.get("agent") or "",
             model=payload.get("model"),
+            trigger=str(payload.get("trigger")),
+            pid=pid if type(pid := event.metadata.get("pid")) is int and pid > 0 else None,
         )
         session.compacted = None
         session.first_message = session.first_message or payload["message"]
@@ -275,6 +299,8 @@ class CaptureState:
             turn.finish = payload.get("finish")
             turn.cost += payload.get("cost") or 0
             add_tokens(turn.tokens, payload.get("tokens"))
+        elif turn.trigger == SHELL and payload.get("status") == "completed" and not is_aborted_shell(payload):
+            turn.finish = "stop"
 
     def _spawned_child(self, session: SessionState, event: StreamEvent) -> None:
         child = event.payload["child"]

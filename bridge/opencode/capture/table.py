@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
         "session_created",
         ("lifecycle.session.created",),
         "the session",
-        "A child waits for the `task` call that made it, so that the cause stands before the effect.",
+        "A child session waits for the `task` call that created it, so that the cause comes before the effect.",
     ),
     Rule(
         "any first hook of a session in a boot",
@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
         "",
         ("lifecycle.session.resumed",),
         "boot",
-        "OpenCode announces no resumed session; written once a boot when its first hook is another.",
+        "OpenCode does not announce this; written once a boot, if the first hook is not `session.created`.",
     ),
     Rule(
         "session.deleted",
@@ -52,7 +52,7 @@ RULES: tuple[Rule, ...] = (
         "session_deleted",
         ("lifecycle.session.ended",),
         "the session",
-        "Reason `deleted`; `gone` when a session is found missing at the start.",
+        "The reason is `deleted`, or `gone` if the session is missing at the start.",
     ),
     Rule(
         "chat.message",
@@ -60,7 +60,7 @@ RULES: tuple[Rule, ...] = (
         "chat_message",
         ("human.input", "agent.input"),
         "user message",
-        "`human.input` only in a known root session, with a part that is not synthetic, not injected by us.",
+        "`human.input` only in a known root session, if a part is not synthetic and not injected by Durable Stream.",
     ),
     Rule(
         "message.updated",
@@ -68,7 +68,15 @@ RULES: tuple[Rule, ...] = (
         "message_updated",
         ("turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
-        "A turn starts with the first assistant message that answers a user message; other updates are not final.",
+        "A turn starts with the first assistant message that answers a user message. Other updates are not final.",
+    ),
+    Rule(
+        "message.removed",
+        "event",
+        "message_removed",
+        ("opencode.message.removed",),
+        "bus event",
+        "As by `/undo`; `prompt` holds the first words of a prompt. OpenCode says so when the next one is sent.",
     ),
     Rule(
         "session.idle",
@@ -77,8 +85,8 @@ RULES: tuple[Rule, ...] = (
         ("turn.ended",),
         "user message",
         "`outcome` is `completed`, `failed`, `aborted`, `stopped` (ended after a tool, without a last answer), "
-        "`continued` (a compaction takes over) or `interrupted` (OpenCode died). After an abort or an error the last "
-        "parts follow and idle comes again: the turn ends then, at the latest after 2 s.",
+        "`continued` (a compaction takes over) or `interrupted` (OpenCode died). After an abort or an error, the last "
+        "parts and a second idle follow. The turn ends then, or after 2 s at the latest.",
     ),
     Rule(
         "message.part.updated",
@@ -86,8 +94,17 @@ RULES: tuple[Rule, ...] = (
         "part_updated",
         ("execution.step", "execution.output", "agent.spawned"),
         "part",
-        "A tool that completed or failed, a `step-finish`, a text or reasoning with an end; "
-        "a `task` call that names its child session.",
+        "A completed or failed tool, a `step-finish`, a finished text or reasoning, "
+        "or a `task` call that names its child session.",
+    ),
+    Rule(
+        "the note in the user message of a `!` command",
+        "event",
+        "",
+        ("human.input", "turn.started"),
+        "user message",
+        "No `chat.message` comes for these. The note and the answer wait for the `bash` part, which names the command "
+        "(`shell`); the turn's trigger is `shell`, and it has no model.",
     ),
     Rule(
         "tool.execute.after",
@@ -95,7 +112,7 @@ RULES: tuple[Rule, ...] = (
         "tool_after",
         ("execution.step",),
         "part",
-        "Waits for its part's last update and completes that step; alone after 2 s it becomes the step.",
+        "Waits for its part's last update and completes that step; if none comes within 2 s, it becomes the step.",
     ),
     Rule(
         "session.error",
@@ -103,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         "session_error",
         ("agent.error",),
         "assistant message",
-        "One for each assistant message, without provider headers and bodies. An abort is no error: it ends the turn.",
+        "One for each assistant message, without provider headers and bodies. An abort ends the turn instead.",
     ),
     Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "ask and state"),
     Rule("permission.replied", "event", "permission_replied", ("workflow.checkpoint",), "ask and state"),
@@ -117,9 +134,9 @@ RULES: tuple[Rule, ...] = (
         "capture_gap",
         ("capture.gap",),
         "boot, instance and sequence number",
-        "What a shim could not keep, with counts.",
+        "Reports hooks that a shim could not keep, with counts.",
     ),
-    Rule("session.updated", "state", "session_updated", note="Title and model go into the events that end things."),
+    Rule("session.updated", "state", "session_updated", note="Title and model become part of the final events."),
     Rule(
         "session.status",
         "state",
@@ -127,10 +144,10 @@ RULES: tuple[Rule, ...] = (
         note="Busy or retrying; `idle` ends the turn as `session.idle` does.",
     ),
     Rule("session.diff", "state", "nothing"),
-    Rule("message.part.delta", "drop", "nothing", note="Lossy by design; the text part's end holds the whole text."),
-    Rule("dispose", "drop", "nothing", note="The link's `bye` says it."),
-    Rule("todo.updated", "state", "nothing", note="The `todowrite` step holds the list."),
-    Rule("file.edited", "state", "nothing", note="The tool's step says which file."),
+    Rule("message.part.delta", "drop", "nothing", note="Lossy by design; the final text part has the whole text."),
+    Rule("dispose", "drop", "nothing", note="The link's `bye` reports it."),
+    Rule("todo.updated", "state", "nothing", note="The `todowrite` step contains the list."),
+    Rule("file.edited", "state", "nothing", note="The tool's step names the file."),
 )
 
 DROPPED: frozenset[str] = frozenset(

@@ -130,6 +130,13 @@ class Translator(Parts):
         if session is not None and not session.ended:
             self._end(None, session_id, {}, "gone")
 
+    def end_dead(self, session_id: str, now: float, *, at_ms: int | None) -> None:
+        """End the turn of a session whose OpenCode process is gone; see ``end_dead_turn``."""
+        self.now = now
+        session = self.state.sessions.get(session_id)
+        if session is not None:
+            self.end_dead_turn(session, at_ms)
+
     def _told_before(self, item: HookItem) -> bool:
         event_id = shapes.bus_id(item)
         if event_id is None:
@@ -236,7 +243,8 @@ class Translator(Parts):
         source = shapes.source_of(entry.item)
         if boot in session.boots or session.ended or source in ("session.created", "session.deleted"):
             return
-        known = {"id": session.id, "parentID": session.parent, **mapping(info)}
+        title = self._titles.get(session.id) or session.title
+        known = {"id": session.id, "parentID": session.parent, "title": title, **mapping(info)}
         lineage = "unknown" if not session.known else "child" if session.parent else "root"
         self._appear(entry, known, lineage, created=False)
 
@@ -280,6 +288,7 @@ class Translator(Parts):
         info = shapes.session_info(entry.item) or {}
         session_id = text(info.get("id")) or shapes.session_of(entry.item)
         self._current.pop(session_id or "", None)
+        self.settle_shell(session_id or "")
         if session_id is not None and not (session is not None and session.ended):
             self._end(entry, session_id, info, "deleted")
         return False

@@ -14,18 +14,22 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Emitter, Entry, Late, Place
+from bridge.opencode.capture.emitter import Entry, Late, Place
 from bridge.opencode.capture.shapes import mapping, present, text
-from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from bridge.opencode.capture.shells import Shells
+from bridge.opencode.capture.state import SHELL, UNDONE, CaptureState, SessionState, Turn
 from streams.identity import Identity
 
 _REMEMBERED_MESSAGES = 4000
+
+INTERRUPTED = "interrupted"
+"""Outcome of a turn whose OpenCode died."""
 
 _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a last answer; ``tool-calls`` means that the model wanted to continue."""
 
 
-class Turns(Emitter):
+class Turns(Shells):
     """Handles inputs, turns, errors and asks."""
 
     def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
@@ -109,6 +113,22 @@ class Turns(Emitter):
         )
         return False
 
+    def message_removed(self, entry: Entry, session: SessionState | None) -> bool:
+        """Keep which message was undone; of a prompt also its first words, for readers that see this record alone."""
+        message = shapes.properties_of(entry.item)["messageID"]
+        if session is None:
+            return self.unknown_event(entry, session)
+        self.put(
+            entry,
+            session,
+            UNDONE,
+            shapes.bus_id(entry.item) or self.own_key(entry),
+            {**shapes.whole(entry.item, "message.removed"), **present(prompt=session.prompts.get(message))},
+            cause=session.inputs.get(message),
+            correlation=message if message in session.inputs else None,
+        )
+        return False
+
     def message_updated(self, entry: Entry, session: SessionState | None) -> bool:
         info = mapping(shapes.properties_of(entry.item).get("info"))
         message_id = info["id"]
@@ -121,6 +141,7 @@ class Turns(Emitter):
         if completed and not expected and not session.misread:
             # A fork copies finished messages into a new session. They are history.
             self._copied[message_id] = None
+            self.drop_shell(session.id, answered)
             return False
         known = {"user": answered, "agent": text(info.get("agent")), "model": shapes.model_of(info)}
         self._messages[message_id] = known
@@ -129,9 +150,14 @@ class Turns(Emitter):
                 remembered.popitem(last=False)
         if not completed:
             self._current[session.id] = message_id
-        if answered not in session.turns:
-            self._start_turn(entry, session, answered, message_id, info)
         error = mapping(info.get("error"))
+        if answered not in session.turns:
+            held = self.shell_answer(entry, session, answered)
+            if held is not None and not error:
+                return held
+            self.settle_shell(session.id)
+        if answered not in session.turns:
+            self.start_turn(entry, session, answered, message_id, info)
         if shapes.is_abort(error):
             self._aborted.add(answered)
         elif error:
@@ -139,14 +165,24 @@ class Turns(Emitter):
             self._write_error(entry, session, message_id, error)
         return False
 
-    def _start_turn(self, entry: Entry, session: SessionState, user: str, message: str, info: dict[str, Any]) -> None:
+    def start_turn(
+        self,
+        entry: Entry,
+        session: SessionState,
+        user: str,
+        message: str,
+        info: dict[str, Any],
+        trigger: str | None = None,
+    ) -> None:
+        """Write ``turn.started``, and first the end of a turn that is still open."""
         agent = text(info.get("agent")) or "opencode"
         cause = session.inputs.get(user)
-        trigger = "prompt" if cause is not None else "compaction" if agent == "compaction" else "unknown"
+        if trigger is None:
+            trigger = "prompt" if cause is not None else "compaction" if agent == "compaction" else "unknown"
         if session.turn is not None:
             goes_on = trigger == "compaction" and session.turn.finish not in _ANSWERED
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
-            self.end_turn(entry, session, "interrupted" if crashed else "continued" if goes_on else None)
+            self.end_turn(entry, session, INTERRUPTED if crashed else "continued" if goes_on else None)
         if trigger == "unknown" and session.compacted is not None:
             # After a compaction OpenCode continues by itself, with a user message that it makes.
             trigger, cause = "continuation", session.compacted
@@ -155,7 +191,13 @@ class Turns(Emitter):
             session,
             "turn.started",
             user,
-            present(message=user, assistant_message=message, trigger=trigger, agent=agent, model=shapes.model_of(info)),
+            present(
+                message=user,
+                assistant_message=message,
+                trigger=trigger,
+                agent=agent,
+                model=shapes.model_of(info) if trigger != SHELL else None,  # no model is asked
+            ),
             cause=cause,
             actor=agent,
             correlation=user,
@@ -165,6 +207,7 @@ class Turns(Emitter):
         """End the turn. After an abort or an error, wait: the last parts follow, and idle comes again."""
         if session is None:
             return False
+        self.settle_shell(session.id, until_ms=entry.item.t)
         turn = session.turn
         if turn is None:
             self._current.pop(session.id, None)
@@ -200,7 +243,9 @@ class Turns(Emitter):
             self.end_turn(late.entry, session, None)
         self.finish(late.entry.token)
 
-    def end_turn(self, entry: Entry | None, session: SessionState, outcome: str | None) -> None:
+    def end_turn(
+        self, entry: Entry | None, session: SessionState, outcome: str | None, at_ms: int | None = None
+    ) -> None:
         """Write ``turn.ended`` for the session's open turn. Without ``outcome``, judge it from the turn."""
         turn = session.turn
         if turn is None:
@@ -228,6 +273,7 @@ class Turns(Emitter):
             cause=turn.event_id,
             actor=turn.agent or "opencode",
             correlation=turn.user_message,
+            at_ms=at_ms,
         )
         abort = self._aborts.pop(session.id, None)
         if abort is not None:
@@ -235,6 +281,16 @@ class Turns(Emitter):
         ending = self._endings.pop(session.id, None)
         if ending is not None and ending.entry is not entry:
             self.finish(ending.entry.token)
+
+    def end_dead_turn(self, session: SessionState, at_ms: int | None) -> None:
+        """End the open turn of an OpenCode process that is gone, and from which nothing more can come.
+
+        ``at_ms`` is when its link ended; ``None`` if nobody saw that: then the turn's last sign of life counts.
+        """
+        turn = session.turn
+        if turn is not None:
+            outcome = None if turn.finish in _ANSWERED else INTERRUPTED
+            self.end_turn(None, session, outcome, max(turn.last_ms, at_ms or 0))
 
     def _judge(self, session: SessionState, turn: Turn) -> str:
         if turn.user_message in self._aborted:

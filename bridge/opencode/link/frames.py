@@ -19,10 +19,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.json import schema_components
 
 from bridge.opencode.link.lenient import FrameError, UnknownFrame, read_leniently, repair
 
@@ -92,8 +93,8 @@ ByeReason: TypeAlias = Literal[
 class HookItem:
     """One call of one OpenCode hook. ``t`` is the hook's own time, ms since 1970 UTC."""
 
-    hook: Annotated[str, Field(min_length=1, max_length=200)]
-    t: Annotated[int, Field(ge=0, le=MAX_SEQ)]
+    hook: Annotated[str, Meta(min_length=1, max_length=200)]
+    t: Annotated[int, Meta(ge=0, le=MAX_SEQ)]
     input: Any = None
     output: Any = None
 
@@ -102,10 +103,10 @@ class HookItem:
 class Hooks:
     """Items with consecutive seqs from ``first_seq``; acknowledged when durable."""
 
-    first_seq: Annotated[int, Field(ge=1, le=MAX_SEQ)]
+    first_seq: Annotated[int, Meta(ge=1, le=MAX_SEQ)]
     items: list[HookItem]
     type: Literal["hooks"] = "hooks"
-    repaired: Annotated[int, Field(exclude=True)] = 0
+    repaired: int = 0
     """Number of values changed to make the frame readable. Not on the wire."""
 
 
@@ -117,40 +118,42 @@ class Lossy:
     type: Literal["lossy"] = "lossy"
 
 
-# --- everything else: pydantic ----------------------------------------------------------------------
+# --- everything else: msgspec ------------------------------------------------------------------------
 
-Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-HexId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
-Name = Annotated[str, Field(max_length=200)]
-Place = Annotated[str, Field(max_length=8192)]
-Seq = Annotated[int, Field(ge=0, le=MAX_SEQ)]
-Pid = Annotated[int, Field(ge=0, le=2**31)]
-CallId = Annotated[str, Field(max_length=100)] | int
+Hex64 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+HexId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16,64}$(?!\n)")]
+Name = Annotated[str, Meta(max_length=200)]
+Place = Annotated[str, Meta(max_length=8192)]
+Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
+Pid = Annotated[int, Meta(ge=0, le=2**31)]
+CallId = Annotated[str, Meta(max_length=100)] | int
 
 
-class _Frame(BaseModel):
-    # hide_input: a validation error must never carry payload into a log.
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
+class _Frame(Struct, frozen=True, tag_field="type"):
+    type: ClassVar[str]
 
     def wire(self) -> dict[str, Any]:
         """The frame's fields as sent, without unset optional ones."""
-        return {name: value for name, value in self.__dict__.items() if value is not None}
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {"type": self.type} | {name: value for name, value in fields.items() if value is not None}
 
 
-class Hello(_Frame):
+class Hello(_Frame, frozen=True, tag="hello"):
     """First frame of a connection, from the shim or the command line."""
 
-    type: Literal["hello"] = "hello"
+    type: ClassVar[str] = "hello"
+
     role: Role
-    protocol: Annotated[int, Field(ge=0, le=MAX_SEQ)]
+    protocol: Annotated[int, Meta(ge=0, le=MAX_SEQ)]
     nonce: Hex64
 
 
-class Challenge(_Frame):
+class Challenge(_Frame, frozen=True, tag="challenge"):
     """The sidecar proves that it holds the token, and asks for the same."""
 
-    type: Literal["challenge"] = "challenge"
-    protocol: Annotated[int, Field(ge=0, le=MAX_SEQ)]
+    type: ClassVar[str] = "challenge"
+
+    protocol: Annotated[int, Meta(ge=0, le=MAX_SEQ)]
     nonce: Hex64
     proof: Hex64
     sidecar_version: Name
@@ -176,10 +179,11 @@ class ShimIdentity:
     last_seq: int
 
 
-class Identify(_Frame):
+class Identify(_Frame, frozen=True, tag="identify"):
     """The peer's own proof. A shim fills every field but ``client_version``; control that, proof and pid."""
 
-    type: Literal["identify"] = "identify"
+    type: ClassVar[str] = "identify"
+
     proof: Hex64
     pid: Pid
     client_version: Name | None = None
@@ -213,134 +217,126 @@ class Identify(_Frame):
         )
 
 
-class Welcome(_Frame):
+class Welcome(_Frame, frozen=True, tag="welcome"):
     """The handshake is over. The shim resends what it still holds above ``acked_seq``."""
 
-    type: Literal["welcome"] = "welcome"
+    type: ClassVar[str] = "welcome"
+
     sidecar_boot: Name
     sidecar_version: Name
     acked_seq: Seq
-    window: Annotated[int, Field(ge=1, le=1_000_000)]
+    window: Annotated[int, Meta(ge=1, le=1_000_000)]
     context: dict[str, Any]
 
 
-class Ack(_Frame):
+class Ack(_Frame, frozen=True, tag="ack"):
     """Everything up to ``seq`` is durable, or known to make no event. Cumulative."""
 
-    type: Literal["ack"] = "ack"
+    type: ClassVar[str] = "ack"
+
     seq: Seq
 
 
-class Call(_Frame):
+class Call(_Frame, frozen=True, tag="call"):
     """The sidecar asks the shim to run a method of OpenCode's in-process client."""
 
-    type: Literal["call"] = "call"
+    type: ClassVar[str] = "call"
+
     id: CallId
     method: Name
     args: dict[str, Any]
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(Struct, frozen=True, omit_defaults=True):
     """Why a call, request or tool failed. ``status`` is OpenCode's HTTP status where it is known."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
 
     code: Name
     message: str
     status: int | None = None
 
 
-class Result(_Frame):
+class Result(_Frame, frozen=True, tag="result"):
     """The answer to a ``call``, ``request`` or ``tool``: a value, null included, or an error."""
 
-    type: Literal["result"] = "result"
+    type: ClassVar[str] = "result"
+
     id: CallId
     value: Any = None
     error: ErrorBody | None = None
 
-    @model_validator(mode="after")
-    def _not_both(self) -> Result:
+    def __post_init__(self) -> None:
         if self.error is not None and self.value is not None:
             raise ValueError("both value and error")
-        return self
 
     def wire(self) -> dict[str, Any]:
         if self.error is None:
             return {"type": "result", "id": self.id, "value": self.value}
-        return {"type": "result", "id": self.id, "error": self.error.model_dump(exclude_none=True)}
+        error = {name: getattr(self.error, name) for name in self.error.__struct_fields__}
+        kept = {name: value for name, value in error.items() if value is not None}
+        return {"type": "result", "id": self.id, "error": kept}
 
 
-class Request(_Frame):
+class Request(_Frame, frozen=True, tag="request"):
     """The command line asks the sidecar."""
 
-    type: Literal["request"] = "request"
+    type: ClassVar[str] = "request"
+
     id: CallId
     method: Name
     args: dict[str, Any]
 
 
-class Tool(_Frame):
+class Tool(_Frame, frozen=True, tag="tool"):
     """A plugin's tool asks the sidecar. Reserved: no tool exists yet."""
 
-    type: Literal["tool"] = "tool"
+    type: ClassVar[str] = "tool"
+
     id: CallId
     name: Name
     args: dict[str, Any]
     context: dict[str, Any]
 
 
-class Context(_Frame):
+class Context(_Frame, frozen=True, tag="context"):
     """Replaces the shim's local copy of what mutating hooks answer from."""
 
-    type: Literal["context"] = "context"
+    type: ClassVar[str] = "context"
+
     context: dict[str, Any]
 
 
-class Bye(_Frame):
+class Bye(_Frame, frozen=True, tag="bye"):
     """The last frame of a side that closes on purpose. ``detail`` says in words what ``reason`` does not."""
 
-    type: Literal["bye"] = "bye"
+    type: ClassVar[str] = "bye"
+
     reason: ByeReason
-    detail: Annotated[str, Field(max_length=1000)] | None = None
+    detail: Annotated[str, Meta(max_length=1000)] | None = None
 
 
 Frame: TypeAlias = (
     Hello | Challenge | Identify | Welcome | Hooks | Ack | Call | Result | Request | Tool | Context | Lossy | Bye
 )
 
-_ADAPTER: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="type")])
-
 _MODELS: Final[dict[str, type[_Frame]]] = {
-    model.model_fields["type"].default: model
-    for model in (
-        Hello,
-        Challenge,
-        Identify,
-        Welcome,
-        Ack,
-        Call,
-        Result,
-        Request,
-        Tool,
-        Context,
-        Bye,
-    )
+    model.type: model for model in (Hello, Challenge, Identify, Welcome, Ack, Call, Result, Request, Tool, Context, Bye)
 }
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of every frame, discriminated by ``type``."""
-    schema = _ADAPTER.json_schema()
-    for definition in schema["$defs"].values():
-        # Pydantic sees a default and calls the tag optional; on the wire it is required.
-        if "const" in definition["properties"].get("type", {}):
-            definition["required"] = ["type", *definition.get("required", [])]
-    hooks = schema["$defs"]["Hooks"]["properties"]
-    hooks.pop("repaired", None)
+    models = (*_MODELS.values(), Hooks, Lossy)
+    references, definitions = schema_components(models, ref_template="#/$defs/{name}")
+    for model in models:
+        definition = definitions[model.__name__]
+        definition["properties"].pop("repaired", None)
+        definition["properties"]["type"] = {"const": model.__name__.lower()}
+        definition["required"] = ["type", *(name for name in definition["required"] if name != "type")]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"Durable Stream link protocol {PROTOCOL}",
-        **schema,
+        "oneOf": list(references),
+        "$defs": definitions,
     }
 
 
@@ -382,11 +378,11 @@ def _decode(message: str | bytes) -> Frame:
         # Do not repeat the value: it could be anything, payload included.
         raise UnknownFrame("unknown frame type") if type(kind) is str else FrameError("type must be a string")
     try:
-        return cast("Frame", model.model_validate(obj))
+        return cast("Frame", convert(obj, model, strict=True))
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        where = ".".join([str(kind), *(str(part) for part in first["loc"])])
-        raise FrameError(f"{where}: {first['type']}") from None
+        # The reason may quote a value, which could be payload: only the place of the fault is repeated.
+        where = str(error).rpartition(" - at `$")[2].rstrip("`") if " - at `$" in str(error) else ""
+        raise FrameError(f"{kind}{where}: not as the protocol has it") from None
 
 
 def encode(frame: Frame) -> str:

@@ -17,8 +17,11 @@ from types import FrameType
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 
-LOOK_AGAIN_MS = 500
+LOOK_AGAIN_MS = 2000
 """Where the system tells of no change (network disks, a directory that was replaced), look this often."""
+
+STEP_MS = 50
+"""The watcher's own thread wakes this often: at every millisecond it takes two percent of a processor."""
 
 
 async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
@@ -70,8 +73,8 @@ async def _changes(store: Path) -> AsyncIterator[None]:
             watched = watched.parent
         async for _ in awatch(
             watched,
-            debounce=1,
-            step=1,
+            debounce=STEP_MS,
+            step=STEP_MS,
             rust_timeout=LOOK_AGAIN_MS,
             yield_on_timeout=True,
             recursive=watched == store,

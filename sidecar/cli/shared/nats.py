@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.cli.shared.command import Failure
 
@@ -11,6 +11,18 @@ if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
     from sidecar.config import NatsConfig
     from sidecar.home import Home
+
+OFF: Final[Mapping[str, Any]] = {
+    "mode": "off",
+    "connected": False,
+    "servers": None,
+    "version": None,
+    "problem": "",
+    "server": None,
+    "mirror": None,
+    "deltas": None,
+}
+"""What ``status`` says of NATS where it is off."""
 
 TURN_ON = 'set mode = "embedded" or "external" in [nats] of config.toml'
 
@@ -67,16 +79,8 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
             "rebuild": None,
             "problem": "",
         }
-    return {
-        "mode": config.mode,
-        "connected": False,
-        "servers": external_options(config).shown if config.mode == "external" else None,
-        "version": None,
-        "problem": "",
-        "server": None,
-        "mirror": mirror,
-        "deltas": None,
-    }
+    servers = external_options(config).shown if config.mode == "external" else None
+    return dict(OFF) | {"mode": config.mode, "servers": servers, "mirror": mirror}
 
 
 def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:

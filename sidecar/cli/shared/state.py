@@ -17,13 +17,13 @@ from sidecar.checks import (
     spool_size,
     torn_files,
 )
+from sidecar.checks.check import has_defaults
 from sidecar.checks.nats import reserved_keys
 from sidecar.cli.shared import moving
 from sidecar.cli.shared.command import explain
-from sidecar.cli.shared.nats import at_rest, mirror_words, nats_words
+from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
 from sidecar.cli.shared.output import Output
 from sidecar.cli.shared.project import waiting_lines
-from sidecar.config import ConfigError, load_config
 from sidecar.home import Home
 from sidecar.views.select import catalog_of
 from sidecar.views.wording import bytes_text, local_time
@@ -128,6 +128,10 @@ async def _look(home: Home, problems: list[str]) -> int:
 
 
 def _nats_stopped(home: Home) -> dict[str, Any] | None:
+    if has_defaults(home):
+        return dict(OFF)
+    from sidecar.config import ConfigError, load_config
+
     try:
         return at_rest(home, load_config(home.config_path).nats)
     except (ConfigError, StreamError, OSError):

@@ -1,14 +1,14 @@
 """The jsonl format: lines. Pure.
 
-One record is one line of canonical JSON, ``crc`` first, and that is why keys
-are in this order::
+One record is one line of canonical JSON, whose key order puts ``crc``
+first::
 
     {"crc":"1c291ca3","event":{…},"hash":"…","offset":0,"position":0,"tx":[0,1]}
 
 ``crc`` is CRC-32 of the line's bytes after ``"crc":"xxxxxxxx",`` without the
 newline. ``tx`` is [index, count] in the batch: a batch whose last line is
-missing was never acknowledged. A segment is named after its first position,
-so a missing one is seen.
+missing was never acknowledged. A segment's name is its first position,
+so a missing one shows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LINES_A_WRITE = 512
 
 
 class EventKeys(msgspec.Struct):
-    """The few fields of an event that an index needs; the payload is skipped, not parsed."""
+    """The event fields that an index needs; the payload is skipped, not parsed."""
 
     id: str
     stream_id: str
@@ -72,7 +72,7 @@ def format_stored(record: Stored) -> bytes:
 
 
 def parse_stored(line: bytes) -> Stored:
-    """The record of a line, its event's bytes untouched; checksum verified. Raises ``BadLine``."""
+    """Parse a line, with its event's bytes untouched; checksum verified. Raises ``BadLine``."""
     keys = parse_keys(line)
     event = line[PREFIX + len(b'"event":') : line.rfind(b',"hash":"')]
     try:
@@ -105,14 +105,14 @@ def parse_record(line: bytes) -> Record:
     try:
         fields = orjson.loads(line)
         event = StreamEvent.trusted(fields["event"])
-        # ``Record(…)`` without the call of a Python function, which is a fortieth of it all.
+        # ``Record(…)`` without a Python call, which takes a fortieth of the time.
         return _new(Record, (event, fields["offset"], fields["position"], fields["hash"], False))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise BadLine(f"not a record: {type(error).__name__}") from None
 
 
 def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Complete lines without their newlines, with their byte offsets; an unfinished last one is left out."""
+    """Yield byte offset and complete line, without newline; an unfinished last line is left out."""
     start = 0
     while (end := data.find(b"\n", start)) >= 0:
         yield start, data[start:end]
@@ -120,12 +120,12 @@ def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def position_of(line: bytes) -> int | None:
-    """The position that a line gives, its checksum not verified; ``None`` where it gives none."""
-    # The last one is the record's own: what an event holds stands before it.
+    """The position that a line gives, its checksum not verified; ``None`` if it gives none."""
+    # The last match is the record's own: the event comes before it.
     found = _POSITION.match(line, line.rfind(b'"position":'))
     return None if found is None else int(found[1])
 
 
 def event_bytes(line: bytes) -> int:
-    """How long the event in a whole line is."""
+    """The length of a whole line's event."""
     return line.rfind(b',"hash":"') - PREFIX - len(b'"event":')

@@ -1,4 +1,4 @@
-"""Reading records of a jsonl log from their places in its files, by the writer's index."""
+"""Read records of a jsonl log from their places in its files, by the writer's index."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Lookup:
         self._index = index
 
     async def read(self, positions: Sequence[int]) -> AsyncIterator[Record]:
-        """The records at these positions, as ``records_at``, a batch at a time on a thread."""
+        """Like ``records_at``, but reads a batch at a time on a thread."""
         for begin in range(0, len(positions), _READ_BATCH):
             for record in await asyncio.to_thread(self.records_at, positions[begin : begin + _READ_BATCH]):
                 yield record
 
     def records_at(self, positions: Sequence[int]) -> list[Record]:
-        """The records at these positions, in the order asked; blocking. Raises ``CorruptLog``."""
+        """The records at these positions, in that order. Blocks. Raises ``CorruptLog``."""
         open_files: dict[int, int] = {}
         try:
             return [_record_at(self._place_of(position, open_files)) for position in positions]
@@ -54,7 +54,7 @@ class Lookup:
 
 
 class _Place(NamedTuple):
-    """Where a record's line is; the file may hold fewer than ``size`` bytes of it, and more lines after it."""
+    """A record's line in its file, which may hold fewer than ``size`` bytes of it, and more lines after it."""
 
     fd: int
     segment: Segment
@@ -64,7 +64,7 @@ class _Place(NamedTuple):
 
 
 def _record_at(place: _Place) -> Record:
-    """Read a record from its place. Raises ``CorruptLog`` where no record stands there."""
+    """Read a record from its place. Raises ``CorruptLog`` if no record is there."""
     line = os.pread(place.fd, place.size, place.start).split(b"\n", 1)[0]
     try:
         return parse_record(line)

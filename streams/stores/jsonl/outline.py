@@ -1,7 +1,7 @@
-"""A quick look at the files of a jsonl log: whether each is there and reaches as far as it must.
+"""Check quickly that every file of a jsonl log exists and is long enough.
 
 A command that answers mostly from a snapshot does not read the whole log. It must still
-notice a file that was deleted or cut short, so it looks at the name and the last line of each
+notice a deleted or truncated file, so it reads the name and the last line of each
 segment: a few milliseconds for a log of any usual size. ``verify`` finds damage inside a file.
 """
 
@@ -20,7 +20,7 @@ _TAIL: Final = 16 * 1024
 
 
 def first_doubt(log: Path, head: int) -> int | None:
-    """The position from which on records seem to be missing; ``None``: all files reach far enough. Blocking."""
+    """The first position that seems to be missing; ``None`` if all files are long enough. Blocks."""
     expected = 0
     for segment in list_segments(log):
         if segment.first != expected and expected <= head:
@@ -33,7 +33,7 @@ def first_doubt(log: Path, head: int) -> int | None:
 
 
 def _end_of(segment: Segment) -> int | None:
-    """The position after that of a segment's last whole line; ``None`` where it cannot be known."""
+    """The position after a segment's last whole line; ``None`` if unknown."""
     try:
         fd = open_to_read(segment.path)
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def _end_of(segment: Segment) -> int | None:
 
 
 def _last_line(fd: int) -> bytes | None:
-    """The last line that has its newline, without it; ``None`` where there is none."""
+    """The last line that ends in a newline, without it; ``None`` if there is none."""
     size, reach = os.fstat(fd).st_size, _TAIL
     while True:
         start = max(size - reach, 0)

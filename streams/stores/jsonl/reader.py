@@ -1,6 +1,6 @@
-"""Reading a jsonl log while it is written, also from another process.
+"""Read a jsonl log while it is written, also from another process.
 
-A reader takes no lock, repairs nothing, and stops at head: what is above is
+A reader takes no lock, repairs nothing, and stops at head: anything above is
 not durable yet, or torn. It needs no index, so opening costs nothing.
 """
 
@@ -63,7 +63,7 @@ class JsonlReader:
         return self.head_record().position
 
     def head_record(self) -> Head:
-        """The last durable record's position and hash; of the last whole line if the head file is lost."""
+        """The last durable record's position and hash, or the last whole line's if the head file is lost."""
         head = read_head(self._store / "head")
         if head is not None:
             return head
@@ -95,21 +95,21 @@ class JsonlReader:
         return None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record of an event id, or ``None``. Scans the log."""
+        """The record with an event id, or ``None``. Scans the log."""
         async for record in self._scan(NOTHING, _quoted(event_id)):
             if record.event.id == event_id:
                 return record
         return None
 
     async def glance(self) -> None:
-        """Look whether every file of the log is there and reaches as far as it must, without reading them.
+        """Check that every file of the log exists and is long enough, without reading them.
 
         Raises:
             CorruptLog: one is missing or was cut short.
         """
         doubt = await asyncio.to_thread(self._doubt)
         if doubt is not None:
-            # Reading has the last word, and says it as every command does.
+            # Reading decides, and reports as every command does.
             async for place in self._places(doubt - 1):
                 _check_line(place)
 
@@ -118,7 +118,7 @@ class JsonlReader:
         return first_doubt(self._log, head)
 
     def file_sizes(self) -> Sizes:
-        """What the log's files take; blocking, for an instant."""
+        """The number and bytes of the log's files. Blocks briefly."""
         return sizes_of(self._log)
 
     async def event_ids(self) -> AsyncIterator[list[str]]:
@@ -127,7 +127,7 @@ class JsonlReader:
             yield [_checked(parse_keys, place).event.id]
 
     async def removal(self) -> Removal:
-        """See ``Copyable.removal``. Nothing is ever removed from a jsonl log."""
+        """See ``Copyable.removal``. A jsonl log never has anything removed."""
         return NOTHING_REMOVED
 
     async def removed(self) -> dict[str, Gone]:
@@ -144,7 +144,7 @@ class JsonlReader:
         return tally.sizes()
 
     async def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Do nothing: no file stays open."""
 
     async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""
@@ -159,16 +159,16 @@ class JsonlReader:
             yield records
 
     async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
-        """Records after ``after`` to the head at call time whose line contains ``needle``."""
+        """Yield records after ``after`` to head at call time whose line holds ``needle``."""
         async for place in self._places(after):
             if needle is None or needle in place.line:
                 yield _checked(parse_record, place)
             else:
-                # Damage may be why it does not hold the needle.
+                # Damage may be why the needle is missing.
                 _check_line(place)
 
     async def _places(self, after: int) -> AsyncIterator[_Place]:
-        """The lines after ``after`` to the head at call time, not parsed."""
+        """Yield the unparsed lines after ``after`` to the head at call time."""
         head = self.head_record().position
         after = max(after, NOTHING)
         if after >= head:
@@ -191,7 +191,7 @@ class JsonlReader:
                     return
                 number += 1
                 place = _Place(line, segment, number, expected)
-                # Nearly always it is what must follow; to see that costs a tenth of finding out what it is.
+                # Nearly always this is the expected line; checking that costs a tenth of parsing it.
                 if not _says(line, expected):
                     _refuse_other(place)
                 start += len(line) + 1
@@ -205,16 +205,16 @@ class JsonlReader:
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
-    """A segment's bytes from ``start`` on, about a megabyte at a time.
+    """Yield a segment's bytes from ``start`` on, about a megabyte at a time.
 
-    No file is open between two chunks, so a reader that stops early leaves nothing behind to be closed.
+    No file is open between two chunks, so a reader that stops early leaves nothing to close.
 
     Raises:
         ForeignStore: it is a symbolic link.
         FileNotFoundError: it was deleted.
     """
     while True:
-        # To its end: a file that a thread opens after its caller was cancelled would stay open.
+        # To its end: a file opened by a thread after its caller was cancelled would stay open.
         chunk = await to_its_end(_chunk(segment, start))
         if not chunk:
             return
@@ -229,7 +229,7 @@ async def _chunk(segment: Segment, start: int) -> bytes:
 
 
 async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
-    """Complete lines of a segment from ``start`` on; what follows the last newline is not yielded."""
+    """Yield the complete lines of a segment from ``start`` on, nothing after the last newline."""
     rest = b""
     async for chunk in chunks(segment, start):
         lines = (rest + chunk).split(b"\n")
@@ -239,7 +239,7 @@ async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
 
 
 def _says(line: bytes, position: int) -> bool:
-    """Whether a line gives this position; the end of a line holds nothing else that looks so."""
+    """True if a line gives this position; nothing else at a line's end looks like it."""
     return b',"position":%d,"tx":[' % position in line[-56:]
 
 
@@ -257,7 +257,7 @@ _sizes_decoder = msgspec.json.Decoder(_TimedLine)
 
 
 class _Mark(NamedTuple):
-    """Where a reader that follows the log stopped: the place of the line at ``expected``, in the file ``file``."""
+    """Where a reader following the log stopped: the line at ``expected``, in the file ``file``."""
 
     file: tuple[int, int]
     first: int
@@ -267,14 +267,14 @@ class _Mark(NamedTuple):
 
     @classmethod
     def of(cls, segment: Segment, expected: int, start: int, number: int) -> _Mark:
-        """After the line that ends at ``start``."""
+        """Mark the line end at ``start``."""
         return cls(_file_of(segment), segment.first, expected, start, number)
 
     def continues(self, after: int, segments: Sequence[Segment]) -> bool:
-        """Whether reading after ``after`` can begin here: the file is still the one that was read."""
+        """True if reading after ``after`` can begin here: the file is still the one read before."""
         if after + 1 != self.expected:
             return False
-        # A segment that begins right here holds the next line; the marked one has ended.
+        # A segment that begins here holds the next line; the marked one has ended.
         last = [segment for segment in segments if segment.first <= after + 1]
         return bool(last) and last[-1].first == self.first and _file_of(last[-1]) == self.file
 
@@ -288,7 +288,7 @@ def _file_of(segment: Segment) -> tuple[int, int]:
 
 
 class _Place(NamedTuple):
-    """A line, where it stands, and the position that must be its."""
+    """A line, where it is, and the position it must have."""
 
     line: bytes
     segment: Segment
@@ -304,7 +304,7 @@ def _check_line(place: _Place) -> None:
 
 
 def _refuse_other(place: _Place) -> None:
-    """Raise ``CorruptLog`` for a whole line of another record than must follow; damage is met by parsing it."""
+    """Raise ``CorruptLog`` for a whole line of the wrong record; parsing finds damage."""
     position = position_of(place.line)
     if position is None or position == place.expected:
         return
@@ -326,7 +326,7 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
 
 
 def _last_whole(segment: Segment) -> Head:
-    """The last record of the last whole batch in a segment; what the head file would say."""
+    """The last record of the last whole batch in a segment, which the head file would name."""
     head = Head(segment.first - 1, "")
     for _, line in split_lines(read_file(segment.path)):
         try:
@@ -340,7 +340,7 @@ def _last_whole(segment: Segment) -> Head:
 
 
 def _needle(wanted: Filter) -> bytes | None:
-    """Bytes that every line of a wanted record contains, so that the others need not be parsed."""
+    """Bytes found in every line of a wanted record, so that others need no parsing."""
     if len(wanted.streams) == 1:
         return _quoted(wanted.streams[0])
     if len(wanted.types) == 1:
@@ -352,8 +352,8 @@ def _needle(wanted: Filter) -> bytes | None:
 
 
 def _quoted(text: str) -> bytes:
-    """``text`` as it stands in a line if it stands there as a whole JSON string."""
+    """``text`` as it stands in a line as a whole JSON string."""
     try:
         return orjson.dumps(text)
-    except TypeError:  # a lone surrogate, which no line holds: looking at every record finds nothing either
+    except TypeError:  # a lone surrogate, which no line holds: checking every record finds nothing either
         return b""

@@ -1,9 +1,9 @@
-"""Opening a jsonl log for writing: scan it, index it, judge its tail.
+"""Open a jsonl log for writing: scan it, index it, judge its tail.
 
-What was acknowledged is at or below head and must be whole: anything bad or
-missing there is ``CorruptLog``, and nothing is changed. What is above head was
-never acknowledged: whole batches are kept, and from the first incomplete one
-on the rest is a torn tail, to be cut and kept aside.
+Acknowledged records are at or below head and must be whole: anything bad or
+missing there is ``CorruptLog``, and nothing is changed. Records above head were
+never acknowledged: whole batches are kept; the first incomplete one and all
+after it are a torn tail, to be cut and kept aside.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from streams.stores.missing import missing_at_end, missing_before
 
 @dataclass(slots=True)
 class StreamTail:
-    """What the index knows of one stream."""
+    """One stream in the index."""
 
     positions: array[int] = field(default_factory=lambda: array("Q"))
     hash: bytes = GENESIS
 
     def next_offset(self) -> int:
-        """The offset that the stream's next record takes."""
+        """The offset of the stream's next record."""
         return len(self.positions)
 
 
 @dataclass(slots=True)
 class Index:
-    """Where everything is. Rebuilt from the log at each opening; never the truth itself."""
+    """Where every record is. Rebuilt from the log at each opening; never authoritative."""
 
     segments: list[Segment] = field(default_factory=list)
     starts: array[int] = field(default_factory=lambda: array("Q"))
@@ -47,11 +47,11 @@ class Index:
     last_hash: str = ""
 
     def next_position(self) -> int:
-        """The position that the next record takes."""
+        """The position of the next record."""
         return len(self.starts)
 
     def add(self, stream_id: str, key: str, hash_: bytes, start: int) -> None:
-        """Take the next record of the log."""
+        """Index the log's next record."""
         position = self.next_position()
         tail = self.streams.get(stream_id)
         if tail is None:
@@ -69,29 +69,29 @@ class Recovered:
 
     index: Index
     size: int
-    """Bytes of the last segment that hold whole batches."""
+    """Bytes of whole batches in the last segment."""
     torn: str | None
-    """Why what follows there is an incomplete tail; ``None`` when nothing follows."""
+    """Why the rest is an incomplete tail; ``None`` if there is no rest."""
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """The place of the scan in ``segment``: the line just taken, and the batch that is not whole yet."""
+    """The scan's place in ``segment``: the line just read, and the batch not yet whole."""
 
     segment: Segment
     is_last: bool
     expected: int
-    """The position after the line just taken."""
+    """The position after the line just read."""
     line: int = 0
     batch: list[tuple[int, LineKeys, bytes]] = field(default_factory=list)
     next_offsets: dict[str, int] = field(default_factory=dict)
-    """Of the streams in the batch."""
+    """For the streams in the batch."""
 
 
 def recover(log: Path, head: Head | None) -> Recovered:
     """Scan the whole log.
 
-    ``head`` is ``None`` when the head file is missing or damaged; then a bad
+    ``head`` is ``None`` if the head file is missing or damaged; then a bad
     line followed by whole records counts as damage, not as a torn tail.
 
     Raises:
@@ -131,14 +131,14 @@ def recover(log: Path, head: Head | None) -> Recovered:
 
 
 def lost_end(log: Path, segments: Sequence[Segment], lines: int, first: int, head: int) -> CorruptLog:
-    """The error for records ``first`` to ``head`` that should follow the last segment's ``lines`` and do not."""
-    # Without a segment there is no file to name, let alone a line of it.
+    """The error for records ``first`` to ``head`` missing after the last segment's ``lines``."""
+    # Without a segment there is no file to name, let alone a line.
     file, line = (str(segments[-1].path), lines + 1) if segments else (str(log), None)
     return CorruptLog(file, line, first, missing_at_end(first, head + 1))
 
 
 def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
-    """Check one line against what must come next, and index its batch when it is whole."""
+    """Check that a line is the expected one, and index its batch once whole."""
     keys = parse_keys(line)
     position = keys.position
     if position != cursor.expected:
@@ -167,7 +167,7 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
 
 
 def _continues(cursor: _Cursor, begun: int, count: int, position: int) -> bool:
-    """Whether a record of the batch of ``count`` that began at ``begun`` may stand here."""
+    """True if a record of the batch of ``count`` that began at ``begun`` may come here."""
     if not cursor.batch:
         return begun == position
     first = cursor.batch[0][1]
@@ -185,22 +185,22 @@ def _hash_of(keys: LineKeys) -> bytes:
 
 
 def _refuse_segment(segment: Segment, expected: int) -> None:
-    """Raise for a segment that does not begin at the position that must follow."""
+    """Raise for a segment that does not begin at the expected position."""
     if segment.first > expected:
         reason = missing_before(expected, segment.first)
     else:
         reason = f"it begins at position {segment.first}, which an earlier segment already holds"
-    # A segment is begun only after the records before it are durable: this is damage on either side of head.
+    # A segment is begun only after the records before it are durable: this is damage, above or below head.
     raise CorruptLog(str(segment.path), 1, expected, reason)
 
 
 def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
-    """Raise unless the fault is in what was never acknowledged; ``rest`` is what follows it in the segment."""
-    # The line before says which position must follow, even when this one cannot be read.
+    """Raise unless the faulty records were never acknowledged; ``rest`` follows the fault in the segment."""
+    # The line before says which position must follow, even if this one is unreadable.
     position = cursor.expected
     below = head is not None and position <= head.position
     unexplained = head is None and any(_is_whole(line) for _, line in split_lines(rest))
-    # As in ``_refuse_segment``: before a later segment everything is durable, also when a power loss left an old head.
+    # As in ``_refuse_segment``: all before a later segment is durable, even if a power loss left an old head.
     if below or unexplained or not cursor.is_last:
         raise CorruptLog(str(cursor.segment.path), cursor.line, position, reason)
 

@@ -1,4 +1,4 @@
-"""The files of a jsonl log: ``<first position>.jsonl``, in the order of their positions."""
+"""The files of a jsonl log: ``<first position>.jsonl``, in order of position."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_segments(log: Path) -> list[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many files a log has, and their bytes."""
+    """The number of a log's files, and their bytes."""
 
     files: int = 0
     bytes: int = 0

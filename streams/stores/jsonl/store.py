@@ -9,11 +9,11 @@
 A commit is: plan what its appends write, write the lines, sync, rewrite ``head``
 (no sync of its own), then acknowledge.
 
-jsonl is a log's first stage. Nothing is ever removed from it: pruning and
-forgetting move the log to sqlite first (``streams/log/log.py``), and so does its size.
+jsonl is a log's first stage. It never has anything removed: pruning and
+forgetting move the log to sqlite first (``streams/log/log.py``), and so does growth.
 
-This file keeps the contract and plans commits. ``jsonl_writer.py`` writes the log's
-end and opens it, ``places.py`` reads by the index, ``jsonl_reader.py`` scans.
+This file keeps the contract and plans commits. ``jsonl_writer.py`` opens the log and
+writes its end, ``places.py`` reads by the index, ``jsonl_reader.py`` scans.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class JsonlStore(KeepsHints):
         self._reader = JsonlReader(store)
         self._writer = JsonlWriter(store, disk, segment_bytes)
         self.torn = self._writer.torn
-        """Where this opening put an incomplete tail; ``None`` when there was none."""
+        """Where this opening put an incomplete tail; ``None`` if there was none."""
         self.head_lost = self._writer.head_lost
-        """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
+        """True if the head file was missing or damaged, so records lost at the log's end would go unnoticed."""
         self._index = self._writer.index
         self._lookup = Lookup(self._index)
         self._live = LiveTail(lambda after: self.read_all(after=after))
@@ -71,13 +71,13 @@ class JsonlStore(KeepsHints):
     async def open(
         cls, store: Path, identity: Identity, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
     ) -> JsonlStore:
-        """Take the lock, recover and index the log; creates the directory when it is new.
+        """Take the lock, then recover and index the log; create a new directory.
 
         Time grows with the log (about a second for 300 MB). ``identity`` names a new log.
 
         Raises:
             StoreLocked: another process writes here.
-            CorruptLog: below head something is damaged or missing; nothing was changed.
+            CorruptLog: a record below head is damaged or missing; nothing changed.
             ForeignStore: not ours, or newer.
             StoreUnavailable: the directory cannot be read or written.
         """
@@ -127,16 +127,16 @@ class JsonlStore(KeepsHints):
         """See ``StreamReader.read_all``."""
         segments = self._index.segments
         passed_over = after + 1 - segments[-1].first if segments else 0
-        # A scan begins where a segment begins: following the log would read the last one again and again.
+        # A scan starts at a segment's beginning: following the log would read the last one over and over.
         return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:
-        """Records of the last segment, found by the index."""
+        """Yield the last segment's records, by the index."""
         async for record in self._lookup.read(range(after + 1, self._writer.head + 1)):
             yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``; reads only the wanted streams where they are named."""
+        """See ``StreamReader.query``; reads only the streams wanted, if named."""
         if len(wanted.streams) != 1:
             async for record in self._reader.query(wanted):
                 yield record
@@ -165,7 +165,7 @@ class JsonlStore(KeepsHints):
         """See ``StreamReader.removed``."""
         return {}
 
-    # Planning (see ``Tails``); only the writer thread comes here
+    # Planning (see ``Tails``); only the writer thread calls these
 
     def next_position(self) -> int:
         """See ``Tails``."""
@@ -197,7 +197,7 @@ class JsonlStore(KeepsHints):
         return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     async def drained(self) -> None:
-        """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
+        """Return when every submitted append is written, even if its caller was cancelled."""
         await self._commits.drained()
 
     def _commit(self, group: Sequence[Pending]) -> float:
@@ -253,7 +253,7 @@ class JsonlStore(KeepsHints):
         )
 
     def file_sizes(self) -> Sizes:
-        """How many files the log has, and their bytes; blocking, for an instant."""
+        """The number and bytes of the log's files. Blocks briefly."""
         return self._reader.file_sizes()
 
     async def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Verifying a whole jsonl log, line by line, to its end, past any fault.
+"""Verify a whole jsonl log, line by line, to its end, past any fault.
 
-Where a record cannot be read, what depends on it (the next place, the next
-link of its stream's chain) is taken from what follows, so that one fault is
-one finding; the first record of a stream after a lost one has nothing to be
-checked against. It changes nothing and takes no lock: while a writer runs, it
-verifies the log up to the head of that moment.
+After an unreadable record, the next readable one gives what depended on it
+(the next place, the next link of its stream's chain), so that one fault is
+one finding. A stream's first record after a lost one has nothing to be
+checked against. Verifying changes nothing and takes no lock: while a writer
+runs, it verifies the log up to the head of that moment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streams.stores.jsonl.segments import Segment, list_segments
 from streams.stores.missing import missing_at_end, missing_before
 
 _QUICK_SEGMENTS = 2
-"""How many a quick look takes; the last one may have just been begun."""
+"""How many a quick check reads; the last one may have just begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Place:
-    """Where the scan is."""
+    """The scan's place."""
 
     segment: Segment
     line: int = 0
@@ -55,7 +55,7 @@ class _Place:
 
 @dataclass(slots=True)
 class JsonlVerification:
-    """One pass over the log in ``store``. ``run`` gives the findings, ``summary`` the counts when it is done.
+    """One pass over the log in ``store``. ``run`` yields the findings; then ``summary`` has the counts.
 
     ``progress`` is called with the number of bytes read since its last call.
     """
@@ -66,17 +66,17 @@ class JsonlVerification:
     quick: bool = False
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
-    """The last position that the log reached, known at the end; ``None`` where it cannot be known."""
+    """The last position that the log reached, set at the end; ``None`` if unknown."""
     _found: Found = field(init=False)
     _chains: Chains = field(default_factory=lambda: Chains({}))
     _last: int = NOTHING
     """The highest position read so far."""
     _unread: int = 0
-    """Bad lines since then: each stands for one record, which is not missing besides."""
+    """Bad lines since then: each stands for one record, which is not also missing."""
     _lost: int = 0
-    """Records of the log that could not be read, so far."""
+    """Unreadable records of the log so far."""
     _batch: tuple[int, int] = (0, 0)
-    """First position and count of the batch that is being read; (0, 0) between batches."""
+    """First position and count of the batch being read; (0, 0) between batches."""
     _batch_line: int = 0
     _batch_size: int = 0
 
@@ -92,7 +92,7 @@ class JsonlVerification:
         return total
 
     async def run(self) -> AsyncIterator[Finding]:
-        """Every fault in the order of the log. Cancelling it is safe.
+        """Yield every fault in log order. Safe to cancel.
 
         Raises:
             ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
@@ -107,7 +107,7 @@ class JsonlVerification:
         limit = head.position if writing and head is not None else None
         if self.quick and len(segments) > _QUICK_SEGMENTS:
             segments = segments[-_QUICK_SEGMENTS:]
-            # What came before counts as lost: it explains any first offset, and the chain is checked from there on.
+            # Earlier records count as lost: they explain any first offset; chains are checked from there on.
             self._last, self._lost = segments[0].first - 1, segments[0].first
         for number, segment in enumerate(segments):
             place = _Place(segment, is_last=number == len(segments) - 1)
@@ -126,7 +126,7 @@ class JsonlVerification:
     # One line
 
     def _take(self, place: _Place, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
-        """Judge one line; true when the rest of the log is torn or not yet durable."""
+        """Check one line; true if the rest of the log is torn or not yet durable."""
         expected = self._next_expected()
         if limit is not None and expected > limit:
             return True
@@ -168,7 +168,7 @@ class JsonlVerification:
         return False
 
     def _check_position(self, place: _Place, line: _Line) -> bool:
-        """Positions are dense: whether records are lost before this line."""
+        """True if records are lost before this line: positions are dense."""
         between = line.position - self._last - 1
         if between > self._unread:
             first = self._next_expected()
@@ -178,7 +178,7 @@ class JsonlVerification:
         return between > 0 or self._unread > 0
 
     def _check_batch(self, place: _Place, line: _Line, gap: bool) -> None:
-        """Batches are whole: indices 0, 1, … up to their count."""
+        """Check that batches hold indices 0, 1, … up to their count."""
         begun = line.position - line.index
         fits = self._batch == (begun, line.count) if self._batch != (0, 0) else line.index == 0
         if not (fits and line.index < line.count) and not gap:
@@ -196,13 +196,13 @@ class JsonlVerification:
             self._find("tampered", place.segment.path, place.line, line.position, fault, stream_id)
 
     def _next_expected(self) -> int:
-        """The position that must follow what was read and what could not be."""
+        """The position that must follow the lines so far, readable or not."""
         return self._last + 1 + self._unread
 
     # The end of the log
 
     def _is_torn(self, expected: int, whole: bool, head: Head | None) -> bool:
-        """A fault above head is what a killed writer left. Without a head file only an unfinished line can be."""
+        """True if a killed writer left the fault: it is above head, or, without a head file, an unfinished line."""
         return expected > head.position if head is not None else not whole
 
     def _torn(self, place: _Place, reason: str) -> None:
@@ -234,7 +234,7 @@ class JsonlVerification:
     # Files
 
     async def _lines(self, place: _Place) -> AsyncIterator[tuple[bytes, bool]]:
-        """The lines of a segment without their newlines; a last one that has none is not whole."""
+        """Yield a segment's lines without newlines; a last one that had none is not whole."""
         rest = b""
         async for chunk in chunks(place.segment):
             self._count(len(chunk))
@@ -257,7 +257,7 @@ class JsonlVerification:
 
 
 def _parse(data: bytes) -> tuple[_Line, bool]:
-    """A whole line, and whether it is in canonical form. Raises ``BadLine``."""
+    """A whole line, and whether it is canonical. Raises ``BadLine``."""
     check_crc(data)
     try:
         fields = orjson.loads(data)

@@ -1,10 +1,10 @@
-"""The end of a jsonl log: opening it for writing, and the lines that it takes.
+"""The end of a jsonl log: open it for writing, and write its lines.
 
-Opening recovers the log: ``recovery.py`` judges it; then a torn tail is kept aside and cut, and head is moved to the
-last whole batch.
+Opening recovers the log: ``recovery.py`` judges it; then the writer keeps a torn tail aside, cuts it, and moves head to
+the last whole batch.
 
-A write is: index the lines, write and sync them, rewrite ``head`` (no sync of its own). What was indexed and could not
-be written makes the writer useless: the caller stops for good (``commit.py``).
+A write is: index the lines, write and sync them, rewrite ``head`` (no sync of its own). If indexed lines cannot be
+written, the writer is useless: the caller stops for good (``commit.py``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streams.stores.stored import Stored
 class JsonlWriter:
     """The part of ``JsonlStore`` that writes the log's last segment and its head file, and keeps the index.
 
-    Blocking; one thread at a time. ``index`` holds what is written and what is about to be, ``head`` is the
+    Blocking; one thread at a time. ``index`` holds the written records and those about to be, ``head`` the
     last durable position. ``torn`` and ``head_lost`` say what opening found.
     """
 
@@ -37,14 +37,14 @@ class JsonlWriter:
         """Recover and index the log in ``store``.
 
         Raises:
-            CorruptLog, ForeignStore: as ``recover``; nothing was changed.
+            CorruptLog, ForeignStore: as ``recover``; nothing changed.
             OSError: the log cannot be read or written.
         """
         self._store, self._log = store, store / "log"
         self._disk, self._segment_bytes = disk, segment_bytes
         head = read_head(store / "head")
         recovered = recover(self._log, head)
-        create(store, self._log)  # not before: a log that is refused stays as it is
+        create(store, self._log)  # not before: a refused log stays as it is
         self.index = recovered.index
         self.head_lost = head is None and bool(recovered.index.segments)
         self.torn: Path | None = None
@@ -59,7 +59,7 @@ class JsonlWriter:
             disk.sync(self._fd)
         found = format_head(Head(self.head, self.index.last_hash))
         if head is None:
-            # It is rewritten without a sync, so that a power loss may leave an older head, but never none.
+            # Later rewrites do not sync it, so a power loss may leave an older head, but never none.
             write_durably(store / "head", found)
         self._head_fd = open_or_create(store / "head")
         disk.rewrite(self._head_fd, found)
@@ -82,12 +82,12 @@ class JsonlWriter:
     # Segments
 
     def roll_if_full(self) -> None:
-        """Begin a new segment where none is open, or the open one has its size."""
+        """Begin a new segment if none is open, or the open one is full."""
         if self._fd < 0 or self._size >= self._segment_bytes:
             self.roll()
 
     def roll(self) -> None:
-        """Begin a new segment; where the last one is empty, that serves."""
+        """Begin a new segment, or reuse the last one if it is empty."""
         following = self.index.next_position()
         if self._fd >= 0 and self.index.segments[-1].first == following:
             return
@@ -101,7 +101,7 @@ class JsonlWriter:
     # Lines
 
     def add(self, placed: Placed, number: int, count: int) -> bytes:
-        """Index a new record, the ``number``-th of ``count`` in its batch; its line, for ``make_durable``."""
+        """Index a new record, ``number`` of ``count`` in its batch. Return its line for ``make_durable``."""
         event = placed.encoded.event
         return self._add(format_line(placed, number, count), event.stream_id, event.idempotency_key, placed.hash)
 
@@ -111,7 +111,7 @@ class JsonlWriter:
         return line
 
     def make_durable(self, lines: Sequence[bytes]) -> float:
-        """Write and sync what the index already holds, then move head; the seconds that the disk took."""
+        """Write and sync lines that are already indexed, then move head. Return the disk's seconds."""
         begun = time.perf_counter()
         self._disk.write(self._fd, b"".join(lines))
         self._disk.sync(self._fd)
@@ -123,7 +123,7 @@ class JsonlWriter:
         return seconds
 
     def abandon(self) -> None:
-        """After a failed write: cut what was never acknowledged, as far as the disk still lets us."""
+        """After a failed write, cut what was never acknowledged, as far as the disk allows."""
         if self._fd >= 0:
             try:
                 self._disk.truncate(self._fd, self._durable_size)
@@ -134,7 +134,7 @@ class JsonlWriter:
     # A copy of another backend's log
 
     def copy(self, records: Sequence[Stored]) -> None:
-        """Take records as another backend stored them, which must follow the last one; durable on return.
+        """Write another backend's stored records, which must follow the last one; durable on return.
 
         Raises:
             ValueError: one does not follow the one before it.
@@ -151,7 +151,7 @@ class JsonlWriter:
         self.make_durable(lines)
 
     def close(self) -> None:
-        """Close the files; nothing may be on its way."""
+        """Close the files; no write may be running."""
         for fd in (self._fd, self._head_fd):
             if fd >= 0:
                 os.close(fd)

@@ -1,16 +1,17 @@
-"""Verifying the file of a sqlite log as a whole, apart from its records.
+"""Verify the file of a sqlite log as a whole, apart from its records.
 
-Whether it opens, the pages and indexes, the table of keys: each check gives one
-sentence for each fault, none for a sound file, and raises nothing for damage: a file
-that cannot be read is one of the sentences. Another check finds a lost head file. All
+The checks cover opening, pages and indexes, and the table of keys. Each gives one
+sentence per fault, none for a sound file, and raises nothing for damage: an
+unreadable file is one of the sentences. Another check finds a lost head file. All
 of them block, and ``connection`` must have been opened with ``damaged`` (see
-``connect_to_read``). ``sqlite_verify.py`` judges the records themselves.
+``connect_to_read``). ``sqlite_verify.py`` verifies the records themselves.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -30,17 +31,17 @@ from streams.stores.sqlite.head import HEAD_FILE
 from streams.stores.sqlite.removed import head_of
 
 _QUICK_STEPS, _QUICK_CALLS = 10_000, 500
-"""A quick look at the file ends after five million steps of SQLite's machine, about a second."""
+"""A quick check of the file ends after five million steps of SQLite's machine, about a second."""
 
 _MOST_LINES: Final = 2
-"""Most lines that are kept of SQLite's report of one fault."""
+"""Most lines to keep of SQLite's report of one fault."""
 
 DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
-"""What reading a damaged file raises, within ``translated``; ``damage_text`` says it."""
+"""What reading a damaged file raises within ``translated``; see ``damage_text``."""
 
 
 def opening_damage(path: Path, *, alone: bool) -> list[str]:
-    """What keeps a file from being opened or written, although a reader that ignores damage can read all of it.
+    """Faults that keep a file from being opened or written, even if a reader that ignores damage can read it all.
 
     ``alone``: see ``connect_to_read``.
     """
@@ -49,16 +50,16 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
     except BadStore as error:
         return [f"it cannot be opened: {damage_text(error)}"]
     except (StoreUnavailable, OSError):
-        return []  # held by another process for a moment, or out of reach: not damage
+        return []  # briefly held by another process, or inaccessible: not damage
     if connection is not None:
         connection.close()
     return []
 
 
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
-    """What SQLite finds in pages and indexes, and what the table of keys lacks.
+    """Faults that SQLite finds in pages and indexes, and those of the table of keys.
 
-    ``quick``: as far as SQLite gets in a moment, and without the table of keys.
+    ``quick``: as far as SQLite gets in a moment, without the table of keys.
     """
     look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
     if quick:
@@ -68,41 +69,56 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
         with translated(path, "reading"):
             faults = [row[0] for row in connection.execute(look)]
     except StoreInterrupted:
-        return []  # as far as a quick look goes
+        return []  # a quick check ends here
     except DAMAGE as error:
         faults = [damage_text(error)]
     finally:
-        # The limit is for this look alone: what is read next on the connection must not be interrupted by it.
+        # The limit is for this check alone: it must not interrupt later reads on the connection.
         connection.set_progress_handler(None, 0)
     found = [f"SQLite says: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
+    found += _looked_at(path, "the schema", lambda: _schema_faults(connection))
     if not quick:
         found += _looked_at(path, "the table of keys", lambda: keys.faults(connection))
     return found
 
 
+def _schema_faults(connection: sqlite3.Connection) -> Iterator[str]:
+    """What keeps a writer from opening the file: unlike a reader, SQLite resolves a writer's constraints."""
+    tables = "SELECT name, sql FROM sqlite_master WHERE sql LIKE 'CREATE %' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+    with closing(sqlite3.connect(":memory:")) as empty:
+        found = connection.execute(tables).fetchall()
+        if found and connection.execute("PRAGMA user_version").fetchone()[0] < 1:
+            yield "its schema version is lost"
+        for name, text in found:
+            try:
+                empty.execute(text)
+            except sqlite3.Error as error:
+                yield f"the schema of {shown(str(name))} is damaged: {shown(str(error))}"
+
+
 def _first_of(report: str) -> str:
-    """The first faults of a report: SQLite lists everything that follows from one bad page, each on a line."""
+    """The first faults of a report: SQLite lists every consequence of one bad page, each on a line."""
     lines = [" ".join(line.split()) for line in report.splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("***"):  # names the database, which the finding does
+    if len(lines) > 1 and lines[0].startswith("***"):  # names the database, as the finding does
         del lines[0]
     more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     return f"{', '.join(lines[:_MOST_LINES])}{more}"
 
 
 def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | None:
-    """The finding for a head file that cannot be read, if the log holds records."""
+    """The finding for an unreadable head file, if the log holds records."""
     try:
         with translated(store / LOG_FILE, "reading"):
             if head_of(connection) == NOTHING:
                 return None
     except DAMAGE:
-        return None  # the file is damaged, which is a finding already
+        return None  # the file is damaged: already a finding
     reason = "it is missing or damaged; the next start renews it"
     return Finding("missing", str(store / HEAD_FILE), None, None, None, reason)
 
 
 def damage_text(error: Exception) -> str:
-    """What is wrong, without the advice to verify."""
+    """The fault, without the advice to verify."""
     text = shown(str(error.__cause__ or error))
     return text.split(": ")[-1] if isinstance(error, OSError) else text
 

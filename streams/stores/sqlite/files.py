@@ -1,4 +1,4 @@
-"""Files, schema and errors of the sqlite backend: all that knows how SQLite is opened and what it calls its faults.
+"""Files, schema and errors of the sqlite backend: how to open SQLite, and how to translate its errors.
 
 ::
 
@@ -27,12 +27,12 @@ LOG_FILE: Final = "log.db"
 SEARCH_FILE: Final = "search.db"
 
 APPLICATION_ID: Final = 0x44535452
-"""``DSTR``: SQLite keeps it in the file's header, so that ``file`` and we know a log by it."""
+"""``DSTR``: SQLite keeps it in the file's header, so that we, and ``file``, recognize a log."""
 
 _IOERR_SHMSIZE: Final = 10 | 19 << 8
 
 BUSY_MS: Final = 5000
-"""How long to wait for the instants in which SQLite locks others out."""
+"""How long to wait for SQLite's brief locks."""
 
 SCHEMA: Final = """
     CREATE TABLE streams (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
@@ -82,7 +82,7 @@ SCHEMA: Final = """
     """
 
 STEPS: Final[tuple[str, ...]] = (SCHEMA,)
-"""Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those taken."""
+"""Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those done."""
 
 SEARCH_STEPS: Final[tuple[str, ...]] = (
     """
@@ -96,26 +96,26 @@ SEARCH_STEPS: Final[tuple[str, ...]] = (
 
 
 WAL_RESET_FIXED: Final = (3, 51, 3)
-"""The first SQLite without a fault that damages a database when two connections checkpoint and write at one moment."""
+"""The first SQLite without the bug that damages a database if two connections checkpoint and write at once."""
 
 
 def sqlite_version() -> tuple[int, ...]:
-    """The version of the SQLite that this Python uses."""
+    """The SQLite version that this Python uses."""
     return sqlite3.sqlite_version_info
 
 
 class StoreInterrupted(StoreUnavailable):
-    """A query was interrupted by its caller."""
+    """The caller interrupted a query."""
 
     code: ClassVar[str] = "interrupted"
 
 
 @contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
-    """SQLite's errors as the store's: nothing of ``sqlite3`` leaves the backend.
+    """Translate SQLite's errors into the store's: none of ``sqlite3`` leaves the backend.
 
     Raises:
-        ForeignStore: the file is not a database, or is damaged.
+        ForeignStore: the file is damaged or not a database.
         StoreLocked: another program holds it.
         StoreUnavailable: it cannot be opened.
         OSError: the disk is full, read-only or failing.
@@ -125,7 +125,7 @@ def translated(path: Path, doing: str) -> Iterator[None]:
     except sqlite3.Error as error:
         raise translate(error, path, doing) from error
     except UnicodeDecodeError as error:
-        # SQLite quotes a piece of what is damaged, and Python cannot decode that.
+        # SQLite quotes damaged bytes, and Python cannot decode them.
         raise _damaged(path, "a text in it is no UTF-8") from error
 
 
@@ -140,7 +140,7 @@ def _damaged(path: Path, how: str) -> ForeignStore:
 
 
 def shown(text: str) -> str:
-    """SQLite quotes what is damaged: nothing in it may reach a terminal as a control character."""
+    """Escape control characters: SQLite quotes damaged bytes, which may reach a terminal."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -148,7 +148,7 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     """The exception to raise for ``error``."""
     extended = getattr(error, "sqlite_errorcode", 0)
     code = extended & 0xFF  # the low byte is the primary code
-    # The memory it shares is a file, too: on a full disk that is what cannot grow first.
+    # Its shared memory is a file too, and the first that cannot grow on a full disk.
     if code == sqlite3.SQLITE_FULL or extended == _IOERR_SHMSIZE:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     if code == sqlite3.SQLITE_READONLY:
@@ -157,7 +157,7 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
         return OSError(errno.EIO, os.strerror(errno.EIO), str(path))
     if code == sqlite3.SQLITE_INTERRUPT:
         return StoreInterrupted(f"{doing} {path} was interrupted")
-    # What is asked while a file is opened is always the same: an error of the question is one of the file.
+    # Opening always runs the same statements, so an error in one is a fault of the file.
     is_in_its_header = code == sqlite3.SQLITE_ERROR and doing == "opening"
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or is_in_its_header:
         return _damaged(path, str(error))
@@ -171,7 +171,7 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
 
 
 def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
-    """The one writing connection of a file, created and brought to the newest schema.
+    """Open a file's one writing connection; create the file and upgrade its schema.
 
     WAL with ``synchronous=FULL``, both read back. Raises as ``translated``, and:
 
@@ -183,7 +183,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     try:
         return _connect_to_write(path, steps)
     except BaseException:
-        # What was just made, or never came further than that, must not look like a store that lost its records.
+        # A file just created, now or by an earlier try, must not look like a store that lost its records.
         if path.exists() and not path.stat().st_size:
             path.unlink()
         raise
@@ -196,9 +196,9 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
         )
         try:
             if _check_owner(connection, path, len(steps)) == 0:
-                # Only a file without tables takes it: what is pruned is given back to the system.
+                # Only a file without tables accepts it: the system gets pruned space back.
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            # What is deleted or made shorter is overwritten with zeros: forgotten means gone from the file.
+            # Zeros overwrite what is deleted or shortened: forgotten means gone from the file.
             connection.execute("PRAGMA secure_delete = ON")
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             connection.execute("PRAGMA synchronous = FULL")
@@ -209,10 +209,10 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
                     "put the home on a local file system: what is written here could be lost",
                 )
             connection.execute("PRAGMA foreign_keys = ON")
-            # The writer checkpoints when it has the time, see SqliteStore.
+            # The writer checkpoints when it has time, see SqliteStore.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             _upgrade(connection, steps)
-            # SQLite syncs the directory for the WAL only through the connection that made it, which a reader may be.
+            # SQLite syncs the directory for the WAL only in the connection that made it, which may be a reader.
             sync_directory(path.parent)
         except BaseException:
             connection.close()
@@ -221,12 +221,12 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bool = False) -> ReadConnection | None:
-    """A connection that cannot write, for any thread or process; ``None`` where no file is. Raises as above.
+    """Open a connection that cannot write, for any thread or process; ``None`` without a file. Raises as above.
 
-    A caller that keeps it must ask it whether what it read was right: see ``at_rest.py``.
-    ``alone``: the caller holds the store's lock and has it not open for writing. Where SQLite cannot make its
-    shared memory file, as on a read-only file system or a full disk, nobody else can write either: then a log
-    whose WAL is empty is read as it is.
+    A caller that keeps it must ask it whether each read was valid: see ``at_rest.py``.
+    ``alone``: the caller holds the store's lock and does not have it open for writing. If SQLite cannot create its
+    shared memory file, as on a read-only file system or a full disk, nobody else can write either. Then a log
+    with an empty WAL is read as it is.
     """
     _check_files(path)
     if not path.exists():
@@ -265,7 +265,7 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
 
 
 def _is_half_made(error: BaseException | None) -> bool:
-    """Only making a log leaves a rollback journal: it is not made yet, and the next writer makes it."""
+    """True if a rollback journal is left: only creating a log leaves one; the next writer finishes."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
@@ -278,7 +278,7 @@ def _connect_to_read(path: Path, mode: str, damaged: bool) -> ReadConnection:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             connection.execute("PRAGMA query_only = ON")
             if damaged:
-                # With it SQLite takes a file that is shorter than its header says; nothing can be written all the same.
+                # This makes SQLite accept a file shorter than its header says; it still cannot write.
                 connection.execute("PRAGMA writable_schema = ON")
                 connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA user_version").fetchone()
@@ -294,7 +294,7 @@ def _wal_bytes(path: Path) -> int:
 
 
 def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool:
-    """Whether the file holds a log, or with ``records`` a record. One that cannot be read counts as both.
+    """True if the file holds a log, or with ``records`` a record. An unreadable one counts as both.
 
     ``alone``: see ``connect_to_read``.
 
@@ -322,7 +322,7 @@ def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool
 
 
 def _check_files(path: Path) -> None:
-    """SQLite would follow links, and give its own files the mode of the database's."""
+    """Refuse links, which SQLite would follow, and modes it would copy to its files."""
     for suffix in ("", "-wal", "-shm"):
         file = path.with_name(path.name + suffix)
         refuse_link(file)
@@ -335,7 +335,7 @@ def _uri(path: Path, mode: str) -> str:
 
 
 def _check_owner(connection: sqlite3.Connection, path: Path, newest: int) -> int:
-    """The schema's version; 0 for a file that is still empty."""
+    """The schema's version; 0 for a file without tables."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
@@ -354,7 +354,7 @@ _FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_
 
 
 def _is_named(path: Path) -> bool:
-    """Whether ``store.json`` names the file as our log: then advising another home would be wrong."""
+    """True if ``store.json`` names the file as our log: then another home is the wrong advice."""
     if path.name != LOG_FILE:
         return False
     try:
@@ -365,12 +365,12 @@ def _is_named(path: Path) -> bool:
 
 
 def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
-    """Take the steps that are missing, each in a transaction together with its number."""
+    """Run the missing steps, each in a transaction together with its number."""
     taken = connection.execute("PRAGMA user_version").fetchone()[0]
     for number, step in enumerate(steps[taken:], taken + 1):
         connection.executescript(
             f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
         )
     if taken < len(steps):
-        # Else a WAL that is deleted would take the tables along, and with them that there was a head file.
+        # Else deleting the WAL would lose the tables, and with them the sign that a head file existed.
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

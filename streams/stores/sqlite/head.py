@@ -1,16 +1,16 @@
-"""The head file of a sqlite log: its last record, kept next to the database, so that lost records are noticed.
+"""The head file of a sqlite log: its last record, kept next to the database to detect lost records.
 
-A WAL that is deleted, cut or damaged is to SQLite one that ends earlier: the log
-reads as an earlier one, and verifies. So the last record's position and hash stand
-in ``sqlite-head`` too, in the form of jsonl's head file. It is written after a
+To SQLite, a deleted, cut or damaged WAL is one that ends earlier: the log
+reads as an earlier one, and verifies. So ``sqlite-head`` also holds the last record's
+position and hash, in the form of jsonl's head file. It is written after a
 commit is durable and before it is acknowledged, in place and without a sync:
 
-- *below the log's end* it is what a kill or a power loss leaves, and moved on at
-  the next opening. *Beyond it* it cannot be left by either: the system keeps what a
-  killed process wrote, in its order, and before a power loss what the file says was synced.
+- *below the log's end*: a kill or a power loss left it, and the next opening moves it
+  on. Neither can leave it *beyond the end*: the system keeps a killed process's writes
+  in order, and the records it names were synced before a power loss.
   Then records are lost, and the log is refused.
-- *missing* next to a log that holds records, it was lost, and ``verify`` says so: it is
-  made, durably, before the log is.
+- *missing* next to a log that holds records: it was lost, and ``verify`` says so, as it
+  is created durably before the log.
 
 Its name does not begin like those of SQLite's files, so deleting ``log.db-*`` leaves it.
 """
@@ -38,7 +38,7 @@ _LAST: Final = "SELECT position, hash FROM records ORDER BY position DESC LIMIT 
 
 
 class HeadFault(NamedTuple):
-    """In what a log contradicts its head file."""
+    """How a log contradicts its head file."""
 
     kind: Kind
     position: int
@@ -46,7 +46,7 @@ class HeadFault(NamedTuple):
 
 
 class HeadFile:
-    """The head file of a log that is open for writing. Blocking; one writer."""
+    """The head file of a log open for writing. Blocking; one writer."""
 
     def __init__(self, store: Path, connection: sqlite3.Connection) -> None:
         """Open it and move it on to the log's last record.
@@ -59,7 +59,7 @@ class HeadFile:
         with translated(store / LOG_FILE, "opening"):
             found = connection.execute(_LAST).fetchone()
         self._fd = open_or_create(store / HEAD_FILE)
-        # Where the last records were pruned, it stands beyond those that are kept.
+        # If the last records were pruned, it is beyond those kept.
         if found is not None and (known is None or found[0] > known.position):
             try:
                 self.write(*found)
@@ -68,19 +68,19 @@ class HeadFile:
                 raise
 
     def write(self, position: int, hash_: bytes) -> None:
-        """Make this the last record; it is durable already. Raises ``OSError``."""
+        """Name the last record, which is already durable. Raises ``OSError``."""
         Disk().rewrite(self._fd, format_head(Head(position, hash_.hex())))
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self._fd)
 
 
 def make_head_file(store: Path) -> bool:
-    """Make the head file where there is none, before a log is opened for writing; whether one was lost.
+    """Create a missing head file before a log is opened for writing. Return whether one was lost.
 
     Raises:
-        CorruptLog: the log holds less than its head file says. Nothing was changed.
+        CorruptLog: the log holds less than its head file says. Nothing changed.
         StreamError: the log cannot be read.
         OSError: the file cannot be made.
     """
@@ -95,13 +95,13 @@ def make_head_file(store: Path) -> bool:
         if connection is not None:
             connection.close()
     if known is None:
-        # Later it is rewritten without a sync, so that a power loss may leave an older one, but never none.
+        # Later rewrites do not sync it, so a power loss may leave an older one, but never none.
         write_durably(store / HEAD_FILE, format_head(Head(NOTHING, "")))
     return known is None and was_made
 
 
 def holds_known_log(store: Path, *, alone: bool = False) -> bool:
-    """Whether ``log.db`` holds a log; one that cannot be read counts, and the next read reports it.
+    """True if ``log.db`` holds a log; an unreadable one counts, and the next read reports it.
 
     ``alone``: see ``connect_to_read``.
 
@@ -131,13 +131,13 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
         if fault is None or read_head(store / HEAD_FILE) == known:
             _refuse(path, fault)
             return True
-        # It belongs to another log now: this one moved away, was discarded, and a new one begun.
+        # It belongs to another log now: the first moved away, was discarded, and a new one begun.
 
 
 def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
-    """What is wrong with a log that ends at ``last``, if anything is. Pure.
+    """The fault of a log that ends at ``last``, if any. Pure.
 
-    ``hash_`` is that of its record at the head file's position; ``None`` where there is none, as it was pruned.
+    ``hash_`` is that of its record at the head file's position; ``None`` if that record was pruned.
     """
     first, end = last + 1, known.position
     if end >= first:

@@ -1,12 +1,12 @@
-"""Idempotency keys of a sqlite log: in a table that is filled many records at a time.
+"""Idempotency keys of a sqlite log, in a table filled many records at a time.
 
 A digest may fall anywhere in an index, so writing each with its record would change
-one page of the index for every record of a commit. The writer remembers the
-digests of its last records instead, up to ``FOLDED`` of them, and then writes all
-of them in the order of the table: a page takes several.
-Opening reads those that are not there yet from their records.
+one page of the index for every record of a commit. Instead, the writer remembers the
+digests of its last records, up to ``FOLDED`` of them, and then writes them all
+in the order of the table: a page takes several.
+Opening reads the ones not yet written from their records.
 
-``keys`` holds what ``records`` says up to ``keys_through.position``, and no more;
+``keys`` holds exactly the keys of ``records`` up to ``keys_through.position``;
 ``verify`` compares them.
 """
 
@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 FOLDED = 16_384
-"""Digests that are remembered before they are written: some two megabytes, and some 50 ms of writing."""
+"""Digests to remember before writing them: some two megabytes, and some 50 ms of writing."""
 
 _LOOKED_UP: Final = 500
-"""Keys that are looked for at once."""
+"""Keys looked up at once."""
 
 COMPARED: Final = 10_000
-"""Records that are compared with the table by one statement, after which others have their turn."""
+"""Records that one statement compares with the table before others get their turn."""
 
 _THROUGH: Final = "(SELECT position FROM keys_through)"
 
@@ -40,7 +40,7 @@ _FIND: Final = ("position = (SELECT position FROM keys WHERE key = ?1)", f"posit
 
 
 def find_key(connection: sqlite3.Connection, select: str, digest: bytes) -> tuple[Any, ...] | None:
-    """The row that ``select`` gives of the record of a key, or ``None``. Reads up to ``FOLDED`` records."""
+    """The row that ``select`` gives for a key's record, or ``None``. Reads up to ``FOLDED`` records."""
     row: tuple[Any, ...] | None = None
     for where in _FIND:
         row = row or connection.execute(f"{select} WHERE {where}", [digest]).fetchone()
@@ -48,7 +48,7 @@ def find_key(connection: sqlite3.Connection, select: str, digest: bytes) -> tupl
 
 
 def faults(connection: sqlite3.Connection) -> Iterator[str]:
-    """What is wrong with the table: each statement sees one state of the file. Reads all keys."""
+    """Yield the table's faults; each statement sees one state of the file. Reads all keys."""
     last: int = connection.execute(f"SELECT coalesce({_THROUGH}, -1)").fetchone()[0]
     for first in range(0, last + 1, COMPARED):
         lacking = connection.execute(
@@ -65,7 +65,7 @@ def faults(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 class Keys:
-    """The writer's view: which digests are stored, and where. Not for two threads at once."""
+    """The writer's view: which digests are stored, and where. One thread at a time."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -73,9 +73,9 @@ class Keys:
         """Some of them may have been pruned since: callers read the record anyway."""
 
     def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
-        """Where the records of these digests are; those that are not stored are left out.
+        """Where the records of these digests are; those not stored are left out.
 
-        Nearly always none is, and one question for many is cheaper than one for each.
+        Nearly always none is stored, and one query for many is cheaper than one each.
         """
         found = {digest: self._remembered[digest] for digest in digests if digest in self._remembered}
         for begin in range(0, len(digests), _LOOKED_UP):
@@ -87,17 +87,17 @@ class Keys:
         return found
 
     def remember(self, written: Iterable[tuple[bytes, int]]) -> None:
-        """Take the digests and positions of records that were committed."""
+        """Remember the digests and positions of committed records."""
         self._remembered.update(written)
 
     @property
     def are_many(self) -> bool:
-        """Whether it is time to ``fold``."""
+        """True if it is time to ``fold``."""
         return len(self._remembered) >= FOLDED
 
     def fold(self) -> None:
-        """Write what is remembered, in a transaction of its own. One that does not come to its end changes nothing."""
-        # From the records and not from memory, which may still know some that were pruned.
+        """Write the remembered digests in a transaction of their own. If cut off, it changes nothing."""
+        # From the records, not from memory, which may still hold pruned ones.
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             self._connection.execute(f"INSERT INTO keys {_NOT_FOLDED} ORDER BY key")
@@ -110,7 +110,7 @@ class Keys:
 
 
 def forget_keys(connection: sqlite3.Connection, digests: Iterable[bytes]) -> None:
-    """Take out the digests of records that are pruned, within the transaction that deletes these."""
+    """Delete the digests of pruned records, within the transaction that deletes those."""
     connection.executemany("DELETE FROM keys WHERE key = ?", ((digest,) for digest in digests))
 
 

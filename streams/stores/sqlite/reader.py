@@ -1,10 +1,10 @@
-"""Reading a sqlite log, in the sidecar and from other processes at the same time.
+"""Read a sqlite log, in the sidecar and from other processes at the same time.
 
-A reader cannot write and never repairs. It sees what is committed, and with
-``synchronous=FULL`` that is what is durable. Rows are fetched a few at a time, each
+A reader cannot write and never repairs. It sees committed records, which with
+``synchronous=FULL`` are durable. It fetches a few rows at a time, each
 fetch a query of its own that continues after the last position: no read
-transaction stays open while the caller thinks, so the writer's checkpoints are
-never held up.
+transaction stays open between fetches, so none holds up the writer's
+checkpoints.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _TYPES = (
     " SELECT (SELECT min(type) FROM records WHERE type > name) FROM types WHERE name IS NOT NULL)"
     " SELECT name FROM types WHERE name IS NOT NULL"
 )
-"""The types that there are, by as many steps in their index."""
+"""The existing types, with one index step for each."""
 
 TAILS: Final = (
-    # CROSS: stream by stream. The other way round, which SQLite would choose, is a look at every record.
+    # CROSS: stream by stream. The other order, which SQLite would choose, visits every record.
     "SELECT name, offset, hash FROM streams CROSS JOIN records ON records.stream = streams.id AND offset ="
     " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)"
 )
@@ -69,7 +69,7 @@ class SqliteReader:
         """``exists``: without its file this log is gone, not empty. ``alone``: see ``connect_to_read``."""
         self._store, self._path, self._alone = store, store / LOG_FILE, alone
         self._exists = exists
-        """The file is there or was; without it this log is not empty but gone."""
+        """The file exists or did; without it this log is not empty but gone."""
         self._connection: ReadConnection | None = None
         self._place: tuple[int, int] | None = None
         self._search: ReadConnection | None = None
@@ -91,7 +91,7 @@ class SqliteReader:
             yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``. Text is looked up in the index as far as that has come, the rest is read."""
+        """See ``StreamReader.query``. Looks text up in the index as far as that reaches, and reads the rest."""
         if wanted.streams:
             async for record in self._of_streams(wanted):
                 yield record
@@ -115,14 +115,14 @@ class SqliteReader:
                 yield record
 
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
-        """The last ``count`` of what ``query`` gives, in its order; ``None`` where that must be read to know."""
+        """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can tell."""
         if wanted.streams or wanted.text is not None or count > _FETCH:
             return None
         where, values = conditions(await self._with_whole_types(wanted))
         if not all(bindable(value) for value in values if isinstance(value, str)):
             return []
         condition = f" WHERE {where}" if where else ""
-        # The positions first: they stand in the indexes, and are sorted without the events.
+        # The positions first: they are in the indexes, and sort without the events.
         found = await self._fetch(f"{_POSITIONS}{condition} ORDER BY position DESC LIMIT ?", [*values, count])
         marks = ", ".join("?" * len(found))
         rows = await self._fetch(
@@ -137,12 +137,12 @@ class SqliteReader:
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record of an event id, or ``None``."""
+        """The record with an event id, or ``None``."""
         rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
         return record_of(rows[0], str(self._path)) if rows else None
 
     async def event_ids(self) -> AsyncIterator[list[str]]:
-        """The ids of all events, many at a time, in no certain order. Reads their index alone."""
+        """Yield all event ids, many at a time, in no particular order. Reads only their index."""
         last = ""
         while True:
             rows = await self._fetch(
@@ -158,7 +158,7 @@ class SqliteReader:
         head = await self._head_now()
         records: list[Stored] = []
         while after < head:
-            # A batch is never larger than ``MAX_BATCH``, so what is fetched holds a whole one.
+            # No batch is larger than ``MAX_BATCH``, so each fetch holds a whole one.
             rows = await self._fetch(
                 "SELECT crc, position, offset, hash, batch_index, batch_count, event FROM records"
                 " WHERE position > ? AND position <= ? ORDER BY position LIMIT ?",
@@ -205,14 +205,14 @@ class SqliteReader:
         return [StreamSize(*row) for row in rows]
 
     def let_go_of_search(self) -> None:
-        """Close the full-text index, which may be deleted; the next search opens what is there then."""
+        """Close the full-text index, which may be deleted; the next search reopens it if it exists."""
         with self._lock:
             search, self._search = self._search, None
             if search is not None:
                 search.close()
 
     def let_go(self) -> None:
-        """Close the files, unless one is being read just now; the next reading opens what is there then."""
+        """Close the files, unless one is being read now; the next read opens those that exist then."""
         if self._lock.acquire(blocking=False):
             try:
                 self._close()
@@ -248,7 +248,7 @@ class SqliteReader:
                 return
 
     async def _of_streams(self, wanted: Filter) -> AsyncIterator[Record]:
-        """The records of ``wanted.streams`` that match, merged by position: an index holds them by offset."""
+        """Yield matching records of ``wanted.streams``, merged by position: the index has them by offset."""
         head = await self._head_now()
         reads = [self._stream(stream, 0, head) for stream in dict.fromkeys(wanted.streams)]
         waiting: list[tuple[int, int, Record]] = []
@@ -267,7 +267,7 @@ class SqliteReader:
                 heapreplace(waiting, (following.position, number, following))
 
     async def _with_whole_types(self, wanted: Filter) -> Filter:
-        """``wanted`` with each ``agent.*`` as the types that there are: of these the index is in order of position."""
+        """``wanted`` with each ``agent.*`` replaced by the existing types, whose index is in position order."""
         if not any(name.endswith(".*") for name in wanted.types):
             return wanted
         types = [row[0] for row in await self._fetch(_TYPES, [])]
@@ -275,17 +275,17 @@ class SqliteReader:
         return replace(wanted, types=found or ["none"])
 
     async def _before(self, wanted: Filter) -> int:
-        """A position below all records of ``wanted``'s times; found once, instead of for each fetch."""
+        """A position below all records of ``wanted``'s times; found once, not for each fetch."""
         if wanted.since_ms is None:
             return NOTHING
         found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
         return await self._head_now() if found is None else found - 1
 
     async def _matching(self, where: str, values: list[Any], after: int) -> AsyncIterator[Record]:
-        """Records that fulfil a condition, from the position after ``after`` to the head at the first fetch.
+        """Yield records that match a condition, after ``after`` up to the head at the first fetch.
 
-        With a condition it looks at a range of positions at a time, which grows while little is found in it:
-        SQLite may have to sort everything in it, regardless of the limit.
+        With a condition it reads one range of positions at a time, which grows while few records match:
+        SQLite may have to sort the whole range, regardless of the limit.
         """
         head = await self._head_now()
         condition = f" AND {where}" if where else ""
@@ -305,18 +305,18 @@ class SqliteReader:
                 last = rows[-1][0]
 
     def _following(self, previous: int, position: int) -> int:
-        """``position``, after looking that it follows: rows of a damaged page come in any order, again and again."""
+        """Return ``position`` if it follows: rows of a damaged page come in any order, again and again."""
         if position <= previous:
             at = previous + 1
             raise CorruptLog(str(self._path), at + 1, at, f"record {position} stands where a later one must follow")
         return position
 
     async def _found(self, wanted: Filter, grams: str, indexed: int) -> AsyncIterator[Record]:
-        """What the full-text index knows up to ``indexed``, compared with the whole filter."""
+        """Yield full-text matches up to ``indexed``, checked against the whole filter."""
         last = NOTHING
         while True:
             positions = await asyncio.to_thread(self._search_rows, grams, last, indexed)
-            if positions is None:  # something was removed, and the index is being rebuilt: read on without it
+            if positions is None:  # a removal deleted the index, which is being rebuilt: read on without it
                 async for record in self._matching("", [], last):
                     if record.position > indexed:
                         return
@@ -339,7 +339,7 @@ class SqliteReader:
         return self._read(lambda connection: connection.execute(query, values).fetchall(), [])
 
     def _with_log(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
-        """What ``ask`` finds in one state of the log; ``without`` where there is no log."""
+        """What ``ask`` finds in one state of the log, or ``without`` if there is no log."""
 
         def in_one_state(connection: sqlite3.Connection) -> Answer:
             connection.execute("BEGIN")
@@ -351,7 +351,7 @@ class SqliteReader:
         return self._read(in_one_state, without)
 
     def _read(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
-        """What ``ask`` finds, asked again where a writer began meanwhile; ``without`` where there is no log."""
+        """Return what ``ask`` finds, retried if a writer began meanwhile, or ``without`` if there is no log."""
         while True:
             with self._lock, translated(self._path, "reading"):
                 connection = self._connected()
@@ -367,10 +367,10 @@ class SqliteReader:
                     return answer
 
     def _connected(self) -> ReadConnection | None:
-        """The log's connection; ``None`` where there is no log. Call it with the lock held."""
+        """The log's connection; ``None`` if there is no log. Call it with the lock held."""
         place = _place(self._path)
         if self._connection is not None and (
-            # The log moved away, was discarded here, and moved back: this file is another one.
+            # The log moved away, was discarded here, and moved back: this is another file.
             place not in (None, self._place) or not self._connection.can_go_on(self._path)
         ):
             self._connection.close()
@@ -385,7 +385,7 @@ class SqliteReader:
         return self._connection
 
     def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
-        """The next positions that the index has for ``grams``; ``None`` if it was deleted meanwhile."""
+        """The index's next positions for ``grams``; ``None`` if it was deleted meanwhile."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
             if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):
@@ -398,7 +398,7 @@ class SqliteReader:
     def _indexed(self) -> int:
         """The last position that the full-text index holds; ``NOTHING`` without an index."""
         path = self._store / SEARCH_FILE
-        # The index is a help, not the truth: without it everything is read.
+        # The index is optional: without it everything is read.
         with self._lock, suppress(StreamError, OSError), translated(path, "opening"):
             if self._search is not None and not self._search.can_go_on(path):
                 self._search.close()
@@ -412,7 +412,7 @@ class SqliteReader:
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """Which file a name stands for now."""
+    """The file a name now refers to."""
     with suppress(OSError):
         found = path.stat()
         return found.st_dev, found.st_ino

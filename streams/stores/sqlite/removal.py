@@ -1,11 +1,11 @@
-"""Pruning and forgetting in a sqlite log, chunk by chunk between the commits of others.
+"""Prune and forget in a sqlite log, chunk by chunk between the commits of others.
 
-What is to be done is noted first, in a transaction of its own; what a ``kill -9``
-leaves of it, the next opening does. At the end the write-ahead file, which still
-holds pages as they were, is emptied, and free pages are given back.
+A removal first notes its work in a transaction of its own; after a ``kill -9``, the
+next opening does the rest. At the end it empties the write-ahead file, which still
+holds the old pages, and gives free pages back.
 
-A removal needs some space before it gives any back. On a full disk it ends in an error; what was begun is finished when
-there is space.
+A removal needs some space before it gives any back. On a full disk it ends in an error, and finishes once there is
+space.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from streams.stores.sqlite.search import remove_search
 from streams.threads import InTurn
 
 FREE_PAGES: Final = 512
-"""Pages given back to the system in one go."""
+"""Pages given back to the system at once."""
 
 Result = TypeVar("Result")
 
 
 class Exclusive(Protocol):
-    """Runs something on the calling thread while no commit runs."""
+    """Runs ``work`` on the calling thread while no commit runs."""
 
     def __call__(self, work: Callable[[], Result], /) -> Result: ...
 
@@ -89,7 +89,7 @@ class SqliteRemover:
             return Forgotten(records, saved, len({*wanted, *singles.values()}))
 
     def resume(self, exclusively: Exclusive) -> None:
-        """Do what an operation that was cut off left."""
+        """Finish an operation that was cut off."""
         with translated(self._path, "reading"):
             is_pending = exclusively(lambda: next(tables.pending(self._connection), None)) is not None
         if is_pending:
@@ -108,14 +108,14 @@ class SqliteRemover:
         return found
 
     def _to_forget(self, names: Collection[str]) -> dict[str, tuple[int, int]]:
-        """(first offset, end) of those of the streams that hold what was not forgotten yet."""
+        """(first offset, end) of the named streams with records not yet forgotten."""
         with translated(self._path, "reading"):
             marks = tables.load(self._connection).marks
             ends = self._ends(names)
         return {name: ends[name] for name in ends if name not in marks or marks[name].offset < ends[name][1]}
 
     def _check(self, wanted: Mapping[str, tuple[int, int]], exclusively: Exclusive) -> None:
-        """Read what is to be removed before anything is noted: damage in it is reported, and nothing is begun."""
+        """Read what is to be removed before noting anything: damage there is raised, and nothing is begun."""
         for name, (first, end) in wanted.items():
             while first < end:
                 self._turns.check()
@@ -123,7 +123,7 @@ class SqliteRemover:
                     first = exclusively(partial(tables.check_chunk, self._connection, name, first, end))
 
     def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
-        """Do all that is noted; records and bytes pruned, and forgotten."""
+        """Do all noted work. Return records and bytes pruned, then forgotten."""
         pruned = pruned_bytes = forgotten = saved = 0
         forgets = False
         with translated(self._path, "reading"):
@@ -142,7 +142,7 @@ class SqliteRemover:
                     forgotten, saved = forgotten + records, saved + size
         if forgets:
             remove_kept_aside(self._store, Disk())
-        # The index is rebuilt: it must not find what was removed.
+        # It is rebuilt: a search must not find removed records.
         remove_search(self._store)
         Hints(self._store).forget_snapshots()
         self._shrink(exclusively)
@@ -172,7 +172,7 @@ class SqliteRemover:
             yield records, saved
 
     def _step(self, exclusively: Exclusive, work: Callable[[], Result]) -> Result:
-        """One transaction of ``work``."""
+        """Run ``work`` in a transaction."""
         self._turns.check()
         return exclusively(lambda: self._transact(work))
 
@@ -213,9 +213,9 @@ class SqliteRemover:
             self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
 
     def _empty_wal(self) -> bool:
-        """Whether a reader keeps it from being emptied."""
+        """Empty the WAL. True if a reader prevents it."""
         with translated(self._path, "writing"):
-            # Commits wait meanwhile, so it does not wait: a caller that needs it empty asks again.
+            # Commits wait for this, so it does not wait: a caller that needs it empty retries.
             self._connection.execute("PRAGMA busy_timeout = 0")
             try:
                 return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
@@ -224,7 +224,7 @@ class SqliteRemover:
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Operating system errors of a removal as the store's."""
+        """Turn a removal's system errors into the store's."""
         try:
             yield
         except OSError as error:

@@ -1,8 +1,8 @@
-"""What a sqlite log has lost on purpose: the tables of it, and their chunks of work.
+"""What a sqlite log removed on purpose: its tables, and their chunks of work.
 
-``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions,
-``bases``, ``marks`` and ``singles`` what ``Removal`` names so. ``pending`` is what an operation still
-has to do: it is written first, and a row leaves with the transaction that does
+``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions;
+``bases``, ``marks`` and ``singles`` are as in ``Removal``. ``pending`` holds what an operation
+has yet to do: it is written first, and a row leaves with the transaction that does
 its last part. ``removals.version`` grows with each of these transactions.
 """
 
@@ -25,22 +25,22 @@ CHUNK: Final = 256
 """Records removed or forgotten in one transaction, so that appends never wait long."""
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""And how many bytes of events, but at least one record."""
+"""And bytes of events, but at least one record."""
 
 HEAD: Final = (
     "WITH kept (last) AS (SELECT coalesce(max(position), -1) FROM records)"
     " SELECT max(last, coalesce((SELECT max(end) - 1 FROM removed_ranges WHERE first <= last + 1), -1)) FROM kept"
 )
-"""The last position of the log: of its last record, or the last pruned one that follows it without a gap."""
+"""The log's last position: its last record's, or the last pruned one's that follows it without a gap."""
 
 SINGLES: Final = "single"
-"""In ``pending``: what stands in ``singles`` is to be forgotten."""
+"""In ``pending``: forget the records in ``singles``."""
 
 _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
 
 class DamagedRow(sqlite3.DatabaseError):
-    """A row is not what was written into it. SQLite does not notice that itself, so this joins its errors."""
+    """A row is not what was written. SQLite does not notice that itself, so this joins its errors."""
 
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
@@ -49,7 +49,7 @@ class DamagedRow(sqlite3.DatabaseError):
 
 
 def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ...]:
-    """``row``, whose values have the types of the table. A page that is damaged gives any value in any column."""
+    """Return ``row`` if its values have the table's types: a damaged page gives any value in any column."""
     for value, wanted in zip(row, types, strict=True):
         if type(value) is not wanted:
             raise DamagedRow(table, f"a row has {type(value).__name__} where {wanted.__name__} was written")
@@ -63,7 +63,7 @@ def head_of(connection: sqlite3.Connection) -> int:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Changes with everything that is removed."""
+    """A number that changes with every removal."""
     row = connection.execute("SELECT version FROM removals").fetchone()
     if row is None:
         raise DamagedRow("removals", "it has lost its row")
@@ -112,7 +112,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 
 def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int], at_ms: int) -> None:
-    """Note what is to be done; of streams to forget, that they are."""
+    """Note what to do, and mark streams to forget as forgotten."""
     rows = [(what, name, offset, at_ms) for name, offset in offsets.items()]
     connection.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
     if what == "forget":
@@ -121,7 +121,7 @@ def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int],
 
 
 def begin_singles(connection: sqlite3.Connection, positions: Iterable[int], at_ms: int) -> None:
-    """Note single records that are to be forgotten; those that there are not are passed over."""
+    """Note single records to forget; skip those that do not exist."""
     connection.executemany(
         "INSERT OR IGNORE INTO singles SELECT position, (SELECT name FROM streams WHERE id = stream), offset, ?"
         " FROM records WHERE position = ?",
@@ -132,7 +132,7 @@ def begin_singles(connection: sqlite3.Connection, positions: Iterable[int], at_m
 
 
 def singles_among(connection: sqlite3.Connection, positions: Iterable[int]) -> dict[int, str]:
-    """Those of these records that still have a payload, with their streams.
+    """Those of the records that still have a payload, with their streams.
 
     Raises:
         DamagedRow: one of them is damaged.
@@ -147,7 +147,7 @@ def singles_among(connection: sqlite3.Connection, positions: Iterable[int]) -> d
 
 
 def forget_singles(connection: sqlite3.Connection, after: int) -> tuple[int, int, int | None]:
-    """Make the next single records after a position digests; (how many, bytes saved, where to continue).
+    """Turn the next single records after a position into digests. Return (count, bytes saved, next).
 
     ``None``: there are no more.
     """
@@ -161,7 +161,7 @@ def forget_singles(connection: sqlite3.Connection, after: int) -> tuple[int, int
 
 
 def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int]]:
-    """What is still to be done: (what, stream, offset, time)."""
+    """Yield what remains to do: (what, stream, offset, time)."""
     query = "SELECT what, stream, offset, at_ms FROM pending ORDER BY what, stream"
     for row in connection.execute(query).fetchall():
         what, stream, offset, at_ms = _as_written("pending", row, str, str, int, int)
@@ -169,7 +169,7 @@ def pending(connection: sqlite3.Connection) -> Iterator[tuple[str, str, int, int
 
 
 def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_ms: int) -> tuple[int, int, int]:
-    """Remove the next records below ``offset``; (how many, bytes, where to continue)."""
+    """Remove the next records below ``offset``. Return (count, bytes, next offset)."""
     rows = _chunk(connection, stream_id, 0, offset)
     if rows:
         entries = [_entry_of(row) for row in rows]
@@ -187,14 +187,14 @@ def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_
 
 
 def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, offset: int) -> tuple[int, int, int]:
-    """Make the next records from ``first`` to below ``offset`` digests; (how many, bytes saved, where to continue)."""
+    """Turn the next records from ``first`` to below ``offset`` into digests. Return (count, bytes saved, next)."""
     rows = _chunk(connection, stream_id, first, offset)
     count, saved = _to_digests(connection, rows)
     return count, saved, rows[-1].offset + 1 if rows else offset
 
 
 def _to_digests(connection: sqlite3.Connection, rows: Iterable[_Row]) -> tuple[int, int]:
-    """Replace the payloads of these records; how many had one, and how many bytes that saved."""
+    """Replace these records' payloads. Return how many had one, and the bytes saved."""
     changed = []
     saved = 0
     for row in rows:
@@ -209,10 +209,10 @@ def _to_digests(connection: sqlite3.Connection, rows: Iterable[_Row]) -> tuple[i
 
 
 def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> int:
-    """Read the next records from ``first`` to below ``end`` as a removal will; where to continue.
+    """Read the next records from ``first`` to below ``end`` as a removal will. Return the next offset.
 
     Raises:
-        DamagedRow: one of them is damaged. What is removed must be known to be what was written.
+        DamagedRow: one of them is damaged. Only records known to be as written may be removed.
     """
     rows = _chunk(connection, stream_id, first, end)
     for row in rows:
@@ -221,7 +221,7 @@ def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end:
 
 
 def finish(connection: sqlite3.Connection) -> None:
-    """All that was noted is done."""
+    """Note that all is done."""
     connection.execute("DELETE FROM pending")
     connection.execute("UPDATE removals SET version = version + 1")
 
@@ -284,7 +284,7 @@ def _entry_of(row: _Row) -> Entry:
 
 
 def _include(connection: sqlite3.Connection, position: int) -> None:
-    """Add a position to the ranges, which do not touch each other."""
+    """Add a position to the ranges, and merge those that touch."""
     after = connection.execute("SELECT end FROM removed_ranges WHERE first = ?", [position + 1]).fetchone()
     end = position + 1 if after is None else after[0]
     if after is not None:

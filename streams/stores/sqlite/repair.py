@@ -25,14 +25,14 @@ _TABLES: Final = (
 
 _EMPTY: Final = 'DELETE FROM main."{}"'
 _COPY: Final = 'INSERT INTO main."{}" SELECT * FROM damaged."{}" NOT INDEXED ORDER BY 1'
-"""In the table's own order, by no index. A plain copy would take the pages of the damaged indexes along."""
+"""In the table's own order, without an index. A plain copy would include the damaged indexes' pages."""
 
 
 SearchFault = Literal["damaged", "ahead"]
 
 
 def copy_rows(store: Path, target: Path) -> None:
-    """A new database ``target`` with every row of the log and indexes of its own; the log's WAL is taken in before.
+    """Copy every row of the log, after taking in its WAL, to a new database ``target`` with indexes of its own.
 
     Raises:
         ForeignStore: a row cannot be read.
@@ -47,7 +47,7 @@ def copy_rows(store: Path, target: Path) -> None:
             connection.execute("ATTACH ? AS damaged", [f"{path.absolute().as_uri()}?mode=ro"])
             connection.execute("BEGIN IMMEDIATE")
             for (name,) in connection.execute(_TABLES).fetchall():
-                connection.execute(_EMPTY.format(name))  # of what the schema begins with
+                connection.execute(_EMPTY.format(name))  # of the schema's initial rows
                 connection.execute(_COPY.format(name, name))
             rebuild(connection)
             connection.execute("COMMIT")
@@ -57,7 +57,7 @@ def copy_rows(store: Path, target: Path) -> None:
 
 
 def _take_in_wal(path: Path) -> None:
-    """What replaces the database must not meet a WAL that belongs to the old one."""
+    """Checkpoint the WAL, which must not stay next to the database's replacement."""
     connection = connect_to_write(path, STEPS)
     try:
         with translated(path, "copying"):
@@ -68,7 +68,7 @@ def _take_in_wal(path: Path) -> None:
 
 
 def search_fault(store: Path, head: int) -> SearchFault | None:
-    """What is wrong with the search index: SQLite finds fault with it, or it has indexed more than the log holds."""
+    """The search index's fault: SQLite finds damage, or it has indexed more than the log holds."""
     path = store / SEARCH_FILE
     if not path.exists():
         return None
@@ -77,7 +77,7 @@ def search_fault(store: Path, head: int) -> SearchFault | None:
     except (StreamError, OSError):
         return "damaged"
     if connection is None:
-        return None  # begun and empty
+        return None  # new and empty
     try:
         position = connection.execute("SELECT position FROM progress").fetchone()[0]
         said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]

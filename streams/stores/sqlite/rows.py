@@ -1,4 +1,4 @@
-"""Rows of the sqlite backend: records to rows and back, filters to SQL. No connection is opened here."""
+"""Rows of the sqlite backend: records to rows and back, filters to SQL. Opens no connection."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ COLUMNS: Final = "records.position, records.offset, records.hash, records.crc, r
 SELECT: Final = f"SELECT {COLUMNS} FROM records"  # noqa: S608 - a constant
 
 MAX_TRIGRAMS: Final = 24
-"""Most trigrams of a text that the index is asked for; what it finds is compared as a whole anyway."""
+"""Most trigrams of a text to ask the index for; whole texts are compared afterwards anyway."""
 
 
 POSITION: Final = 0
 KEY: Final = 9
-"""Where in a row they are."""
+"""Their index in a row."""
 
 
 def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -> Row:
-    """The row of a new record, in the order of the table's columns; ``digest`` is its key's."""
+    """The row of a new record, in the table's column order; ``digest`` is its key's."""
     (event, canonical, *_), offset, position, hash_ = placed
     return (
         position,
@@ -55,7 +55,7 @@ def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -
 
 
 def stored_row(record: Stored, event: StreamEvent, stream: int) -> Row:
-    """The row of a record of ``event``, as ``row_of`` gives it of a new one."""
+    """The row of a stored record of ``event``, as ``row_of`` gives it."""
     return (
         record.position,
         stream,
@@ -99,7 +99,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         either = []
         for name in wanted.types:
             if name.endswith(".*"):
-                # Types are ASCII, so all that begin with "agent." are before "agent/".
+                # Types are ASCII, so all that begin with "agent." sort before "agent/".
                 either.append("(records.type >= ? AND records.type < ?)")
                 values += [name[:-1], name[:-2] + "/"]
             else:
@@ -117,7 +117,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         if value is not None:
             parts.append(f"records.{column} = ?")
             values.append(value)
-    # The index of times is not in order of position: with the plus it is left alone, see ``SqliteReader``.
+    # The index of times is not in position order: the plus keeps SQLite from using it, see ``SqliteReader``.
     if wanted.since_ms is not None:
         parts.append("+records.ts >= ?")
         values.append(wanted.since_ms)
@@ -128,7 +128,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
 
 
 def trigrams(text: str) -> str | None:
-    """What to ask the full-text index for, so that nothing that holds ``text`` is missed; ``None``: it cannot help."""
+    """The full-text query that misses nothing that holds ``text``; ``None`` if the index cannot help."""
     folded = text.casefold()
     found = list(dict.fromkeys(folded[n : n + 3] for n in range(len(folded) - 2)))
     if not found or "\0" in folded:
@@ -138,7 +138,7 @@ def trigrams(text: str) -> str | None:
 
 
 def bindable(text: str) -> bool:
-    """Whether SQLite can be asked for ``text``; a lone surrogate stands in no record, so it finds nothing."""
+    """True if SQLite can search for ``text``. No record holds a lone surrogate, so it finds nothing."""
     try:
         text.encode()
     except UnicodeEncodeError:

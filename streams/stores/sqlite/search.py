@@ -1,7 +1,7 @@
 """The full-text index of a sqlite log: every payload's text, in trigrams, in a file of its own.
 
 It is derived: it may lag, and be deleted at any time. A search asks it for the
-records up to where it is and reads the rest, so what is found never depends on
+records it has indexed and reads the rest, so results never depend on
 it. Trigrams without positions (``detail=none``) find candidates for any part of a
 text of three characters or more; the filter itself decides.
 """
@@ -44,13 +44,13 @@ class SearchIndex:
 
     @property
     def position(self) -> int:
-        """The last position that is indexed; -1 for none."""
+        """The last indexed position; -1 for none."""
         with translated(self._path, "reading"):
             found: int = self._connection.execute("SELECT position FROM progress").fetchone()[0]
         return found
 
     def advance(self, most: int) -> int:
-        """Index the next records, at most so many; returns how many there were."""
+        """Index at most ``most`` next records. Return how many there were."""
         self._follow_file()
         position = self.position
         with translated(self._log_path, "reading"):
@@ -78,7 +78,7 @@ class SearchIndex:
         return len(rows)
 
     def _follow_file(self) -> None:
-        """Begin a new index if this one was deleted, because something was pruned or forgotten."""
+        """Begin a new index if this one was deleted by a prune or forget."""
         if self._path.exists() and self._path.stat().st_ino == self._file:
             return
         self._connection.close()
@@ -93,7 +93,7 @@ class SearchIndex:
 
 
 def remove_search(store: Path) -> None:
-    """Delete the index, so that a search cannot find what was forgotten. It is rebuilt."""
+    """Delete the index, to be rebuilt, so that a search cannot find forgotten text."""
     for suffix in _SIZES:
         with suppress(FileNotFoundError):
             (store / (SEARCH_FILE + suffix)).unlink()

@@ -1,10 +1,10 @@
 """The sqlite backend: one file, one writing connection, and separate readers.
 
 A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
-returns. Then the head file is written, see ``sqlite_head.py``. The writing
-connection alone checkpoints, between two commits, once the WAL holds
-``CHECKPOINT_PAGES``. Opening reads a few rows, and the keys of the last records
-(``keys.py``), for a log of any size.
+returns. Then the store writes the head file, see ``sqlite_head.py``. Only the writing
+connection checkpoints, between two commits, once the WAL holds
+``CHECKPOINT_PAGES``. Opening a log of any size reads a few rows, and the keys of the
+last records (``keys.py``).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from streams.stores.stored import Stored
 from streams.threads import InTurn, in_thread
 
 CHECKPOINT_PAGES: Final = 8192
-"""About how much stands in the WAL when the writer moves it into the database file. Pages of the indexes stand in it
-many times and are moved once, so a larger one costs less; but a start after a crash, and the end, take the longer."""
+"""About how much the WAL holds when the writer moves it into the database file. It holds index pages many times and
+moves each once, so a larger WAL costs less; but a start after a crash, and closing, take longer."""
 
 PAGE_BYTES: Final = 4096
 
 PAGES_OF_A_ROW: Final = 1
-"""Of the indexes, next to the row itself: what a commit of 64 was measured to write, and a little more."""
+"""Index pages, apart from the row itself: as measured for a commit of 64, and a little more."""
 
 Result = TypeVar("Result")
 
@@ -56,7 +56,7 @@ class SqliteStore(KeepsHints):
     def __init__(self, store: Path) -> None:
         self._path = store / LOG_FILE
         self.head_lost = make_head_file(store)
-        """Whether the head file was missing or damaged, so that records lost at the log's end could not be noticed."""
+        """True if the head file was missing or damaged, so records lost at the log's end would go unnoticed."""
         self._connection = connect_to_write(self._path, STEPS)
         self._reader = SqliteReader(store, exists=True)
         self._hints = Hints(store)
@@ -72,11 +72,11 @@ class SqliteStore(KeepsHints):
             self._connection.close()
             raise
         self._last_hash = b""
-        """Of the last record that was planned since this was opened."""
+        """Of the last record planned since opening."""
         self._turns = InTurn()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
-        # What cannot be finished now, on a full disk or because of a reader, is done by the next removal or opening.
-        # Damage in what was to go does not keep the log from being written either: `verify` reports both.
+        # If a full disk or a reader prevents it now, the next removal or opening finishes it.
+        # Damage in the records to remove does not prevent writing either: `verify` reports both.
         with suppress(OSError, StoreUnavailable, BadStore):
             self._remover.resume(lambda work: work())
         self._stream_ids: dict[str, int] = {}
@@ -85,10 +85,10 @@ class SqliteStore(KeepsHints):
         self._fresh: dict[bytes, Placed] = {}
         self._digests: dict[str, bytes] = {}
         self._stored: dict[bytes, int] = {}
-        """Of the current commit: the digests of its keys, and the positions of those that were stored before."""
+        """For the current commit: the digests of its keys, and the positions of those stored before."""
         self._wal_pages = 0
-        """About how many the WAL has that are not in the database file. Its size does not show it: SQLite writes over
-        what was moved, and keeps the file as long as it ever was."""
+        """About how many WAL pages are not in the database file. The WAL's size does not show it: SQLite overwrites
+        moved pages, and never shortens the file."""
         self._closed = False
         self.differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after))
@@ -98,7 +98,7 @@ class SqliteStore(KeepsHints):
 
     @classmethod
     async def open(cls, store: Path) -> SqliteStore:
-        """Open the log for writing; made where there is none.
+        """Open the log for writing, creating it if missing.
 
         Raises:
             CorruptLog: records are missing at the end, as the head file shows, or among pruned ones.
@@ -117,7 +117,7 @@ class SqliteStore(KeepsHints):
             return load(self._connection)
 
     def _removed_some(self) -> None:
-        """What is remembered of the file is not right any more."""
+        """Drop what is remembered of the file: it is out of date."""
         self._tails.clear()
         self._has_entries = True
 
@@ -148,7 +148,7 @@ class SqliteStore(KeepsHints):
         """See ``StreamStore.subscribe``."""
         return self._live.follow(after)
 
-    # Planning (see ``Tails``); only the writer thread comes here
+    # Planning (see ``Tails``); only the writer thread calls these
 
     def next_position(self) -> int:
         """See ``Tails``."""
@@ -195,7 +195,7 @@ class SqliteStore(KeepsHints):
         return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     async def drained(self) -> None:
-        """Return when nothing that was submitted is unwritten, also appends whose callers were cancelled."""
+        """Return when every submitted append is written, even if its caller was cancelled."""
         await self._commits.drained()
 
     def _commit(self, group: Sequence[Pending]) -> float:
@@ -217,7 +217,7 @@ class SqliteStore(KeepsHints):
         return seconds
 
     def _begin(self) -> None:
-        """Begin a transaction. Another program that holds the file is waited for, but never on the loop."""
+        """Begin a transaction. Wait for another program that holds the file, but never on the loop."""
         if not self._commits.on_loop:
             self._connection.execute("BEGIN IMMEDIATE")
             return
@@ -276,13 +276,13 @@ class SqliteStore(KeepsHints):
         return await self._reader.removed()
 
     def _check_end(self, pruned_end: int) -> None:
-        """Raise ``CorruptLog`` when records were pruned beyond the log's end: what lay before them is missing."""
+        """Raise ``CorruptLog`` if records were pruned beyond the log's end: those before them are missing."""
         if pruned_end > self._next:
             reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
     def _between(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` between two commits; the readers let go of what it may delete."""
+        """Run ``work`` between two commits; the reader closes what it may delete."""
         self._reader.let_go_of_search()
         return self._commits.exclusively(work)
 
@@ -347,7 +347,7 @@ class SqliteStore(KeepsHints):
         return found
 
     def _note(self, rows: Sequence[Row]) -> None:
-        """After a commit: remember its keys, and how much the WAL holds now."""
+        """After a commit, note its keys, and how much the WAL now holds."""
         self._fresh.clear()
         self._keys.remember((row[KEY], row[POSITION]) for row in rows)
         self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + len(rows) * PAGES_OF_A_ROW
@@ -356,9 +356,9 @@ class SqliteStore(KeepsHints):
         return self._wal_pages > CHECKPOINT_PAGES or self._keys.are_many
 
     def _tidy(self) -> None:
-        """Between two commits: write the keys that are only remembered, move the WAL into the database file.
+        """Between two commits, write the remembered keys, and move the WAL into the database file.
 
-        SQLite would do the second by itself, but says nothing of a sync that failed, and trusts the next one.
+        SQLite would do the second by itself, but does not report a failed sync, and trusts the next one.
         """
         if self._keys.are_many:
             self._keys.fold()
@@ -367,7 +367,7 @@ class SqliteStore(KeepsHints):
             self._wal_pages = 0
 
     def _abandon(self) -> None:
-        """After a failed write: what was not committed must not be; SQLite drops it, also when it is opened next."""
+        """After a failed write, roll back what was not committed; else SQLite drops it at the next opening."""
         with suppress(sqlite3.Error):
             self._connection.rollback()
 

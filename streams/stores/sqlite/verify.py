@@ -1,11 +1,11 @@
-"""Verifying a whole sqlite log, row by row, to its end, past any fault.
+"""Verify a whole sqlite log, row by row, to its end, past any fault.
 
 A row says everything twice: in its columns, which queries use, and in the
-event's bytes, which the chain covers. So a changed column is found by the
-bytes, changed bytes by the checksum, and both changed by the chain. Where SQLite
+event's bytes, which the chain covers. So the bytes reveal a changed column, the
+checksum changed bytes, and the chain both changed. If SQLite
 cannot read a page, each record in it is one finding, named by the index that
-leads to it, and the scan continues after it. The file as a whole is checked
-after the records, with ``sqlite_file_verify.py``: whether it opens, and what SQLite's own checks find.
+leads to it, and the scan continues after it. After the records, ``sqlite_file_verify.py``
+checks the file as a whole: whether it opens, and what SQLite's own checks find.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NAMED: Final = (
     "SELECT position, (SELECT name FROM streams WHERE id = stream)"
     " FROM records INDEXED BY records_by_stream WHERE position > ?"
 )
-"""Where records must be, and of which stream, from an index alone: for rows that cannot be read."""
+"""Where records must be, and their streams, from an index alone: for unreadable rows."""
 
 _TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
@@ -97,7 +97,7 @@ class SqliteVerification:
     quick: bool = False
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
-    """The last position that the log reached, known at the end; ``None`` where it cannot be known."""
+    """The last position that the log reached, set at the end; ``None`` if unknown."""
     _found: Found = field(init=False)
     _told: set[Finding] = field(default_factory=set)
     _removal: Removal = NOTHING_REMOVED
@@ -108,11 +108,11 @@ class SqliteVerification:
 
     _head: Head | None = None
     _hash_at_head: bytes | None = None
-    """Of the record that the head file names, once it was read."""
+    """Of the record that the head file names, once read."""
     _named: dict[int, str | None] | None = None
-    """Positions and streams by the index, once a row could not be read."""
+    """Positions and streams by the index, once a row was unreadable."""
     _scanned: int = NOTHING
-    """Up to which position each was asked for by itself."""
+    """The last position read one by one."""
 
     def __post_init__(self) -> None:
         self._found = Found(self.summary)
@@ -128,7 +128,7 @@ class SqliteVerification:
     async def run(self) -> AsyncIterator[Finding]:
         """See ``streams.log.verify.Verification.run``."""
         self.summary.segments = int(self._path.exists())
-        # Before anything else: a running writer moves the log forward before this file.
+        # First of all: a running writer moves the log forward before this file.
         self._head = read_head(self.store / HEAD_FILE)
         try:
             connection = await asyncio.to_thread(
@@ -154,7 +154,7 @@ class SqliteVerification:
                 if await in_thread(self._begin, connection, interrupt=connection.interrupt) == version:
                     is_done = True
                     async for finding in self._pass(connection):
-                        # It may just have been removed, or a writer may have begun: start over.
+                        # It may have been removed, or a writer may have begun: start over.
                         now = await in_thread(self._version, connection, interrupt=connection.interrupt)
                         if now != version or not self._is_right(connection):
                             is_done = False
@@ -194,14 +194,14 @@ class SqliteVerification:
             return ask(connection)
 
     def _version(self, connection: sqlite3.Connection) -> int | None:
-        """Changes with each removal; ``None`` where damage keeps it from being read."""
+        """A number that changes with each removal; ``None`` if damage hides it."""
         try:
             return self._asked(connection, version_of)
         except DAMAGE:
             return None
 
     def _begin(self, connection: sqlite3.Connection) -> int | None:
-        """Start over with what was removed from the log on purpose; returns the version of that."""
+        """Start over from what was removed on purpose. Return that removal's version."""
         segments = self.summary.segments
         self.summary.reset()
         self.summary.segments = segments
@@ -243,7 +243,7 @@ class SqliteVerification:
             yield finding
 
     def _fetch(self, connection: sqlite3.Connection) -> tuple[int, bool]:
-        """Judge the next rows; the bytes they hold, and whether the log ends there."""
+        """Check the next rows. Return their bytes, and whether the log ends there."""
         try:
             with translated(self._path, "reading"):
                 rows = connection.execute(
@@ -260,11 +260,11 @@ class SqliteVerification:
         return sum(len(row[-1]) for row in rows if isinstance(row[-1], bytes)), not rows
 
     def _fetch_one_by_one(self, connection: sqlite3.Connection, damage: str) -> tuple[int, bool]:
-        """The same where a page is damaged: the rows that can be read are judged, the others are findings."""
+        """Like ``_fetch``, for a damaged page: check readable rows, and report the others as findings."""
         if self._named is None:
             self._named = self._names(connection)
         begin = max(self._last, self._scanned) + 1
-        # Without the index the end of the log is not known: then the first row that cannot be read is the end.
+        # Without the index the log's end is unknown: then the first unreadable row is the end.
         end = max(self._named) if self._named else begin + _ROWS
         read = 0
         for position in range(begin, min(begin + _ROWS, end + 1)):
@@ -299,18 +299,18 @@ class SqliteVerification:
             return {}  # then the scan ends at the damage and reports it
 
     def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
-        """Begin at the last records. What came before counts as lost: that explains any first offset in a stream."""
+        """Begin at the last records. Earlier ones count as lost, which explains any first offset in a stream."""
         try:
             with translated(self._path, "reading"):
                 head = connection.execute("SELECT max(position) FROM records").fetchone()[0]
         except DAMAGE:
-            return  # the scan comes to it and reports it
+            return  # the scan will report it
         if isinstance(head, int) and head > _QUICK_RECORDS:
             self._last = head - _QUICK_RECORDS
             self._lost = self._last + 1
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
-        """What is wrong with the file as a whole, its indexes included; for a quick look as far as it gets."""
+        """Check the file as a whole, including its indexes; a quick check only as far as it gets."""
         if not self._told and not self._found:
             self._find_in_file(opening_damage(self._path, alone=self.alone))
         self._find_in_file(content_damage(self._path, connection, quick=self.quick))
@@ -403,7 +403,7 @@ class SqliteVerification:
 
 
 def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:
-    """What was removed, and how many entries there are; from one state of the file."""
+    """What was removed, and the number of entries, from one state of the file."""
     connection.execute("BEGIN")
     try:
         removal = load(connection)

@@ -1,4 +1,4 @@
-"""Records for tests of the mirror: chained as a store chains them, and those of whole recordings."""
+"""Records for tests of the mirror: chained as in a store, and those of whole recordings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def event(number: int, type_: str, payload: dict[str, Any], **more: Any) -> Stre
 
 
 def chained(events: Iterable[StreamEvent]) -> list[Record]:
-    """As a store would keep them."""
+    """Return the events as the records that a store would keep."""
     heads: dict[str, bytes] = {}
     offsets: dict[str, int] = {}
     records = []
@@ -55,7 +55,7 @@ def recorded(name: str) -> list[Record]:
 
 
 def mirror_all(records: Iterable[Record], mirror: Mirror = MIRROR) -> list[RecordMessages]:
-    """What a mirror publishes of them, in order."""
+    """Return everything that a mirror publishes for the records, in order."""
     contexts = ContextProjection()
     made = []
     for record in records:

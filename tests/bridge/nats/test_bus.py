@@ -1,4 +1,4 @@
-"""The event bus on JetStream: the contract on the oldest and the newest server, and what only it promises."""
+"""The event bus on JetStream: the contract on the oldest and newest server, and JetStream's own promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = PullSettings(fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2)
 
 @pytest.fixture
 async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
-    """Connections to a server that holds nothing."""
+    """Connections to an empty server."""
     one = Sessions(server.ask_options)
     session = await one.get()
     for each in await keeping.all_facts(session):

@@ -1,4 +1,4 @@
-"""Token deltas become few chunks, nothing is lost or mixed up in between."""
+"""Token deltas become few chunks, and nothing is lost or mixed up."""
 
 from __future__ import annotations
 

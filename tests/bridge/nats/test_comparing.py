@@ -1,4 +1,4 @@
-"""The comparer: what a stream keeps of a log, against what must be there, in every way it can be damaged."""
+"""The comparer: a stream's messages against those the log requires, with every kind of damage."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from bridge.nats.mirror.comparing import (
     Limits,
 )
 from bridge.nats.mirror.messages import Mirror, mirrored
+from streams.event import StreamEvent
 from streams.retention import Gone
 from streams.store import NOTHING, Record
 from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded
@@ -64,7 +65,7 @@ class Case:
     def compare(
         self, *, mirrored_to: int = NOTHING, front_is_whole: bool = True
     ) -> tuple[list[Difference], Comparison, Comparer]:
-        """What is found; the same with headers that are still as they came, which are compared as bytes."""
+        """Return the findings. Unparsed headers, which are compared as bytes, must give the same."""
         found = self._compare(self.kept, mirrored_to, front_is_whole)
         raw = self._compare([as_it_came(each) for each in self.kept], mirrored_to, front_is_whole)
         assert raw[:2] == found[:2]
@@ -95,7 +96,7 @@ class Case:
         return [(each.kind, each.position, each.last) for each in self.compare(**more)[0]]
 
     def at(self, position: int) -> int:
-        """Where the first message of a record is in ``kept``."""
+        """The index in ``kept`` of a record's first message."""
         return next(n for n, each in enumerate(self.kept) if each.headers[h.POSITION] == str(position))
 
 
@@ -112,12 +113,12 @@ def as_it_came(message: Kept) -> KeptMessage:
 
 
 def meanings(case: Case) -> list[int]:
-    """Positions of the records that mean something in the L0 protocol."""
+    """Positions of the records that have an L0 meaning."""
     return sorted({int(each.headers[h.POSITION]) for each in case.kept})
 
 
 def test_the_parts_are_those_that_the_table_makes() -> None:
-    """One name for each place: the record's own, the first of its meanings, the second, named by its suffix."""
+    """One name for each part: the record's own, its first meaning, and its second, named by its suffix."""
     assert all(len(suffixes) <= 2 for suffixes in MEANINGS.values())
     assert {f"l0:{suffix}" for suffixes in MEANINGS.values() for suffix in suffixes[1:]} == set(_PARTS[2:])
 
@@ -250,7 +251,7 @@ def test_of_very_many_that_are_held_the_oldest_are_no_longer_compared_but_still_
 
 
 def aged(family: Family = "records", **limits: Any) -> Case:
-    """Of twelve records the first eight are older than a day."""
+    """Twelve records, the first eight older than a day."""
     made = [
         event(n, "turn.started", {"session": "ses_a", "message": f"m{n}"}, ts=(n if n < 8 else 3 * DAY_MS + n))
         for n in range(12)
@@ -356,7 +357,9 @@ def test_a_message_of_a_hole_that_pruning_did_not_make_is_extra() -> None:
 def forget(records: Iterable[Record], stream: str) -> list[Record]:
     digest = {"$sha256": "0" * 64}
     return [
-        r._replace(event=r.event.model_copy(update={"payload": digest})) if r.event.stream_id == stream else r
+        r._replace(event=StreamEvent.trusted({**r.event.fields(), "payload": digest}))
+        if r.event.stream_id == stream
+        else r
         for r in records
     ]
 

@@ -1,4 +1,4 @@
-"""Connecting, on the oldest and the newest server: ends, impostors, TLS and credentials."""
+"""Connecting to the oldest and newest server: lost connections, impostors, TLS and credentials."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_waiting_for_a_connection_can_be_cancelled_at_any_moment() -> None
 
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[int]:
-    """A program of ours on a port; all its connections end with the block."""
+    """A test program on a port; all its connections end with the block."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -120,7 +120,7 @@ async def listening(serve: Serve) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def impostor(info: dict[str, object]) -> AsyncIterator[tuple[int, bytearray]]:
-    """A program on a port that greets like a server, and all that it was sent."""
+    """A program on a port that greets like a server, and everything it received."""
     sent = bytearray()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -170,7 +170,7 @@ async def test_what_is_no_nats_server_is_an_error(greeting: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``ca.pem``, and certificates of a server and a client; ``other`` is another authority's."""
+    """``ca.pem`` and certificates of a server and a client; ``other`` is from another authority."""
     place = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(place / "ca.pem"))

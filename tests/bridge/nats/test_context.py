@@ -1,4 +1,4 @@
-"""Where a record belongs: project, depth and turn, folded from the log."""
+"""A record's project, depth and turn, folded from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers: what is filled in, what is refused, and that nothing can be smuggled in."""
+"""Headers: what is filled in, what is refused, and that no injection is possible."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wire(headers: dict[str, str]) -> bytes:
 
 
 def read(raw: bytes) -> dict[str, str]:
-    """As a client reads headers: line by line, white space stripped."""
+    """Read headers as a client does: line by line, white space stripped."""
     lines = raw.decode().split("\r\n")
     assert lines[0] == "NATS/1.0" and lines[-2:] == ["", ""]
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:-2])}

@@ -1,4 +1,4 @@
-"""Redaction of text in pieces: wherever a secret is cut, no part of it leaves."""
+"""Redaction of text in pieces: wherever a secret is split, no part of it gets out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams, publishing and reading, on the oldest and the newest server; and what goes wrong on the way."""
+"""Streams, publishing and reading, on the oldest and newest server; and their failures."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ async def test_a_killed_server_ends_what_waits_and_the_next_connection_finds_all
 
 
 async def test_a_stream_that_cannot_be_made_just_now_is_tried_again(tmp_path: Path, server: RealServer) -> None:
-    """A server may still be removing the directory of a stream that was deleted; here a file stands in its way."""
+    """A server may still be removing a deleted stream's directory; here a file blocks the new one."""
     with real_server(tmp_path, server.version) as own:
         session = await JetStream.connect(own.options)
         before, stream = definition(), definition()

@@ -49,7 +49,7 @@ def on_the_wire(message: Message) -> bytes:
 
 
 def by_name(record: Record, made: Any, mirror: Mirror = MIRROR) -> tuple[Message, tuple[str, ...]]:
-    """A record's own message as it is made where nothing can be looked up."""
+    """A record's own message, built without any lookup."""
     contexts = ContextProjection()
     contexts.apply(chained([CREATED])[0])
     contexts.apply(record)
@@ -213,7 +213,7 @@ def test_an_l0_message_gives_up_what_is_optional_first_and_itself_last() -> None
 def test_a_forgotten_record_is_told_as_such_and_still_chains() -> None:
     record = big(1000)
     digest = sha256(canonical(record.event.payload)).hexdigest()
-    forgotten = record._replace(event=record.event.model_copy(update={"payload": {"$sha256": digest}}))
+    forgotten = record._replace(event=StreamEvent.trusted({**record.event.fields(), "payload": {"$sha256": digest}}))
     assert is_forgotten(forgotten.event) and not is_forgotten(record.event)
     made = mirrored(forgotten, RecordContext("p", "ses_a", 0), MIRROR)
     message = own(made)
@@ -305,7 +305,7 @@ def test_no_record_stops_the_mirror(
 
 @pytest.mark.parametrize("field", ["id", "hash"])
 def test_a_log_that_was_tampered_with_adds_no_header(field: str) -> None:
-    """What is read back is not checked again: a line that hides in it stays inside its header, and is not sent."""
+    """Records read back are not checked again; a line hidden in one stays in its header and is not sent."""
     (record,) = chained([CREATED])
     bad = "x\r\nCG-Recursion-Depth: 7"
     if field == "id":

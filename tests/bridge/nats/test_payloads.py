@@ -1,4 +1,4 @@
-"""The L0 payloads: what must be there, what may, what must not, and that nothing unknown is lost."""
+"""The L0 payloads: required, optional and forbidden fields, and that unknown fields are kept."""
 
 from __future__ import annotations
 

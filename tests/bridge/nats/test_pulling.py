@@ -1,4 +1,4 @@
-"""The pull loop: outcomes, limits, and servers that are killed, held, wiped or robbed of the consumer."""
+"""The pull loop: outcomes, limits, and servers that are killed, paused, wiped or lose the consumer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
 
 
 async def stream(sessions: Sessions, count: int = 0) -> str:
-    """A work queue of its own, with so many messages ``0``, ``1``, …"""
+    """A separate work queue with ``count`` messages ``0``, ``1``, …"""
     name = f"P{next(_number)}"
     definition = StreamDefinition(name, (f"{name}.>",), "workqueue", "A test's")
     session = await sessions.get()
@@ -79,7 +79,7 @@ async def pulling(
 
 
 class Keeper:
-    """A handler that counts what it has done."""
+    """A handler that counts the messages it handled."""
 
     def __init__(self) -> None:
         self.done: Counter[bytes] = Counter()
@@ -93,7 +93,7 @@ class Keeper:
 
 
 async def empty(sessions: Sessions, name: str) -> None:
-    """Wait until the work queue holds nothing more."""
+    """Wait until the work queue is empty."""
     session = await sessions.get()
     async with asyncio.timeout(HANG_SECONDS):
         while (await keeping.facts(session, name)).messages:

@@ -105,7 +105,7 @@ def test_what_is_accepted_is_what_everybody_says(
 
 
 def test_a_chain_that_spawns_itself_ends() -> None:
-    """Each hop is computed by the one that spawns, enqueued, and reported by the one that was spawned."""
+    """The parent computes each hop and enqueues it; the child reports it."""
     depth, hops = 0, 0
     while True:
         enqueued = judge("enqueue", depth_header(depth), recorded=None)

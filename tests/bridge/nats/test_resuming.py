@@ -1,4 +1,4 @@
-"""Where a mirror resumes, as a table of the states of its notes, its stream and the log."""
+"""Where a mirror resumes: a table of the states of its notes, its stream and the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def at(position: int, *, rebuild: int = 0, sequence: int | None = None) -> Mirro
 
 
 def stream(begin: int, end: int, **more: object) -> StreamSurvey:
-    """A stream that holds the records from ``begin`` to ``end``."""
+    """A stream with the records from ``begin`` to ``end``."""
     found = StreamSurvey("then", at(begin), at(end), end - begin + 1, False)
     return replace(found, **more)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Which streams there must be, and what is done about those that are there."""
+"""The required streams, and what is done about existing ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = list(BY_NAME.values())
 
 
 def answered(definition: StreamDefinition, server: tuple[int, int] = NEW, **changed: Any) -> dict[str, Any]:
-    """The configuration as a server answers it, with what it fills in itself."""
+    """The configuration as a server returns it, with its own defaults filled in."""
     config = {
         **definition.config(server),
         "max_consumers": -1,

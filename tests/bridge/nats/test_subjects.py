@@ -167,7 +167,7 @@ def test_what_escape_does_not_write_is_not_read(token: str) -> None:
 @many
 @given(st.text(st.sampled_from("%AB2Ee0~_.*é9F"), max_size=8))
 def test_reading_is_the_inverse_of_writing(token: str) -> None:
-    """Whatever token is read, it is the only one of its name."""
+    """Any token that can be read is the only token of its name."""
     try:
         name = unescape(token)
     except SubjectError:

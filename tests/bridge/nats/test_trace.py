@@ -99,7 +99,7 @@ def test_a_child_is_the_same_each_time_and_another_below_another() -> None:
 
 
 def test_fan_out_and_join_keep_the_trace() -> None:
-    """Three calls, and a report of each that passes on what it got (FEATURES C27, C29)."""
+    """Three calls, each with a report that passes on the context it got (FEATURES C27, C29)."""
     turn = session_trace("ses_root", "ses_root")
     calls = [turn.child(f"call_{n}") for n in range(3)]
     reports = [parse_traceparent(str(call)) for call in calls]
@@ -110,7 +110,7 @@ def test_fan_out_and_join_keep_the_trace() -> None:
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith(("task", "chat", "abort_task"))])
 def test_every_recorded_event_of_a_family_is_in_one_trace(name: str) -> None:
-    """Along causation as well: the cause of an event is in the event's trace."""
+    """This holds along causation, too: an event's cause is in the event's trace."""
     events = {event.id: event for event in play(name).log.events.values() if event.traceparent}
     assert events
     for event in events.values():

@@ -1,4 +1,4 @@
-"""Header blocks of any content: parsed as the client library parses them."""
+"""Header blocks of any content are parsed as the client library parses them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The pinned messages, and ``python -m tests.bridge.nats.vectors`` to write ``vectors.json`` again.
 
 The file is the promise that subjects, headers and bodies stay as they are, so that two versions of a mirror
-and everybody's consumers agree; writing it again is for adding cases, never for making a failing test pass.
+and all consumers agree. Rewrite it only to add cases, never to make a failing test pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP = {"session": "ses_a", "message": "msg_2", "part": "prt_1", "turn": "msg_1"
 
 
 def events() -> dict[str, StreamEvent]:
-    """By name, in the order of their log."""
+    """The events by name, in log order."""
     created = {"session": "ses_a", "lineage": "root", "project": PROJECT, "title": "naïve 😀"}
     child = {"session": "ses_b", "parent": "ses_a", "lineage": "child", "project": PROJECT}
     rows: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

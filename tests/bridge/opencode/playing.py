@@ -1,4 +1,4 @@
-"""Feeding recordings to the translator in tests, with crashes where a test wants them."""
+"""Feeding recordings to the translator in tests, with crashes where a test asks for them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def recording(name: str) -> list[Item]:
 
 
 def names() -> list[str]:
-    """Every recording there is."""
+    """The names of all recordings."""
     return sorted(path.stem for path in RECORDINGS.glob("*.jsonl"))
 
 
 class Log:
-    """The durable part: first event of each key, in order."""
+    """The durable part: the first event of each key, in order."""
 
     def __init__(self) -> None:
         self.events: dict[str, StreamEvent] = {}
@@ -55,7 +55,7 @@ class Log:
 
 
 class Player:
-    """A sidecar's translator over a log, with a clock that the test moves."""
+    """A sidecar's translator over a log, with a clock that the test controls."""
 
     def __init__(self, log: Log | None = None, identity: Identity | None = None) -> None:
         self.log = log if log is not None else Log()
@@ -66,20 +66,20 @@ class Player:
         self.translator = Translator(self.identity, self.log.state())
 
     def feed(self, items: Iterable[Item], known: dict[str, Any] | None = None) -> None:
-        """Feed items; ``known`` is what OpenCode would answer about sessions. Nobody answers by default."""
+        """Feed items. ``known`` is OpenCode's answer about sessions; by default there is none."""
         for token, item in items:
             self.now += 0.001
             self.translator.feed(token, item, self.now)
             self._collect(known or {})
 
     def wait(self, seconds: float = 10.0) -> None:
-        """Let time pass, so that everything held is written."""
+        """Let enough time pass that everything held is written."""
         self.now += seconds
         self.translator.tick(self.now)
         self._collect({})
 
     def crash(self) -> None:
-        """Lose everything but the log; the shim sends again what was not finished."""
+        """Lose everything but the log; the shim resends unfinished items."""
         self.translator = Translator(self.identity, self.log.state())
 
     def _collect(self, known: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ class Player:
 
 
 def play(name: str) -> Player:
-    """A player that has been fed one whole recording."""
+    """Return a player that was fed one whole recording."""
     player = Player()
     player.feed(recording(name))
     player.wait()

@@ -1,4 +1,4 @@
-"""The frames: what goes in comes out, what is not a frame says so and nothing else happens."""
+"""The frames: they survive a round trip; anything else fails with its own error and no side effect."""
 
 import json
 import subprocess

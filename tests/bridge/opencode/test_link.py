@@ -1,4 +1,4 @@
-"""The link protocol without sockets: both ends are driven through each other, so both are checked at once."""
+"""The link protocol without sockets: both ends drive each other, so both are checked at once."""
 
 import json
 from collections.abc import Iterable

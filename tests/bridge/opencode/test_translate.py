@@ -1,4 +1,4 @@
-"""The translator over recordings of real runs: what becomes of each hook, whatever dies in between."""
+"""The translator over recordings of real runs: what each hook becomes, whatever crashes in between."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.capture.shapes import beginning
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
@@ -22,6 +23,9 @@ CUT_EVERYWHERE = {
     "http_400",
     "permission_child",
     "repeated_ids_parallel",
+    "shell",
+    "shell_abort",
+    "shell_fork",
     "task_child",
     "task_parallel",
     "two_queued",
@@ -29,7 +33,7 @@ CUT_EVERYWHERE = {
 
 
 def shape(events: list[StreamEvent]) -> list[tuple[Any, ...]]:
-    """What must not depend on crashes: everything but ids, times, and the title (updates of it are not final)."""
+    """Everything that must not depend on crashes: all but ids, times and the title, whose updates are not final."""
     keys = {event.id: event.idempotency_key for event in events}
     return sorted(
         (
@@ -171,6 +175,51 @@ class TestWhatBecomesOfARun:
         assert going_on.causation_id == compacted.id
         assert not [e for e in player.of("execution.output") if e.payload["text"].startswith("Continue if")]
 
+    def test_what_was_undone_names_its_prompt_and_a_command_its_arguments(self) -> None:
+        player = play("revert")
+        prompts = {e.payload["message"]: e for e in player.of("human.input")}
+        undone, answer = player.of("opencode.message.removed")
+        message = undone.payload["properties"]["messageID"]
+        assert (undone.payload["prompt"], undone.causation_id) == ("SAY:b", prompts[message].id)
+        assert undone.correlation_id == message
+        assert "prompt" not in answer.payload and answer.payload["properties"]["messageID"] not in prompts
+        told = play("command").of("opencode.command.executed")[0].payload["properties"]
+        assert (told["name"], told["arguments"]) == ("init", "SAY:x")
+
+    def test_the_first_words_of_a_prompt_are_few_and_on_one_line(self) -> None:
+        part = {"type": "text", "text": "fix\n\tit " + "x" * 500}
+        made_up = {"type": "text", "text": "made up", "synthetic": True}
+        assert beginning({"parts": [made_up, 5, part]}, 12) == "fix it xxxxx"
+        assert beginning({"shell": "make  test"}, 80) == "!make test"
+        for parts in (None, 5, "text", [None], [{"type": "text", "text": 7}]):
+            assert beginning({"parts": parts}, 80) == ""
+
+    @pytest.mark.parametrize(
+        ("name", "asks"),
+        [
+            ("permission_once", 1),
+            ("permission_always", 1),
+            ("permission_child", 1),
+            ("permission_external_directory", 1),
+            ("permission_reject", 1),
+            ("permission_aborted", 1),
+            ("run_permission", 1),
+            ("question_replied", 1),
+            ("question_rejected", 1),
+        ],
+    )
+    def test_an_ask_and_its_answer_are_joined_with_their_step(self, name: str, asks: int) -> None:
+        player = play(name)
+        checkpoints = player.of("workflow.checkpoint")
+        steps = [e.payload for e in player.of("execution.step") if e.payload["kind"] == "tool"]
+        asked = [e for e in checkpoints if e.payload["state"] == "asked"]
+        assert len(asked) == asks
+        for ask in asked:
+            place = [ask.payload[field] for field in ("session", "turn", "call")]
+            assert [[s["session"], s["turn"], s["call"]] for s in steps].count(place) == 1
+            answers = [e for e in checkpoints if e.causation_id == ask.id]
+            assert [e.payload["request"] for e in answers] == [ask.payload["request"]] * len(answers)
+
     def test_a_deletion_ends_child_and_parent(self) -> None:
         ended = play("deletion").of("lifecycle.session.ended")
         assert [e.payload["reason"] for e in ended] == ["deleted", "deleted"]
@@ -184,6 +233,25 @@ class TestWhatBecomesOfARun:
         resumed = player.of("lifecycle.session.resumed")
         assert len(resumed) == 1 and resumed[0].payload["lineage"] == "root"
         assert player.types()[0] == "lifecycle.session.resumed"
+
+    def test_a_resumed_session_keeps_the_title_that_it_had_last(self) -> None:
+        player = Player()
+        player.feed(recording("title_by_model"))
+        last = player.of("turn.ended")[-1].payload["title"]
+        assert last != player.of("lifecycle.session.created")[0].payload["title"]
+        player.crash()
+        session = player.of("turn.ended")[-1].payload["session"]
+        told = [
+            {"info": {"id": "msg_z1", "role": "assistant", "parentID": "msg_z0", "time": {}}, "sessionID": session},
+            {"sessionID": session},
+        ]
+        hooks = [
+            HookItem("event", 2**41, {"event": {"id": f"evt_z{n}", "type": type_, "properties": properties}})
+            for n, (type_, properties) in enumerate(zip(("message.updated", "session.idle"), told, strict=True))
+        ]
+        player.feed([(Token(Origin("e" * 32, "1" * 16), seq), hook) for seq, hook in enumerate(hooks, 1)])
+        assert [e.payload["title"] for e in player.of("lifecycle.session.resumed")] == [last]
+        assert player.of("turn.ended")[-1].payload["title"] == last
 
     def test_a_crash_of_opencode_interrupts_its_turn(self) -> None:
         player = Player()
@@ -256,7 +324,7 @@ class TestCrashes:
 
 class TestLineage:
     def _child_only(self, name: str = "task_child") -> tuple[list[Item], str]:
-        """A recording without its root's creation: a parent that never appears."""
+        """A recording without its root's creation, so that the parent never appears."""
         items = recording(name)
         root = items[0][1].input["event"]["properties"]["sessionID"]
         child_items = [i for i in items if json.dumps([i[1].input, i[1].output]).find(root) < 0]
@@ -384,7 +452,7 @@ def _info(item: HookItem) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", names())
 def test_what_is_sent_again_from_anywhere_after_a_crash_adds_nothing(name: str) -> None:
-    """Everything was durable but its acks were lost, also those of hooks that make no event but were remembered."""
+    """All was durable but the acks were lost, also those of hooks that are remembered without an event."""
     player, items = play(name), recording(name)
     before = list(player.log.events)
     step = 1 if name in CUT_EVERYWHERE | {"fork"} else 1 + len(items) // 12

@@ -1,4 +1,4 @@
-"""One home for all tests that only read."""
+"""One home shared by all tests that only read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = (
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: a test that changes a log makes its own."""
+    """Read-only: a test that changes a log makes its own."""
     return make_home(tmp_path_factory.mktemp("cli") / "home", *NAMES)
 
 

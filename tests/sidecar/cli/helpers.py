@@ -36,7 +36,7 @@ class Done:
     err: str
 
     def objects(self) -> list[dict[str, Any]]:
-        """What ``--json`` printed: one object a line."""
+        """The objects that ``--json`` printed, one a line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     def rows(self) -> list[list[str]]:
@@ -56,7 +56,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(home: Path, *arguments: str, **environ: str) -> Done:
-    """Run a command in this process, which is ten times as fast as in its own."""
+    """Run a command in this process, ten times as fast as in a separate one."""
     done = CliRunner().invoke(app, ["--home", str(home), *arguments], prog_name="durable-stream", env=environ)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return Done(done.exit_code, done.stdout, done.stderr)
@@ -85,7 +85,7 @@ def run_and_stop(home: Path, *arguments: str) -> Done:
 
 
 def events_of(name: str, translator: Translator) -> list[StreamEvent]:
-    """The events that the translator makes of one recording."""
+    """The events that the translator makes from one recording."""
     content = (RECORDINGS / f"{name}.jsonl").read_bytes()
     origin = Origin(sha256(content).hexdigest(), "play")
     made: list[StreamEvent] = []
@@ -104,7 +104,7 @@ def events_of(name: str, translator: Translator) -> list[StreamEvent]:
 
 
 async def append(store: Path, batches: Iterable[Sequence[StreamEvent]], **options: Any) -> None:
-    """Write batches to the log in ``store``, as a sidecar that runs and stops."""
+    """Write batches to the log in ``store``, like a sidecar that runs and stops."""
     log = await JsonlStore.open(store, seeded_identity(1), **options)
     for batch in batches:
         if batch:
@@ -112,16 +112,8 @@ async def append(store: Path, batches: Iterable[Sequence[StreamEvent]], **option
     await log.close()
 
 
-async def compress_closed(store: Path) -> None:
-    """Compress every closed segment of a stopped log."""
-    log = await JsonlStore.open(store, seeded_identity(1))
-    while await log.compress() is not None:
-        pass
-    await log.close()
-
-
 def make_home(home: Path, *recordings: str) -> Path:
-    """A home whose log holds these recordings, one batch an event."""
+    """Make a home whose log contains these recordings, one batch an event."""
     home.mkdir(mode=0o700)
     translator = Translator(seeded_identity(2))
     made = [[event] for name in recordings for event in events_of(name, translator)]

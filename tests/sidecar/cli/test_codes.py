@@ -1,4 +1,4 @@
-"""Error codes: every error that can reach a user has one, it is printed, and the page on operations lists it."""
+"""Error codes: every error that a user can see has one; it is printed and listed in docs/operations.md."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def errors() -> list[type[Exception]]:
 
 
 def given(names: set[str]) -> set[str]:
-    """The codes that are written down where an error of one of these classes is raised."""
+    """The codes given where an error of one of these classes is raised."""
     found = set()
     for path in (ROOT / "sidecar").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

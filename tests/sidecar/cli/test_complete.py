@@ -1,4 +1,4 @@
-"""Shell completion, by a real bash."""
+"""Shell completion, in a real bash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAVY = ("rich", "websockets", "watchfiles", "nats", "aiohttp")
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with ``durable-stream``, to be put on the PATH."""
+    """A directory with ``durable-stream`` for the PATH."""
     directory = tmp_path_factory.mktemp("programs")
     script = directory / "durable-stream"
     script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sidecar.cli "$@"\n')
@@ -42,7 +42,7 @@ def in_bash(programs: Path, home: Path, script: str, **more: str) -> str:
 
 
 def offered(programs: Path, home: Path, *words: str) -> list[str]:
-    """What bash offers for the last of ``words``."""
+    """Bash's completions for the last of ``words``."""
     typed = " ".join(map(shlex.quote, ("durable-stream", *words)))
     script = (
         'eval "$(durable-stream --show-completion)"\n'
@@ -89,7 +89,7 @@ def test_the_home_that_was_typed_counts(programs: Path, home: Path, empty: Path)
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_it_reads_the_log_that_the_manifest_names(programs: Path, home: Path, tmp_path: Path, kept: bool) -> None:
-    """Also what was recorded after the log moved to SQLite, whether or not the old store is kept."""
+    """This includes records made after the log moved to SQLite, whether or not the old store is kept."""
     copy = tmp_path / "home"
     shutil.copytree(home, copy)
     assert run(copy, "migrate", "--to", "sqlite").code == 0

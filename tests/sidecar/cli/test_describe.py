@@ -1,4 +1,4 @@
-"""One line for each kind of event, whatever the payload holds."""
+"""One line for each kind of event, whatever its payload."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def line(type_: str, **payload: Any) -> Line:
         ("human.input", {"parts": [{"type": "text", "text": "fix\nit"}, {"type": "file", "filename": "a.py"}]},
          "input: fix it [a.py]"),
         ("human.input", {"parts": [{"type": "text", "text": "x", "synthetic": True}]}, "input: (no text of its own)"),
+        ("human.input", {"shell": "echo x;\n ls", "message": "m"}, "input: !echo x; ls"),
+        ("human.input", {"shell": 7}, "input: (no text of its own)"),
+        ("turn.started", {"trigger": "shell"}, "turn: shell"),
+        ("opencode.message.removed", {"prompt": "fix it", "properties": {"messageID": "m"}}, "undone: fix it"),
+        ("opencode.message.removed", {"prompt": ""}, "undone: a prompt"),
+        ("opencode.message.removed", {"properties": {"messageID": "m"}}, "undone: an answer"),
+        ("opencode.command.executed", {"properties": {"name": "init", "arguments": "SAY:x"}}, "command: /init SAY:x"),
+        ("opencode.command.executed", {"properties": {"name": "init", "arguments": ""}}, "command: /init"),
+        ("opencode.command.executed", {"properties": 5}, "command: /"),
         ("turn.started", {"model": {"provider": "p", "model": "m"}, "trigger": "prompt"}, "turn: p/m"),
         ("turn.started", {"trigger": "compaction"}, "turn: compaction"),
         ("turn.ended", {"outcome": "completed", "steps": 1, "cost": 0.0123, "tokens": {"input": 1500, "output": 7}},

@@ -1,4 +1,4 @@
-"""Commands next to a log that grows and a sidecar that lives: ``log --follow``, ``status``, ``stop``, ``play``."""
+"""Commands beside a growing log and a running sidecar: ``log --follow``, ``status``, ``stop``, ``play``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.streams.builders import event, events
 
 
 class Process:
-    """A command that runs on; its lines are awaited, with a hang limit."""
+    """A running command; its lines are awaited, with a hang limit."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self._process = subprocess.Popen(

@@ -26,7 +26,7 @@ NAMES = ("chat", "task_child", "http_400")
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """Sessions of a few recordings, each with a word in a payload that stands nowhere else."""
+    """Sessions of a few recordings, each with a unique word in a payload."""
     home = make_home(tmp_path / "home", *NAMES)
     batch = [event(f"mark-{name}", stream=name, payload={"text": f"MARK-{name}"}) for name in streams(home)]
     asyncio.run(append(home / "store", [batch]))
@@ -36,13 +36,13 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def served(home: Path) -> Path:
-    """The home with a sidecar that runs."""
+    """The home with a running sidecar."""
     assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
     return home
 
 
 def move(home: Path, to: str) -> None:
-    """The log is in ``to``, and no sidecar runs."""
+    """Move the log to ``to``, with no sidecar left running."""
     assert run(home, "migrate", "--to", to).code == 0 and run(home, "stop").code == 0
 
 

@@ -1,4 +1,4 @@
-"""What a terminal gets: lines that fit, colour unless it is unwanted."""
+"""Terminal output: lines that fit, and colour unless it is off."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def on_terminal(home: Path, *arguments: str, width: int, code: int = 0, **environ: str) -> str:
-    """What a command that ends with ``code`` prints on a terminal of that width."""
+    """The output on a terminal of that width of a command that exits with ``code``."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A home whose log is mirrored on a real server, and the damage that can be done to the copy."""
+"""A home whose log is mirrored on a real server, and damage to the copy."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Copy:
         self.home, self.server, self.max_bytes = Home(path), server, max_bytes
 
     def configure(self) -> None:
-        """Make the home, and set it to the server."""
+        """Make the home and configure the server."""
         self.home.create()
         self.home.config_path.write_text(
             f'[nats]\nmode = "external"\nservers = ["nats://{TOKEN}@127.0.0.1:{self.server.port}"]\n'
         )
 
     def make(self, *recordings: str, backend: Backend = "jsonl") -> Copy:
-        """A log of these recordings, with ids of its own; the home is set to the server."""
+        """Make a log of these recordings, with new ids, in a home configured for the server."""
         seed = 2 * next(_SEEDS)
         self.configure()
 
@@ -83,11 +83,11 @@ class Copy:
             await log.close()
 
     def with_log(self, work: Callable[[Log], Awaitable[T]]) -> T:
-        """Do something with the log, which no sidecar has."""
+        """Call a function with the log, while no sidecar runs."""
         return asyncio.run(self._with_log(work))
 
     def publish(self) -> Copy:
-        """Mirror what is not mirrored yet."""
+        """Mirror everything that is not mirrored yet."""
 
         async def work(log: Log) -> None:
             sessions = Sessions(self.server.ask_options)
@@ -103,7 +103,7 @@ class Copy:
         return self
 
     def on_server(self, work: Callable[[JetStream], Awaitable[T]]) -> T:
-        """Do something with a connection."""
+        """Call a function with a connection."""
 
         async def connected() -> T:
             session = await JetStream.connect(self.server.options)
@@ -115,7 +115,7 @@ class Copy:
         return asyncio.run(connected())
 
     def messages(self, stream: str = EVENTS) -> list[StreamMessage]:
-        """All that a stream keeps, of every home."""
+        """All messages of a stream, from every home."""
 
         async def read(session: JetStream) -> list[StreamMessage]:
             try:
@@ -144,7 +144,7 @@ class Copy:
 
 
 def store_files(server: RealServer, name: str) -> list[Path]:
-    """Files of a stopped server's store, by the end of their names."""
+    """Files of a stopped server's store whose names end in ``name``."""
     return sorted(path for path in (server.directory / "store").rglob("*") if path.name.endswith(name))
 
 

@@ -1,6 +1,6 @@
-"""The mirror's commands on a store in a bad state: one sentence, and nothing is changed, on the server neither.
+"""The mirror's commands on a bad store: one sentence, and nothing changes, not even on the server.
 
-The states are those of ``tests/sidecar/test_bad_stores.py``, where the other commands are asked.
+The states are those of ``tests/sidecar/test_bad_stores.py``, which tests the other commands.
 """
 
 from __future__ import annotations

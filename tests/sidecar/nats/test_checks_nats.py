@@ -1,4 +1,4 @@
-"""What ``doctor`` says of NATS: off, embedded, external, and what is wrong with each."""
+"""``doctor`` on NATS: off, embedded, external, and the faults of each."""
 
 from __future__ import annotations
 

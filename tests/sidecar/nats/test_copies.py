@@ -1,4 +1,4 @@
-"""``mirror verify`` and ``rebuild`` where log and copy differ on purpose, or a rebuild does not come to its end."""
+"""``mirror verify`` and ``rebuild`` if log and copy differ on purpose, or a rebuild does not finish."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ def test_where_nothing_differs_that_is_said_and_each_rebuild_has_the_next_number
 
 
 def begun(copy: Copy, process: subprocess.Popen[bytes], last: int) -> bool:
-    """Whether the last message of the stream is another one."""
+    """True if the stream's last message has changed."""
     return process.poll() is not None or max([0, *(m.sequence for m in copy.messages())]) != last
 
 
 def test_one_that_is_killed_at_any_step_is_run_again(copy: Copy) -> None:
-    """Killed when it has begun to remove, and when it has begun to publish."""
+    """Killed once after it began to remove, and once after it began to publish."""
     copy.make("chat", "task_nested", "two_queued", "tool_chain", "permission_child", "compaction_manual").publish()
     whole = len([m for m in copy.messages() if f".{copy.log_id}." in m.subject])
     for _ in range(2):

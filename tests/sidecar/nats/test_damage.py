@@ -1,4 +1,4 @@
-"""A damaged copy is named by ``mirror verify`` and made whole by ``mirror rebuild``, on every supported server.
+"""``mirror verify`` reports a damaged copy and ``mirror rebuild`` fixes it, on every supported server.
 
 RELIABILITY test 9.
 """
@@ -58,7 +58,7 @@ def again(found: StreamMessage) -> dict[str, str]:
 
 
 def mended(copy: Copy) -> None:
-    """A rebuild makes it whole, in every message, and only this log's."""
+    """Check that a rebuild restores every message, and only this log's."""
     others = [m for m in copy.messages() if f".{copy.log_id}." not in m.subject]
     done = copy.rebuild()
     assert done.code == 0, done
@@ -70,7 +70,7 @@ def mended(copy: Copy) -> None:
 
 
 def test_records_of_every_kind_and_size_equal_themselves(tmp_path: Path, server: RealServer) -> None:
-    """Odd names, bad traces, payloads that become pointers; the 8 MiB limit of this server leaves nothing else out."""
+    """Odd names, bad traces, payloads that become pointers; this server's 8 MiB limit excludes nothing else."""
     odd = "x \r\n\x1b[2J\ud800 修 %_ 👩\u200d💻 .*>"
     step = {"session": odd, "part": odd, "turn": odd, "kind": odd, "tool": odd, "status": "error", "tokens": {odd: 1}}
     more: list[dict[str, Any]] = [
@@ -155,7 +155,7 @@ def test_the_store_wiped(own: Copy) -> None:
 
 
 class Removing(Sessions):
-    """Removes a stream when it is asked for a connection the second time: when the comparing has begun."""
+    """Removes a stream at the second request for a connection, when the comparison has begun."""
 
     async def get(self) -> JetStream:
         again, session = self.opened > 0, await super().get()

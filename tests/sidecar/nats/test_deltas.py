@@ -1,4 +1,4 @@
-"""Token deltas on core NATS: joined, in order, redacted, lost without a trace of trouble where nobody can have them."""
+"""Token deltas on core NATS: joined, in order, redacted, and silently dropped if no server is there."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_without_a_connection_they_are_dropped_and_counted() -> None:
 
 
 def test_a_home_needs_no_listener(tmp_path: Path) -> None:
-    """What nobody hears is not kept: there is no stream on these subjects."""
+    """Unheard messages are not kept, because no stream has these subjects."""
     from bridge.nats.jetstream.stream_plan import keeps, wanted
 
     assert keeps(wanted(), "cg.v1.prj.public.str.agent.ses_a.chunk") is None

@@ -1,4 +1,4 @@
-"""The whole of it under kill -9: an embedded server, a publisher and a subscriber."""
+"""Everything under kill -9: an embedded server, a publisher and a subscriber."""
 
 from __future__ import annotations
 

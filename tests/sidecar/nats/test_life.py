@@ -1,4 +1,4 @@
-"""The table of the embedded server's life."""
+"""The state table of the embedded server."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ EVIL = "\x1b[2J\x1b]0;title\x07 \u202eright\r\n\x9b2J 修复 👩‍💻 " * 30
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A sidecar with a server of its own and a recorded session; the tests share it."""
+    """A sidecar with an embedded server and a recorded session, shared by the tests."""
     home = Home(tmp_path_factory.mktemp("listening") / "home")
     home.path.mkdir(mode=0o700)
     home.config_path.write_text('[nats]\nmode = "embedded"\n')
@@ -76,7 +76,7 @@ def level(home: Home) -> dict[str, Any]:
 
 
 def with_server(home: Home, *sent: tuple[str, dict[str, str], bytes], delete: int = 0) -> None:
-    """Send messages to the home's server as any process of the user may; or delete one of the stream."""
+    """Send messages to the home's server, as any process of the user may, or delete one from the stream."""
 
     async def work() -> None:
         sessions = sessions_of(home, load_config(home.config_path).nats)

@@ -1,4 +1,4 @@
-"""A mirror whose notes, stream or log are not what they were ends with the log all the same; forgetting reaches it."""
+"""A mirror catches up with the log even if its notes, stream or log changed; forgetting reaches it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ on_both = pytest.mark.parametrize("server", VERSIONS, indirect=True)
 
 @pytest.fixture
 async def admin(server: RealServer) -> AsyncIterator[JetStreamContext]:
-    """What another program does on the server."""
+    """A connection for another program's changes on the server."""
     client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
     yield client.jetstream()
     await client.close()
@@ -71,7 +71,7 @@ def lose_hints(store: MemoryStore) -> None:
 
 
 async def let_ids_expire(admin: JetStreamContext) -> None:
-    """As if the duplicate window were over: the server knows no message id any more."""
+    """Simulate the end of the duplicate window: the server forgets all message ids."""
     for name in ("MESHFORGE_EVENTS", "cg_evt_v1"):
         config = (await admin.stream_info(name)).config
         config.duplicate_window = 0.1
@@ -104,7 +104,7 @@ async def test_without_its_notes_and_after_the_duplicate_window_nothing_is_there
 async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
     server: RealServer, admin: JetStreamContext, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the messages of the L0 protocol and the records', within both, and before the cursor is kept."""
+    """Between L0 messages and records, within both, and before the cursor is saved."""
     monkeypatch.setattr("bridge.nats.mirror.publish.MAX_RUN", 40)
     store = MemoryStore()
     await fill(store, session_events(200))
@@ -139,14 +139,14 @@ async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
 
 
 class Dies(Exception):
-    """Stands for a kill -9."""
+    """Simulates a kill -9."""
 
 
 @pytest.mark.parametrize("step", ["purged", "told in L0", "published"])
 async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
     server: RealServer, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Within the duplicate window, where what was stored under a number and then purged is taken for a duplicate."""
+    """Within the duplicate window, the server treats a purged message's number as a duplicate."""
     from bridge.nats.mirror import publish as module
     from sidecar.nats.mirror import task as task_module
 
@@ -231,7 +231,7 @@ async def test_a_stream_that_was_emptied_or_made_anew_while_connected_is_filled_
 async def test_a_purge_within_the_duplicate_window_and_without_notes_is_made_good(
     server: RealServer, admin: JetStreamContext
 ) -> None:
-    """The server still knows all ids, calls them duplicates, and stores nothing."""
+    """The server still knows all ids, reports duplicates, and stores nothing."""
     store = await mirrored_log(60, server)
     lose_hints(store)
     await admin.purge_stream("MESHFORGE_EVENTS")
@@ -364,7 +364,7 @@ async def test_what_was_pruned_from_the_log_stays_in_the_mirror(server: RealServ
 
 
 async def test_a_log_whose_end_was_pruned_is_mirrored_to_its_end(server: RealServer) -> None:
-    """What was pruned there before it was published never comes, and nothing waits for it."""
+    """Records pruned before they were published never arrive, and nothing waits for them."""
     store = MemoryStore()
     await fill(store, session_events(20))
     last = [record async for record in store.read_all()][-1]

@@ -64,7 +64,7 @@ class Growing:
 
 
 async def halfway(task: MirrorTask) -> None:
-    """Until a run was published, and the next one is in progress."""
+    """Wait until one run was published and the next one is in progress."""
     begun = task.counts["published"]
     await until(lambda: task.counts["published"] > begun, "some are mirrored")
 
@@ -73,7 +73,7 @@ async def halfway(task: MirrorTask) -> None:
 async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RELIABILITY 8, each fault once; records come in all the time."""
+    """RELIABILITY 8, each fault once, while records keep arriving."""
     each = size("MIRROR_RECORDS", 3000 if backend == "jsonl" else 1000) // 5
     monkeypatch.setattr("bridge.nats.mirror.publish.MAX_RUN", min(each // 6, 1000))
     store = await open_store(backend, tmp_path / "store")
@@ -109,7 +109,7 @@ async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log
 
 
 async def test_how_far_it_is_is_kept_when_nothing_more_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``mirror verify`` takes what is missing up to the cursor for lost, and what comes after it for not sent yet."""
+    """``mirror verify`` counts missing messages up to the cursor as lost, and later ones as not sent yet."""
     monkeypatch.setattr("sidecar.nats.mirror.progress.CURSOR_SECONDS", 3600)
     store = await open_store("memory", tmp_path)
     with real_server(tmp_path / "nats", "2.15") as server:

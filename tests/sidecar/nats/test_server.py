@@ -1,4 +1,4 @@
-"""The embedded server, for real: killed, held, robbed of its port and its store, and never left behind."""
+"""The real embedded server: killed, paused, without its port or its store, and never left behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def directory(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def embedded(directory: Path, timing: Timing = QUICK, **config: Any) -> AsyncIterator[EmbeddedServer]:
-    """An embedded server that was started; when the block ends, no process is left."""
+    """A started embedded server; when the block ends, no process is left."""
     server = EmbeddedServer(directory, NatsConfig(mode="embedded", **config), seeded_identity(7).nonce, timing)
     server.start()
     try:
@@ -62,7 +62,7 @@ async def embedded(directory: Path, timing: Timing = QUICK, **config: Any) -> As
 
 
 async def running(server: EmbeddedServer, *, other_than: int | None = None) -> JetStream:
-    """A connection to it, once it runs as another process than ``other_than``."""
+    """Wait until it runs as a process other than ``other_than``, and connect to it."""
     await until(lambda: server.state is State.RUNNING and server.status()["pid"] != other_than, "the server runs")
     return await JetStream.connect(await server.options())
 
@@ -101,7 +101,7 @@ async def test_it_runs_closed_to_others_and_ends(directory: Path, version: str) 
 
 
 def _own_address() -> str:
-    """Another address of this machine than the first of its loopback."""
+    """An address of this machine other than 127.0.0.1."""
     return "127.0.0.2" if sys.platform == "linux" else socket.gethostbyname(socket.gethostname())
 
 
@@ -251,7 +251,7 @@ def _damages(directory: Path) -> dict[str, tuple[Callable[[Path], object], Calla
 
 
 def _without_root_rights(directory: Path, version: str) -> Path:
-    """The program, for whom modes count also when the tests run as root."""
+    """The program without root's rights, so that file modes count even if the tests run as root."""
     if not is_root():
         return program(version)
     wrapper = directory.parent / "nats-server"

@@ -1,4 +1,4 @@
-"""NATS in a real sidecar: shown by ``status``, never in the way of recording, and gone with it."""
+"""NATS in a real sidecar: shown by ``status``, never blocking recording, and ended with the sidecar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.streams.builders import event
 
 
 class Served:
-    """A sidecar with a configuration of its own."""
+    """A sidecar with its own configuration."""
 
     def __init__(self, path: Path) -> None:
         self.home = Home(path)
@@ -48,7 +48,7 @@ class Served:
         return found
 
     def until(self, **wanted: Any) -> dict[str, Any]:
-        """Wait until the status says so."""
+        """Wait until the status satisfies a condition."""
 
         def look() -> dict[str, Any] | None:
             found = self.nats()
@@ -91,7 +91,7 @@ def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
 
 
 def status_rows(home: Home, *command: str) -> dict[str, str]:
-    """What `status` or `mirror status` says of NATS."""
+    """The lines of `status` or `mirror status` on NATS."""
     lines = [line.split(None, 1) for line in run(home, *(command or ("status",))).stdout.splitlines()]
     return {name: words for name, words in (line for line in lines if len(line) == 2) if name in ("nats", "mirror")}
 
@@ -217,5 +217,5 @@ async def test_without_the_library_it_says_what_to_install(tmp_path: Path, monke
     service = NatsService(Home(tmp_path / "home"), NatsConfig(mode="embedded"), seeded_identity(1).nonce)
     service.start()
     found = service.status()
-    assert "pip install 'opencode-durable-stream[nats]'" in found["problem"] and not found["connected"]
+    assert "pip install 'nats-py" in found["problem"] and not found["connected"]
     await service.close()

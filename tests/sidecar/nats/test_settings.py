@@ -1,4 +1,4 @@
-"""From the configuration to what server and client are reported; and the configuration's own mistakes."""
+"""The settings of server and client that a configuration gives, and the configuration's own mistakes."""
 
 from __future__ import annotations
 

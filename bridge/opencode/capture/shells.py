@@ -1,0 +1,121 @@
+"""Commands that a person runs with ``!``: their input and the begin of their turn. Pure.
+
+No ``chat.message`` hook comes for them. OpenCode writes a user message with one
+synthetic note, then an answer with one ``bash`` part, and only that part names
+the command. So the note and the answer wait, unacknowledged, for the part.
+
+A fork copies the same messages; there the answer is already complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.opencode.capture import shapes
+from bridge.opencode.capture.emitter import Emitter, Entry
+from bridge.opencode.capture.shapes import mapping, present, text
+from bridge.opencode.capture.state import SHELL, CaptureState, SessionState
+from streams.identity import Identity
+
+
+@dataclass(slots=True)
+class _Shell:
+    """A command whose text is not known yet: its user message, the note in it, and its answer."""
+
+    user: str
+    note: Entry
+    deadline: float
+    answer: Entry | None = None
+
+
+class Shells(Emitter):
+    """Handles the messages of ``!`` commands until their turn begins."""
+
+    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
+        super().__init__(identity, state, clean, hold_s)
+        self._shells: dict[str, _Shell] = {}
+
+    def start_turn(
+        self, entry: Entry, session: SessionState, user: str, message: str, info: dict[str, Any], trigger: str | None
+    ) -> None:
+        """Write ``turn.started``; ``Turns`` does it."""
+
+    def shell_note(self, entry: Entry, session: SessionState, part: dict[str, Any]) -> bool:
+        """Hold the note of a command until the command is known. False if its turn has begun already."""
+        user = part["messageID"]
+        known = self._shells.get(session.id)
+        if user in session.turns or (known is not None and known.user == user):
+            self.counts["duplicate:message.part.updated"] += 1
+            return False
+        self.settle_shell(session.id)
+        self._shells[session.id] = _Shell(user, entry, self.now + self.hold_s)
+        return True
+
+    def shell_answer(self, entry: Entry, session: SessionState, user: str) -> bool | None:
+        """Hold the first update of a command's answer, pass over the later ones; ``None`` if it is another answer."""
+        waiting = self._shells.get(session.id)
+        if waiting is None or waiting.user != user:
+            self.settle_shell(session.id)
+            return None
+        if waiting.answer is not None:
+            return False
+        waiting.answer = entry
+        return True
+
+    def shell_tool(self, session: SessionState, part: dict[str, Any]) -> None:
+        """Begin the turn of a waiting command, if this is its part."""
+        waiting = self._shells.get(session.id)
+        if waiting is not None and waiting.answer is not None and _message(waiting.answer)["id"] == part["messageID"]:
+            self.settle_shell(session.id, text(mapping(part["state"].get("input")).get("command")))
+
+    def settle_shell(self, session_id: str, command: str | None = None, *, until_ms: int | None = None) -> None:
+        """End the wait: write the command's input and the begin of its turn; nothing if no answer came or it is copied.
+
+        ``command`` is ``None`` if its part never came. With ``until_ms``, only a wait that began before is ended.
+        """
+        waiting = self._shells.get(session_id)
+        if waiting is None or (until_ms is not None and waiting.note.item.t > until_ms):
+            return
+        del self._shells[session_id]
+        session = self.state.sessions.get(session_id)
+        if session is not None and waiting.answer is not None:
+            self._begin(waiting, waiting.answer, session, command)
+        else:
+            self.counts["not_final:message.part.updated"] += 1
+        for entry in (waiting.note, waiting.answer):
+            if entry is not None:
+                self.finish(entry.token)
+
+    def drop_shell(self, session_id: str, user: str) -> None:
+        """Forget a note that a fork copied."""
+        waiting = self._shells.get(session_id)
+        if waiting is not None and waiting.user == user and waiting.answer is None:
+            self.settle_shell(session_id)
+
+    def expire_shells(self, now: float) -> None:
+        """End the waits whose deadline has passed."""
+        for session_id, waiting in list(self._shells.items()):
+            if waiting.deadline <= now:
+                self.settle_shell(session_id)
+
+    def _begin(self, waiting: _Shell, answer: Entry, session: SessionState, command: str | None) -> None:
+        info, user = _message(answer), waiting.user
+        if user not in session.inputs:
+            human = session.known and session.parent is None
+            self.put(
+                waiting.note,
+                session,
+                "human.input" if human else "agent.input",
+                user,
+                present(message=user, agent=text(info.get("agent")), shell=command or ""),
+                cause=None if human else self.state.spawns.get(session.id),
+                actor="user" if human else "opencode",
+                correlation=user,
+            )
+        self.start_turn(answer, session, user, info["id"], info, SHELL)
+
+
+def _message(entry: Entry) -> dict[str, Any]:
+    return mapping(shapes.properties_of(entry.item).get("info"))

