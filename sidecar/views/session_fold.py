@@ -211,10 +211,13 @@ class SessionFold:
 
     def _removed(self, record: Record, payload: dict[str, Any]) -> None:
         message = as_text(as_mapping(payload.get("properties")).get("messageID"))
-        prompt = self.prompts.get(message)
-        if prompt is not None and not prompt.undone:
+        prompt, said = self.prompts.get(message), as_text(payload.get("prompt"))
+        if prompt is not None:
+            if prompt.undone:
+                return
             prompt.undone = True
             said = " ".join((prompt.command or prompt.shell or prompt.text).split())
+        if said:
             self.notice(record, "undone", said[:_UNDONE] + "…" * (len(said) > _UNDONE))
         elif message not in self.answered:
             self._other(record, payload)
