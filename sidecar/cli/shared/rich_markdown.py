@@ -36,6 +36,8 @@ _THEME = Theme(
         "markdown.item.bullet": "dim",
         "markdown.hr": "dim",
         "markdown.link": "underline",
+        "markdown.table.border": "dim",
+        "markdown.table.header": "bold",
         "markdown.link_url": "dim",
     }
 )
@@ -60,6 +62,7 @@ class _Table(TableElement):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for table in super().__rich_console__(console, options):
             if isinstance(table, Table):
+                table.show_edge = False
                 for column in table.columns:
                     column.overflow = "fold"  # a long word is broken, not cut
             yield table
