@@ -61,6 +61,7 @@ def run(arguments: str, home: Path) -> str:
         "XDG_CONFIG_HOME": str(home.parent / "config"),
         "NO_COLOR": "1",
         "TERM": "xterm",
+        "PAGER": "cat",
         "TZ": "UTC",
     }
     environment.pop("COLUMNS", None)

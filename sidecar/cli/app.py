@@ -22,6 +22,7 @@ from sidecar.cli import (
     play,
     prune,
     query,
+    read,
     repair,
     serve,
     show,
@@ -96,6 +97,12 @@ add_command(
     panel=LOOK,
     examples=["log", "log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow"],
 )
+add_command(
+    app,
+    read.read,
+    panel=LOOK,
+    examples=["read", "read ses_1a2b --full --children", "read ses_1a2b --output session.html"],
+)
 add_command(app, tree.tree, panel=LOOK, examples=["tree", "tree --limit 5", "tree ses_1a2b"])
 add_command(
     app, changes.changes, panel=LOOK, examples=["changes --since 1d", "changes ses_1a2b --diff", "changes --json"]
@@ -108,7 +115,12 @@ add_command(
     examples=["query --type agent.error --since 2d", "query --type 'execution.*' --text pytest --limit 10"],
 )
 add_command(app, why.why, panel=LOOK, examples=["why 5F3Q"])
-add_command(app, export.export, panel=LOOK, examples=["export ses_1a2b --output session.jsonl"])
+add_command(
+    app,
+    export.export,
+    panel=LOOK,
+    examples=["export ses_1a2b --output session.jsonl", "export ses_1a2b --format html -o session.html"],
+)
 add_command(app, status.status, panel=CHECK, examples=["status"])
 add_command(app, doctor.doctor, panel=CHECK, examples=["doctor"])
 add_command(app, verify.verify, panel=CHECK, examples=["verify", "verify --json"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from sidecar.cli.shared.arguments import StreamArgument
-from sidecar.cli.shared.command import Failure, JsonFlag, complain, home_of
+from sidecar.cli.shared.command import JsonFlag, complain, home_of
 
 if TYPE_CHECKING:
     from sidecar.views.select import Family
@@ -18,44 +18,63 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
+class Form(StrEnum):
+    """What a stream can be exported as."""
+
+    jsonl = "jsonl"
+    markdown = "markdown"
+    html = "html"
+
+
 async def export(
     context: typer.Context,
     stream: StreamArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, a new file; else to stdout.")
     ] = None,
+    form: Annotated[
+        Form, typer.Option("--format", help="The records, or the whole conversation as `read --full` shows it.")
+    ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:
     """Write a stream, and all that belongs to it, to a file.
 
-    JSON lines, with or without ``--json``: a header, then the records.
+    JSON lines, with or without ``--json``: a header, then the records. With --format the conversation
+    instead, with everything that ``read`` would shorten or fold.
     """
+    from sidecar.cli.shared.transcript import written_to
     from sidecar.views.select import family_of, find_stream, open_reader
     from streams.log.directory import read_manifest
 
+    if json and form is not Form.jsonl:
+        raise typer.BadParameter("--json is --format jsonl; `read --format json` prints the conversation")
     store = home_of(context).store_path
     reader = open_reader(store)
     stream = await find_stream(reader, stream)
     family = await family_of(reader, stream)
     manifest = read_manifest(store)
-    log_id = manifest.log_id if manifest is not None else None
-    if output is None:
-        sys.stdout.flush()
-        await _write(reader, family, log_id, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return
-    try:
-        # What agents saw and wrote is the user's alone, as in the home.
-        file = open(output, "xb", opener=_private)  # noqa: SIM115, ASYNC230 - closed below, removed on failure
-    except FileExistsError:
-        raise Failure("exists", f"{output} is already there and is not overwritten; choose another --output") from None
-    try:
-        with file:
-            count = await _write(reader, family, log_id, file)
-    except BaseException:
-        output.unlink(missing_ok=True)  # half an export looks like a whole one
-        raise
-    complain(f"wrote {count} records of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}")
+    with written_to(output) as file:
+        if form is Form.jsonl:
+            count = await _write(reader, family, manifest.log_id if manifest is not None else None, file)
+            wrote = f"{count} records"
+        else:
+            await _write_conversation(reader, family, form, file)
+            wrote = f"the conversation as {form}"
+    if output is not None:
+        complain(f"wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}")
+
+
+async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes]) -> None:
+    from sidecar.cli.shared.transcript import conversation_of, notes_of, transcript_bytes
+    from sidecar.views.transcript import Reading
+    from streams.identity import system_identity
+
+    roots, fault = await conversation_of(reader, family)
+    if fault is not None:
+        raise fault
+    notes = await notes_of(reader, family.stream)
+    reading = Reading(full=True, children=True, now_ms=system_identity().now_ms(), notes=notes)
+    file.writelines(transcript_bytes(roots, reading, form))
 
 
 async def _write(reader: LogReader, family: Family, log_id: object, file: IO[bytes]) -> int:
@@ -80,9 +99,3 @@ async def _write(reader: LogReader, family: Family, log_id: object, file: IO[byt
     async for record in records_of(reader, family, up_to=head):
         file.write(json_line(record.as_json()))
     return count
-
-
-def _private(path: str, flags: int) -> int:
-    import os
-
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

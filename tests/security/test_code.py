@@ -26,6 +26,10 @@ LOOKED_AT = {
     ("sidecar/nats/server/child.py", "S606"): "becomes the NATS server: the sidecar's own command as a list, no shell",
     ("sidecar/nats/server/process.py", "S603"): "asks ps, by its full path, about one pid: a list, no shell",
     ("sidecar/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
+    (
+        "sidecar/cli/shared/pager.py",
+        "S603",
+    ): "starts the pager that the user named, as a shell would split it, no shell",
     ("streams/stores/sqlite/keys.py", "S608"): "the text holds question marks and constants only; values are bound",
     ("streams/stores/sqlite/rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",

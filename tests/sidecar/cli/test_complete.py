@@ -59,7 +59,7 @@ def test_commands_and_options(programs: Path, home: Path) -> None:
 
 def test_streams_and_sessions(programs: Path, home: Path) -> None:
     streams = {stream["stream_id"] for stream in run(home, "streams", "--json").objects()}
-    for words in (["log"], ["tree"], ["export"], ["query", "--stream"]):
+    for words in (["log"], ["read"], ["tree"], ["export"], ["query", "--stream"]):
         assert set(offered(programs, home, *words, "ses_")) >= streams
     one = min(streams)
     assert offered(programs, home, "log", one[:-2]) == [one]

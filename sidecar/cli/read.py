@@ -1,0 +1,100 @@
+"""``read``: a session as the conversation that it was."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import JsonFlag, complain, home_of, note
+from sidecar.cli.shared.project import ProjectOption
+
+if TYPE_CHECKING:
+    from sidecar.cli.shared.output import Output
+    from sidecar.views.transcript import Reading, Session
+
+
+class Form(StrEnum):
+    """What a transcript can be written as."""
+
+    markdown = "markdown"
+    html = "html"
+    json = "json"
+
+
+async def read(
+    context: typer.Context,
+    stream: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STREAM]",
+            help="A stream's or child session's id, or its unique beginning or end; "
+            "without it the newest stream of the project here.",
+            autocompletion=complete.sessions,
+        ),
+    ] = None,
+    form: Annotated[
+        Form | None, typer.Option("--format", help="Write this; in a pipe, Markdown is written anyway.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing: whole outputs, diffs and reasoning.")] = False,
+    children: Annotated[
+        bool, typer.Option("--children", help="Show child sessions where they happened, not only their result.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write here, a new file; its ending names the format."),
+    ] = None,
+    project: ProjectOption = None,
+    pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Show a screen at a time.")] = True,
+    json: JsonFlag = False,
+) -> None:
+    """Read a session as a conversation: prompts, whole answers, commands with their output, edits as diffs.
+
+    Says who approved what and how long it waited. Child sessions are folded to their result.
+    """
+    from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.project import newest_stream, newest_text
+    from sidecar.cli.shared.transcript import conversation_of, format_of, notes_of, transcript_bytes, written_to
+    from sidecar.views.select import family_of, find_session, open_reader
+    from sidecar.views.transcript import Reading
+    from streams.identity import system_identity
+
+    if stream is not None and project is not None:
+        raise typer.BadParameter("give a stream or a --project, not both")
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    shown = out.terminal and form is None and output is None
+    session = None
+    if stream is None:
+        stream = await newest_stream(reader, project)
+        if not shown:
+            note(await newest_text(reader, stream))
+    else:
+        stream, session = await find_session(reader, stream)
+    family = await family_of(reader, stream, session=session)
+    roots, fault = await conversation_of(reader, family)
+    notes = await notes_of(reader, stream)
+    reading = Reading(full=full, children=children, now_ms=system_identity().now_ms(), notes=notes)
+    if shown:
+        _show(out, roots, reading, pager=pager)
+    else:
+        named = "json" if json else format_of(form, output)
+        with written_to(output) as file:
+            file.writelines(transcript_bytes(roots, reading, named))
+        if output is not None:
+            complain(f"wrote {named} to {output}")
+    if fault is not None:
+        raise fault
+
+
+def _show(out: Output, roots: list[Session], reading: Reading, *, pager: bool) -> None:
+    from sidecar.cli.shared.pager import page
+    from sidecar.cli.shared.project import shown_directory
+    from sidecar.cli.shared.transcript_text import transcript_rows
+
+    where = shown_directory(roots[0].directory) if roots else ""
+    rows = transcript_rows(out.console, roots, reading, where)
+    page((out.styled(row) for row in rows), out.console.height, wanted=pager)

@@ -1,0 +1,69 @@
+"""Showing long text a screen at a time, with the user's own pager."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
+from itertools import chain
+from pathlib import PurePath
+
+_STRAIGHT = frozenset({"", "cat"})
+
+
+def pager_command() -> list[str]:
+    """``$PAGER``, else ``less`` if it is there; empty where text is printed straight."""
+    given = os.environ.get("PAGER")
+    if os.environ.get("TERM") in (None, "dumb"):
+        return []
+    if given is None:
+        return ["less", "-R"] if shutil.which("less") else []
+    try:
+        words = shlex.split(given)
+    except ValueError:
+        return []
+    if given.strip() in _STRAIGHT or not words or shutil.which(words[0]) is None:
+        return []
+    # Without -R it shows the codes of colours instead of colours.
+    return [*words, "-R"] if PurePath(words[0]).name == "less" else words
+
+
+def page(lines: Iterable[str], height: int, *, wanted: bool = True) -> None:
+    """Write ``lines`` to the terminal, through a pager unless they fit on it.
+
+    The pager gets them as they come. It may be left before the end.
+    """
+    source = iter(lines)
+    first: list[str] = []
+    for line in source:
+        first.append(line)
+        if len(first) >= height:
+            break
+    command = pager_command() if wanted and len(first) >= height else []
+    if not command:
+        for line in chain(first, source):
+            sys.stdout.write(f"{line}\n")
+        return
+    sys.stdout.flush()
+    _through(command, chain(first, source))
+
+
+def _through(command: list[str], lines: Iterator[str]) -> None:
+    # As git does: shown at once, with colours, and nothing wiped off the screen afterwards.
+    environment = {"LESS": "FRX", **os.environ}
+    pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, text=True, errors="replace")  # noqa: S603 - the user's own pager
+    # Ctrl-C is the pager's: it ends a search in it, not the program behind it.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with suppress(BrokenPipeError), pager.stdin or nullcontext() as stdin:  # it may be left before the end
+            for line in lines:
+                if stdin is not None:
+                    stdin.write(f"{line}\n")
+    finally:
+        pager.wait()
+        signal.signal(signal.SIGINT, before)

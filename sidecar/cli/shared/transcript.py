@@ -1,0 +1,102 @@
+"""Making a transcript of a stream, and writing it in the form that was asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from sidecar.cli.shared.command import Failure
+from sidecar.views.wording import printable
+
+if TYPE_CHECKING:
+    from sidecar.views.select import Family
+    from sidecar.views.transcript import Reading, Session
+    from streams.errors import CorruptLog
+    from streams.log.reader import LogReader
+
+FORMATS = ("markdown", "html", "json")
+_ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".jsonl": "json"}
+
+
+def format_of(given: str | None, output: Path | None) -> str:
+    """The form to write: as given, or as a file's ending says, or Markdown."""
+    return given or _ENDINGS.get(output.suffix.lower() if output is not None else "", "markdown")
+
+
+async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Session], CorruptLog | None]:
+    """The sessions of a family that stand by themselves, and the fault that ended the log early, if one did."""
+    from sidecar.views.conversation import Conversation
+    from sidecar.views.select import records_of
+    from streams.errors import CorruptLog
+
+    conversation = Conversation()
+    try:
+        async for record in records_of(reader, family):
+            conversation.apply(record)
+    except CorruptLog as error:
+        return conversation.roots, error
+    return conversation.roots, None
+
+
+async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
+    """What a reader must know about the whole: that its beginning was pruned."""
+    from sidecar.views.select import pruned_text
+
+    gone = (await reader.removed()).get(stream)
+    told = pruned_text(stream, gone) if gone is not None else None
+    return (told,) if told is not None else ()
+
+
+def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Iterator[bytes]:
+    """The transcript in one of ``FORMATS``, a line or more at a time."""
+    if form == "json":
+        from sidecar.cli.shared.output import json_line
+
+        yield from map(json_line, roots)
+        return
+    lines: Iterable[str]
+    if form == "html":
+        from sidecar.views.transcript_html import html_lines
+
+        lines = html_lines(roots, reading)
+    else:
+        from sidecar.views.transcript_markdown import markdown_lines
+
+        lines = markdown_lines(roots, reading)
+    for line in lines:
+        # Each of their texts is harmless already; a file is often shown by a program that does not ask.
+        yield f"{printable(line)}\n".encode(errors="replace")
+
+
+@contextmanager
+def written_to(output: Path | None) -> Iterator[IO[bytes]]:
+    """Stdout, or a new file that only its owner reads, which is removed if it cannot be finished.
+
+    Raises:
+        Failure: the file is there already.
+    """
+    if output is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        # What agents saw and wrote is the user's alone, as in the home.
+        file = open(output, "xb", opener=_private)  # noqa: SIM115 - closed below, removed on failure
+    except FileExistsError:
+        raise Failure("exists", f"{output} is already there and is not overwritten; choose another --output") from None
+    try:
+        with file:
+            yield file
+    except BaseException:
+        output.unlink(missing_ok=True)  # half a file looks like a whole one
+        raise
+
+
+def _private(path: str, flags: int) -> int:
+    import os
+
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

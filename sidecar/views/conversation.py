@@ -1,0 +1,108 @@
+"""Fold the records of one family into a conversation: sessions, and below their calls the child sessions. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidecar.views.catalog import as_text, is_forgotten
+from sidecar.views.session_fold import SessionFold
+from sidecar.views.transcript import Branch, Call, Session
+from streams.lineage import CREATED, LINKED, RESUMED
+from streams.store import Record
+
+MOST_DEPTH = 8
+"""Sessions that are shown within each other; what is deeper stands by itself."""
+
+
+class Conversation:
+    """Takes records in position order; ``roots`` is what came of them so far."""
+
+    def __init__(self) -> None:
+        self._folds: dict[str, SessionFold] = {}
+        self._parents: set[str] = set()
+
+    @property
+    def roots(self) -> list[Session]:
+        """The sessions that no ``task`` call holds, in the order they appeared."""
+        return [fold.session for fold in self._folds.values() if fold.branch is None]
+
+    def apply(self, record: Record) -> None:
+        """Take one record."""
+        event, payload = record.event, record.event.payload
+        named = payload.get("session")
+        # A root session has its stream's name, so what was forgotten stays with it.
+        fold = self._fold(named if isinstance(named, str) else event.stream_id, record)
+        fold.apply(record)
+        if is_forgotten(payload):
+            return
+        if event.type in (CREATED, RESUMED, LINKED) and fold.branch is None:
+            self._adopt(record, fold, as_text(payload.get("parent")))
+        elif event.type == "agent.spawned":
+            self._spawned(record, fold, payload)
+        elif event.type == "execution.step":
+            self._finished(fold, payload)
+
+    def _fold(self, session: str, record: Record) -> SessionFold:
+        if session not in self._folds:
+            ts = record.event.ts
+            self._folds[session] = SessionFold(Session(session, record.event.stream_id, first_ms=ts, last_ms=ts))
+        return self._folds[session]
+
+    def _spawned(self, record: Record, above: SessionFold, payload: dict[str, Any]) -> None:
+        event = record.event
+        call = Call(event.id, event.ts, event.actor, "task", as_text(payload.get("call")))
+        call.title = as_text(payload.get("description"))
+        turn = above.turn_of(payload)
+        turn.items.append(call)
+        above.running[turn.message, call.call] = call
+        if name := as_text(payload.get("child")):
+            child = self._fold(name, record)
+            child.session.agent = as_text(payload.get("agent")) or child.session.agent
+            self._put_below(above, child, call)
+
+    def _finished(self, above: SessionFold, payload: dict[str, Any]) -> None:
+        """A ``task`` call that ended: it holds its child session, even if nothing announced it."""
+        child = self._folds.get(as_text(payload.get("child")))
+        if child is not None and child.branch is None:
+            last = next(reversed(above.turn_of(payload).items), None)
+            if isinstance(last, Call) and last.child is None:
+                self._put_below(above, child, last)
+
+    def _adopt(self, record: Record, fold: SessionFold, parent: str) -> None:
+        """Put a session of which no call is known into its parent's latest turn."""
+        above = self._folds.get(parent)
+        if above is not None:
+            call = Call(record.event.id, record.event.ts, record.event.actor, "task", "", status="unknown")
+            if self._put_below(above, fold, call):
+                above.turn("").items.append(call)
+
+    def _put_below(self, above: SessionFold, fold: SessionFold, call: Call) -> bool:
+        """Let ``call`` hold what the session does from now on; a session that stood by itself, all it did."""
+        session = fold.session
+        is_again = fold.branch is not None and fold.parent == above.session.id
+        if not is_again and (fold.branch is not None or not self._fits(above, fold)):
+            return False
+        branch = Branch(session.id, call.title or session.title, session.agent)
+        if fold.branch is None:
+            branch.turns, session.turns = session.turns, []
+            fold.parent = above.session.id
+            self._parents.add(fold.parent)
+        session.directory = session.directory or above.session.directory
+        call.child = fold.branch = branch
+        return True
+
+    def _fits(self, above: SessionFold, fold: SessionFold) -> bool:
+        """False if the session is above its parent, or would be too deep below it."""
+        name, chain, height = fold.session.id, self._chain(above), 0
+        if name in self._parents:
+            below = [each for other in self._folds.values() if name in (each := self._chain(other))]
+            height = max(each.index(name) for each in below)
+        return name not in chain and len(chain) + height < MOST_DEPTH
+
+    def _chain(self, fold: SessionFold) -> list[str]:
+        """The session and those above it, itself first."""
+        chain = [fold.session.id]
+        while fold.parent:
+            fold = self._folds[fold.parent]
+            chain.append(fold.session.id)
+        return chain

@@ -1,0 +1,259 @@
+"""Fold the records of one session into turns and what happened in them. Pure.
+
+Records come in position order. Any field of a payload may be missing or of another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.opencode.capture.tokens import add_tokens
+from sidecar.views.asks import answer, asked
+from sidecar.views.catalog import add_cost, as_text, is_forgotten
+from sidecar.views.describe import describe, short_type
+from sidecar.views.diffs import diffs_of
+from sidecar.views.fields import as_int, as_list, as_mapping
+from sidecar.views.transcript import Ask, Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
+from streams.lineage import CREATED, ENDED, RESUMED
+from streams.store import Record
+
+_UNDONE = 60
+"""Characters of a prompt that say which one was undone."""
+
+
+@dataclass(slots=True)
+class SessionFold:
+    """A session while it is folded. ``branch`` is where its turns go if a ``task`` call started it."""
+
+    session: Session
+    parent: str = ""
+    branch: Branch | None = None
+    turns: dict[str, Turn] = field(default_factory=dict)
+    current: Turn | None = None
+    prompts: dict[str, Prompt] = field(default_factory=dict)
+    answered: dict[str, str] = field(default_factory=dict)
+    """The user message that each assistant message answers."""
+    asks: dict[str, Ask] = field(default_factory=dict)
+    asked: dict[tuple[str, str], list[Ask]] = field(default_factory=dict)
+    """By turn and call: what was asked about a call that has not ended."""
+    running: dict[tuple[str, str], Call] = field(default_factory=dict)
+    """By turn and call: ``task`` calls whose child session was announced."""
+
+    def apply(self, record: Record) -> None:
+        """Take one record of the session."""
+        event, payload = record.event, record.event.payload
+        self.session.first_ms = min(self.session.first_ms, event.ts)
+        self.session.last_ms = max(self.session.last_ms, event.ts)
+        fold = _FOLDS.get(event.type, SessionFold._other)
+        (SessionFold._forgotten if is_forgotten(payload) else fold)(self, record, payload)
+
+    # Turns
+
+    def turn(self, message: str) -> Turn:
+        """The turn of a user message; without one, the latest."""
+        turn = self.turns.get(message) if message else self.current
+        if turn is None:
+            turn = self.turns[message] = Turn(message)
+            (self.session if self.branch is None else self.branch).turns.append(turn)
+            if self.current is None or self.current.outcome or self.current.started_ms is None:
+                self.current = turn
+        return turn
+
+    def turn_of(self, payload: dict[str, Any]) -> Turn:
+        """The turn that a step or an answer belongs to."""
+        turn = self.turn(as_text(payload.get("turn")))
+        if message := as_text(payload.get("message")):
+            self.answered[message] = turn.message
+        return turn
+
+    def _turn_started(self, record: Record, payload: dict[str, Any]) -> None:
+        self._end_asks()
+        turn = self.turn(as_text(payload.get("message")))
+        earlier = self.current
+        if earlier is not None and earlier is not turn and earlier.started_ms is not None and not earlier.outcome:
+            earlier.outcome = "unknown"  # OpenCode died, and the session continues
+        model = as_mapping(payload.get("model"))
+        turn.model = "/".join(filter(None, (as_text(model.get(name)) for name in ("provider", "model"))))
+        turn.agent = as_text(payload.get("agent")) or record.event.actor
+        turn.trigger = as_text(payload.get("trigger"))
+        turn.started_ms, turn.ended_ms, turn.outcome = turn.started_ms or record.event.ts, None, ""
+        self.session.agent = self.session.agent or turn.agent
+        self.answered[as_text(payload.get("assistant_message"))] = turn.message
+        self.current = turn
+
+    def _turn_ended(self, record: Record, payload: dict[str, Any]) -> None:
+        self._title(payload)
+        turn = self.turn(as_text(payload.get("message")))
+        turn.outcome = as_text(payload.get("outcome")) or "ended"
+        turn.error = as_text(payload.get("error"))
+        turn.ended_ms = record.event.ts
+        self._end_asks(turn.message)
+
+    # The session
+
+    def _begun(self, record: Record, payload: dict[str, Any]) -> None:
+        session = self.session
+        self._title(payload)
+        session.agent = session.agent or as_text(payload.get("agent"))
+        session.directory = session.directory or as_text(payload.get("directory"))
+        session.ended = ""
+        if record.event.type == RESUMED:
+            self._end_asks()
+            if self.turns:
+                self.notice(record, "resumed", "OpenCode was started again")
+
+    def _ended(self, record: Record, payload: dict[str, Any]) -> None:
+        self._title(payload)
+        self._end_asks()
+        self.session.ended = as_text(payload.get("reason")) or "ended"
+        self.notice(record, "ended", f"session {self.session.ended}")
+
+    def _title(self, payload: dict[str, Any]) -> None:
+        self.session.title = as_text(payload.get("title")) or self.session.title
+
+    # What people and models said
+
+    def _input(self, record: Record, payload: dict[str, Any]) -> None:
+        event, texts, files = record.event, [], []
+        for part in map(as_mapping, as_list(payload.get("parts"))):
+            if part.get("type") == "text" and not part.get("synthetic"):
+                texts.append(as_text(part.get("text")))
+            elif part.get("type") == "file":
+                files.append(as_text(part.get("filename")) or "file")
+        text = "\n\n".join(filter(None, texts))
+        prompt = Prompt(event.id, event.ts, event.actor, text, files, shell=as_text(payload.get("shell")))
+        if not (text or files or prompt.shell):
+            return  # OpenCode said something to itself
+        message = as_text(payload.get("message")) or event.id
+        self.prompts[message] = prompt
+        self.turn(message).items.append(prompt)
+
+    def _said(self, record: Record, payload: dict[str, Any]) -> None:
+        event, turn = record.event, self.turn_of(payload)
+        if text := as_text(payload.get("text")):
+            said = Said(event.id, event.ts, event.actor, text, "answer")
+            if payload.get("kind") == "reasoning":
+                said.kind = "reasoning"
+            elif turn.trigger == "compaction":
+                said.kind = "summary"
+            turn.items.append(said)
+
+    # What agents did
+
+    def _step(self, record: Record, payload: dict[str, Any]) -> None:
+        turn = self.turn_of(payload)
+        turn.steps += 1
+        turn.cost = add_cost(turn.cost, payload)
+        add_tokens(turn.tokens, payload.get("tokens"))
+        if payload.get("kind") != "inference":
+            self._tool(record, payload, turn)
+
+    def _tool(self, record: Record, payload: dict[str, Any], turn: Turn) -> None:
+        event, given, name = record.event, payload.get("input"), as_text(payload.get("call"))
+        call = self.running.pop((turn.message, name), None)
+        if call is None:
+            call = Call(event.id, event.ts, event.actor, "", name)
+            turn.items.append(call)
+        call.event, call.tool = event.id, as_text(payload.get("tool")) or "tool"
+        call.status = as_text(payload.get("status")) or "completed"
+        call.title = as_text(payload.get("title")) or call.title
+        call.input = given if isinstance(given, dict) else {} if given is None else {"input": given}
+        call.output, call.error = as_text(payload.get("output")), as_text(payload.get("error"))
+        call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
+        call.duration_ms = as_int(payload.get("duration_ms"))
+        call.diffs = diffs_of(payload, self.session.directory)
+        if asks := self.asked.pop((turn.message, name), []):
+            call.asks = asks
+            turn.items = [item for item in turn.items if not any(item is ask for ask in asks)]
+
+    def _checkpoint(self, record: Record, payload: dict[str, Any]) -> None:
+        request = as_text(payload.get("request"))
+        ask = self.asks.get(request)
+        if ask is None or payload.get("state") == "asked":
+            # An answer without its question stands by itself.
+            ask = self.asks[request] = asked(record)
+            turn = self.turn(ask.turn)
+            turn.items.append(ask)
+            if ask.call:
+                self.asked.setdefault((turn.message, ask.call), []).append(ask)
+        if payload.get("state") != "asked":
+            answer(ask, record)
+
+    def _end_asks(self, turn: str | None = None) -> None:
+        """OpenCode keeps its asks in memory: they end with the turn and with the process."""
+        for ask in self.asks.values():
+            if ask.state == "waiting" and turn in (None, ask.turn):
+                ask.state = "over"
+
+    # Everything else
+
+    def notice(self, record: Record, what: NoticeKind, text: str, turn: str = "") -> None:
+        """Add a notice to a turn, or to the latest."""
+        self.turn(turn).items.append(Notice(record.event.id, record.event.ts, what, text))
+
+    def _error(self, record: Record, payload: dict[str, Any]) -> None:
+        self.notice(record, "error", describe(record.event).text, as_text(payload.get("turn")))
+
+    def _compacted(self, record: Record, payload: dict[str, Any]) -> None:
+        self.notice(record, "compacted", "older messages were summed up")
+
+    def _gap(self, record: Record, payload: dict[str, Any]) -> None:
+        self.notice(record, "gap", describe(record.event).text)
+
+    def _forgotten(self, record: Record, payload: dict[str, Any]) -> None:
+        items = self.turn("").items
+        if items and isinstance(last := items[-1], Notice) and last.what == "forgotten":
+            last.count += 1
+        else:
+            self.notice(record, "forgotten", "")
+
+    def _removed(self, record: Record, payload: dict[str, Any]) -> None:
+        message = as_text(as_mapping(payload.get("properties")).get("messageID"))
+        prompt, said = self.prompts.get(message), as_text(payload.get("prompt"))
+        if prompt is not None:
+            if prompt.undone:
+                return
+            prompt.undone = True
+            said = " ".join((prompt.command or prompt.shell or prompt.text).split())
+        if said:
+            self.notice(record, "undone", said[:_UNDONE] + "…" * (len(said) > _UNDONE))
+        elif message not in self.answered:
+            self._other(record, payload)
+
+    def _command(self, record: Record, payload: dict[str, Any]) -> None:
+        given = as_mapping(payload.get("properties"))
+        message = as_text(given.get("messageID"))
+        prompt = self.prompts.get(self.answered.get(message, message))
+        if prompt is None:
+            self._other(record, payload)
+        else:
+            prompt.command = f"/{as_text(given.get('name'))} {as_text(given.get('arguments'))}".strip()
+
+    def _other(self, record: Record, payload: dict[str, Any]) -> None:
+        self.notice(record, "other", f"{short_type(record.event.type)} {describe(record.event).text}".strip())
+
+    def _nothing(self, record: Record, payload: dict[str, Any]) -> None:
+        """What places sessions and shows nothing itself."""
+
+
+_FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
+    CREATED: SessionFold._begun,
+    RESUMED: SessionFold._begun,
+    ENDED: SessionFold._ended,
+    "lineage.linked": SessionFold._nothing,
+    "agent.spawned": SessionFold._nothing,
+    "lifecycle.session.compacted": SessionFold._compacted,
+    "human.input": SessionFold._input,
+    "agent.input": SessionFold._input,
+    "turn.started": SessionFold._turn_started,
+    "turn.ended": SessionFold._turn_ended,
+    "execution.output": SessionFold._said,
+    "execution.step": SessionFold._step,
+    "agent.error": SessionFold._error,
+    "workflow.checkpoint": SessionFold._checkpoint,
+    "capture.gap": SessionFold._gap,
+    "opencode.message.removed": SessionFold._removed,
+    "opencode.command.executed": SessionFold._command,
+}

@@ -1,0 +1,216 @@
+"""The sentences of a transcript, the same in a terminal, in Markdown and in HTML. Pure.
+
+Nothing here is made harmless: who writes it does that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+from sidecar.views.describe import spent, tool_text
+from sidecar.views.diffs import relative
+from sidecar.views.fields import as_list, as_mapping
+from sidecar.views.transcript import Ask, Call, Diff, Item, Notice, Prompt, Said, Session, Turn, asks_below
+from sidecar.views.wording import local_time, rough_span
+from streams.query import describe_span
+
+T = TypeVar("T")
+
+FORGOTTEN = "(forgotten)"
+NO_OUTPUT = "(no output)"
+OUTPUT_LINES = 12
+"""Lines of an output, and of a child session's result, that are shown unless everything is."""
+DIFF_LINES = 40
+THOUGHT_LINES = 3
+LONG_MS = 1000
+"""Duration of a call from which on it is told."""
+
+_TODO = {"completed": "✓", "in_progress": "▸", "cancelled": "✗"}
+_RESULT = re.compile(r"<task_result>\n?(.*?)\n?</task_result>", re.DOTALL)
+_FILE_TOOLS = frozenset({"read", "edit", "write", "multiedit", "patch", "apply_patch"})
+_OUTCOMES = {
+    "unknown": "no end was recorded",
+    "stopped": "stopped after a tool",
+    "continued": "continued after summing up",
+}
+
+
+def shortened(lines: list[T], most: int, *, full: bool = False) -> tuple[list[T], int, list[T]]:
+    """The beginning of ``lines``, how many are left out, and the end; an output's end says how it went."""
+    if full or len(lines) <= most + 1:  # one line more is as long as saying so
+        return lines, 0, []
+    tail = most // 3
+    return lines[: most - tail], len(lines) - most, lines[len(lines) - tail :]
+
+
+def more_lines(count: int) -> str:
+    """What stands for lines that are left out."""
+    return f"… {count} more line{'s'[: count != 1]} (--full)"
+
+
+def facts_of(session: Session) -> str:
+    """Where and when a session took place: ``~/shop · Sunday, 22 November 2026 01:53``."""
+    count = len([turn for turn in session.turns if turn.started_ms is not None])
+    turns = f"{count} turn{'s'[: count != 1]}"
+    ended = f"session {session.ended}" if session.ended else ""
+    return " · ".join(filter(None, (local_time(session.first_ms, "%A, %d %B %Y, %H:%M"), turns, ended)))
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt whole, with the names of its files below it."""
+    shell = f"!{prompt.shell}" if prompt.shell else ""
+    files = "\n".join(f"[{name}]" for name in prompt.files)
+    return "\n\n".join(filter(None, (prompt.command, shell, prompt.text, files)))
+
+
+def prompt_facts(prompt: Prompt) -> str:
+    """When a prompt was given, and whether it was taken back."""
+    return local_time(prompt.ts, "%H:%M:%S") + (" · undone later" if prompt.undone else "")
+
+
+def call_text(call: Call, directory: str) -> str:
+    """What a tool was asked to do: the whole command, the path, the description."""
+    given = call.input
+    if call.tool == "bash" and isinstance(command := given.get("command"), str):
+        return command
+    if call.tool in _FILE_TOOLS:
+        path = given.get("filePath") or (call.diffs[0].file if len(call.diffs) == 1 else "")
+        if isinstance(path, str) and path:
+            return relative(path, directory)
+    if call.tool == "task":
+        agent = call.child.agent if call.child is not None and call.child.agent else given.get("subagent_type")
+        what = call.title or given.get("description") or (call.child.title if call.child is not None else "")
+        return ": ".join(each for each in (agent, what) if isinstance(each, str) and each)
+    if call.tool == "question":
+        return ""
+    return tool_text({"title": call.title, "input": given})
+
+
+def call_facts(call: Call) -> list[str]:
+    """How a call went: ``failed``, ``exit 1``, ``+3 −1``, ``1.2s``."""
+    facts = ["failed"] if call.status == "error" else []
+    if call.exit:
+        facts.append(f"exit {call.exit}")
+    if call.status == "running":
+        facts.append("not finished")
+    facts += [diff_facts(diff) for diff in call.diffs] if len(call.diffs) == 1 else []
+    if call.duration_ms is not None and call.duration_ms >= LONG_MS:
+        waited = max((ask.waited_ms or 0 for ask in call.asks), default=0)
+        facts.append(describe_span(call.duration_ms - min(waited, call.duration_ms)))
+    return facts
+
+
+def diff_facts(diff: Diff) -> str:
+    """How much a file changed: ``+3 −1``, ``new file, +12``."""
+    how = {"edit": "", "new": "new file, ", "replace": "written whole, "}[diff.how]
+    return f"{how}+{diff.additions}" + (f" −{diff.deletions}" if diff.deletions or diff.how == "edit" else "")
+
+
+def call_output(call: Call, *, full: bool = False) -> str:
+    """What came out of a call, as far as a reader wants it: neither a file that was read nor "applied successfully"."""
+    if call.error:
+        return call.error
+    if call.diffs or call.tool == "question" or (call.tool == "task" and call_result(call)):
+        return ""
+    if call.tool == "todowrite":
+        return "\n".join(_todo(as_mapping(one)) for one in as_list(call.input.get("todos")))
+    if call.tool == "read" and not full:
+        return ""
+    output = call.output.strip("\n").expandtabs()
+    return "" if output.strip() == NO_OUTPUT else output
+
+
+def call_input(call: Call) -> str:
+    """The whole input of a call of which ``call_text`` says only a part; empty where that says it all."""
+    if call.tool in {"bash", "question", "todowrite"} or call.diffs or len(call.input) <= 1:
+        return ""
+    return json.dumps(call.input, ensure_ascii=False, indent=2, default=str)
+
+
+def call_result(call: Call) -> str:
+    """What a child session answered, in Markdown."""
+    found = _RESULT.search(call.output)
+    if found is not None:
+        return found[1]
+    if call.error:
+        return ""
+    turns = call.child.turns if call.child is not None else []
+    answers = [item.text for turn in turns for item in turn.items if isinstance(item, Said) and item.kind == "answer"]
+    return answers[-1] if answers else ""
+
+
+def _todo(todo: dict[str, Any]) -> str:
+    return f"{_TODO.get(str(todo.get('status')), '·')} {todo.get('content', '')}"
+
+
+def asked_text(ask: Ask) -> str:
+    """Exactly what was asked: ``bash: git push``, or the questions with the answers that were offered."""
+    if ask.questions:
+        return "\n".join(
+            question.text + (f" ({' / '.join(question.options)})" if question.options else "")
+            for question in ask.questions
+        )
+    return ": ".join(filter(None, (ask.permission, " ; ".join(ask.wanted))))
+
+
+def answer_text(ask: Ask, now_ms: int = 0) -> str:
+    """Who answered what and after how long: ``approved once by user after 12.0s``."""
+    if ask.state == "waiting":
+        return "waiting for you" + (f", {rough_span(now_ms - ask.ts)}" if now_ms else "")
+    if ask.state == "over":
+        return "not answered before the turn ended"
+    after = f"by {ask.by or 'somebody'}"
+    if ask.waited_ms is not None:
+        after += f" after {describe_span(ask.waited_ms)}"
+    if ask.state == "rejected":
+        return f"rejected {after}" + (f": {ask.message}" if ask.message else "")
+    if ask.questions or ask.answers:
+        return f"{'; '.join(ask.answers) or 'answered'} ({after})"
+    how = {"always": "approved always", "once": "approved once"}.get(ask.reply, ask.reply or "answered")
+    always = f": {' ; '.join(ask.always)}" if ask.reply == "always" and ask.always else ""
+    return f"{how} {after}{always}"
+
+
+def is_about(ask: Ask, call: Call) -> bool:
+    """True if the call's own heading says exactly what was asked."""
+    return ask.permission == call.tool and ask.wanted == [call.input.get("command")]
+
+
+def waiting_in(turns: list[Turn]) -> list[Ask]:
+    """What waits for a person, in these turns and below them."""
+    return [ask for ask in asks_below(turns) if ask.state == "waiting"]
+
+
+def turn_facts(turn: Turn) -> str:
+    """Which model answered, and what: ``anthropic/opus``, ``anthropic/opus · compaction``."""
+    trigger = "" if turn.trigger in ("prompt", "unknown") else turn.trigger
+    return " · ".join(filter(None, (turn.model, trigger)))
+
+
+def turn_end(turn: Turn) -> str:
+    """How a turn ended: ``completed · 10 steps · 5.2s · 2.2k in, 25 out``; empty for one that never began."""
+    if turn.started_ms is None and not turn.outcome:
+        return ""
+    outcome = _OUTCOMES.get(turn.outcome, turn.outcome) or "still open"
+    said = [outcome if not turn.error else f"{outcome} ({turn.error})"]
+    if turn.steps:
+        said.append(f"{turn.steps} step{'s'[: turn.steps != 1]}")
+    if turn.started_ms is not None and turn.ended_ms is not None:
+        said.append(describe_span(turn.ended_ms - turn.started_ms))
+    return " · ".join(filter(None, [*said, spent({"tokens": turn.tokens, "cost": turn.cost})]))
+
+
+def parted(turn: Turn) -> tuple[list[Item], list[Item]]:
+    """What happened in a turn, and what was noticed after its end."""
+    end = turn.ended_ms
+    later: list[Item] = [item for item in turn.items if isinstance(item, Notice) and end is not None and item.ts > end]
+    return [item for item in turn.items if not any(item is each for each in later)] if later else turn.items, later
+
+
+def notice_text(notice: Notice) -> str:
+    """The sentence of a notice."""
+    if notice.what == "forgotten":
+        return f"{notice.count} record{'s'[: notice.count != 1]} {FORGOTTEN}"
+    return f"{notice.what}: {notice.text}" if notice.what in ("error", "gap", "undone") else notice.text
