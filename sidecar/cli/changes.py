@@ -9,10 +9,12 @@ import typer
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
+from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from sidecar.views.catalog import Catalog
     from sidecar.views.changes import Changes
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
@@ -32,6 +34,7 @@ async def changes(
     ] = None,
     since: SinceOption = None,
     until: UntilOption = None,
+    project: ProjectOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N turns.")
     ] = None,
@@ -48,12 +51,15 @@ async def changes(
     from sidecar.views.changes import Changes
     from sidecar.views.select import catalog_of, empty_text, open_reader
 
+    if stream is not None and project is not None:
+        raise typer.BadParameter("give a stream or a --project, not both")
     out = Output(json)
     wanted = filter_of(since=since, until=until)
     reader = open_reader(home_of(context).store_path)
     catalog, torn = await catalog_of(reader)
+    chosen = project_streams(catalog, project)
     found = Changes(since_ms=wanted.since_ms, until_ms=wanted.until_ms, with_diffs=diff)
-    fault = await _fold(found, await _records(reader, stream, wanted))
+    fault = await _fold(found, await _records(reader, catalog, stream, wanted, chosen))
     turns = found.turns()[-limit if limit else 0 :]
     if json:
         for turn in turns:
@@ -69,23 +75,29 @@ async def changes(
     if (fault := fault or torn) is not None:
         raise fault
     if not turns:
-        note("No agent changed a file." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
+        nothing = NOTHING_THERE.format(project) if chosen == set() else "No agent changed a file."
+        note(nothing if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
 
 
-async def _records(reader: LogReader, stream: str | None, wanted: Filter) -> AsyncIterator[Record]:
-    """The records to fold: of ``stream``, or of all streams that were written to in the time that is asked for."""
+async def _records(
+    reader: LogReader, catalog: Catalog, stream: str | None, wanted: Filter, chosen: set[str] | None
+) -> AsyncIterator[Record]:
+    """The records to fold: of ``stream``, or of all ``chosen`` ones that were written to in the wanted time."""
     from sidecar.views.changes import TYPES
-    from sidecar.views.select import catalog_of, family_of, find_session, records_of
+    from sidecar.views.select import family_of, find_session, records_of
     from streams.query import Filter
 
     if stream is not None:
         stream, session = await find_session(reader, stream)
         return records_of(reader, await family_of(reader, stream, session=session))
-    if wanted.since_ms is None:
+    if wanted.since_ms is None and chosen is None:
         return reader.query(Filter(types=TYPES))
     # A turn may have begun before: the streams are read from their beginning.
-    catalog, _ = await catalog_of(reader)
-    later = tuple(each.id for each in catalog.streams.values() if each.last_ts >= wanted.since_ms)
+    later = tuple(
+        each.id
+        for each in catalog.streams.values()
+        if each.last_ts >= (wanted.since_ms or 0) and (chosen is None or each.id in chosen)
+    )
     return reader.query(Filter(types=TYPES, streams=later or ("",)))
 
 

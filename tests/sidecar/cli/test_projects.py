@@ -245,3 +245,18 @@ def test_install_warns_of_what_git_would_commit(places: Path, home: Path) -> Non
     assert loose[0] in run(home, "install", "--project", str(project)).err
     (project / ".gitignore").write_text(".opencode/\n")
     assert "git_would_commit" not in run(home, "install", "--project", str(project), "--json").objects()[0]
+
+
+def test_changes_of_a_project(home: Path, places: Path) -> None:
+    step = {"kind": "tool", "tool": "write", "input": {"filePath": "a.txt", "content": "x\n"}, "status": "completed"}
+    made = [
+        happened(name, type_, message=f"m_{name}", turn=f"m_{name}", **(step if type_ == "execution.step" else {}))
+        for name in ("ses_web", "ses_blog")
+        for type_ in ("turn.started", "execution.step")
+    ]
+    asyncio.run(append(home / "store", [made]))
+    assert {one["session"] for one in run(home, "changes", "--json").objects()} == {"ses_web", "ses_blog"}
+    found = run(home, "changes", "--project", str(places / "blog"), "--json").objects()
+    assert {one["session"] for one in found} == {"ses_blog"}
+    assert str(places / "empty") in run(home, "changes", "--project", str(places / "empty")).err
+    assert run(home, "changes", "ses_web", "--project", "all").code == 2
