@@ -1,4 +1,4 @@
-"""Whether a process that wrote to us still runs."""
+"""Find out whether a process that wrote to us still runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 _SLACK_MS: Final = 2000
-"""How much later than a time that it told a process may seem to have started."""
+"""Slack for a process whose start looks later than the time it reported."""
 
 
 def still_runs(pid: int, told_ms: int) -> bool:
-    """Whether the process runs that had this pid at ``told_ms``, ms since 1970.
+    """True if the process that had this pid at ``told_ms`` (ms since 1970) still runs.
 
     A process of another user, or one that started later, only has the same pid. One that ended and was not waited
     for does not run. Where the system says neither (macOS), a pid that is there counts.

@@ -34,15 +34,15 @@ from streams.log.prune_plan import PruneRequest
 log = logging.getLogger("sidecar")
 
 SPOOL_SCAN_SECONDS: Final = 15.0
-"""How often spools of dead processes are looked for; also when a link closes."""
+"""How often the sidecar looks for spools of dead processes; it also looks when a link closes."""
 
 DEATH_SCAN_SECONDS: Final = 1.0
-"""How often it is looked while a turn is open whose OpenCode has no link: its process may have just ended."""
+"""How often it checks the process of an open turn whose OpenCode has no link: it may have just died."""
 
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
 MAX_VERSIONS: Final = 16
-"""Most versions of OpenCode that are remembered; the one seen longest ago is dropped."""
+"""Most OpenCode versions to remember; the one seen longest ago is dropped."""
 
 
 class Sidecar:
@@ -127,7 +127,7 @@ class Sidecar:
             self.stopping.set()
 
     def _learn_version(self, link: ShimConnection, items: list[HookItem]) -> None:
-        """Read OpenCode's version from a session: the plugin itself learns it late."""
+        """Read OpenCode's version from a session, because the plugin learns it late."""
         for item in items:
             try:
                 version = item.input["event"]["properties"]["info"]["version"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Exclusion:
-    """The excluded directories, as they are named and as they really are: OpenCode may report a path through a link.
+    """The excluded directories, as named and as resolved: OpenCode may report a path through a link.
 
     The real paths are looked up once for each directory.
     """
@@ -17,7 +17,7 @@ class Exclusion:
         self._known: dict[str, bool] = {}
 
     def covers(self, directory: str) -> bool:
-        """Whether ``directory`` is excluded, or is below a directory that is."""
+        """True if ``directory`` or a directory above it is excluded."""
         if not self._excluded or not directory:
             return False
         known = self._known.get(directory)

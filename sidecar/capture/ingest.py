@@ -27,14 +27,14 @@ from streams.store import MAX_BATCH, StreamStore
 log = logging.getLogger("sidecar.capture.ingest")
 
 ASK_SECONDS: Final = 1.5
-"""How long OpenCode may take to say who a session is; the hook waits no longer than the translator holds it."""
+"""How long OpenCode may take to describe a session; a hook waits no longer than the translator holds it."""
 
 MAX_MISSING_CHECKS: Final = 200
-"""Most sessions looked for, one by one, when a directory's first link delivers."""
+"""Most sessions to look up, one by one, when a directory's first link delivers."""
 
 
 class Link(Protocol):
-    """What ingest needs of a ``ShimConnection``."""
+    """The part of a ``ShimConnection`` that ingest needs."""
 
     boot_id: str
     instance: str
@@ -49,7 +49,7 @@ class Link(Protocol):
 
 
 class Ingest:
-    """One for the sidecar. All methods belong to its event loop.
+    """There is one per sidecar. Call all methods from its event loop.
 
     ``failed`` is set when the log can no longer be written: nothing is
     acknowledged after that, and the owner must stop.
@@ -78,11 +78,11 @@ class Ingest:
     # Links
 
     def opened(self, link: Link) -> None:
-        """A link may now deliver."""
+        """Note a link that may now deliver."""
         self._links[Origin(link.boot_id, link.instance)] = link
 
     def closed(self, link: Link) -> None:
-        """A link is gone; the items it delivered are still written."""
+        """Note the end of a link; the items it delivered are still written."""
         origin = Origin(link.boot_id, link.instance)
         if self._links.get(origin) is link:
             del self._links[origin]
@@ -90,21 +90,21 @@ class Ingest:
             self._lost[link.boot_id] = system_identity().now_ms()
 
     def is_linked(self, origin: Origin) -> bool:
-        """Whether a link of this instance is open."""
+        """True if a link of this instance is open."""
         return origin in self._links
 
     def delivers(self, link: Link) -> bool:
-        """Whether this instance ever delivered a hook; only such an instance is called."""
+        """True if this instance ever delivered a hook; only such an instance is called."""
         return Origin(link.boot_id, link.instance) in self._delivering
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the translator's state is what the log holds: no item held, no event on its way to the disk."""
+        """True if the translator's state equals the log's: no item is held and no event is on its way to the disk."""
         return not self._unfinished and not self._appends and not self.failed.done()
 
     @property
     def held(self) -> int:
-        """How many items were taken and are not finished."""
+        """The number of accepted items that are not finished."""
         return len(self._unfinished)
 
     # Items
@@ -112,7 +112,7 @@ class Ingest:
     def take(self, origin: Origin, first_seq: int, items: Iterable[HookItem], link: Link | None) -> None:
         """Feed consecutive items; each is finished on ``link`` once what it makes is durable.
 
-        ``link`` is ``None`` for a spool; ``at_most`` tells when those are done.
+        ``link`` is ``None`` for a spool; ``at_most`` waits for those items.
         """
         now = self._loop.time()
         if link is not None and self.excludes(link.directory):
@@ -141,11 +141,11 @@ class Ingest:
         self.pump()
 
     def excludes(self, directory: str) -> bool:
-        """Whether hooks from this directory are not recorded."""
+        """True if hooks from this directory are not recorded."""
         return self._exclusion.covers(directory)
 
     async def at_most(self, count: int, origin: Origin) -> bool:
-        """Wait until at most ``count`` items of ``origin`` are not durable; false when the log failed before that."""
+        """Wait until at most ``count`` items of ``origin`` are not durable; return false if the log fails first."""
         while self._held[origin] > count:
             if self.failed.done():
                 return False
@@ -154,7 +154,7 @@ class Ingest:
         return not self.failed.done()
 
     def pump(self) -> asyncio.Task[None] | None:
-        """Append what the translator has ready, and arrange for its next deadline; the append, if there is one."""
+        """Append what the translator has ready and schedule its next deadline; return the append, if there is one."""
         appended = None
         drained = self._translator.drain()
         for session_id, origin in drained.asks:
@@ -205,7 +205,7 @@ class Ingest:
             self._progress.set()
 
     def _drop(self, token: Token) -> list[Link]:
-        """Forget an item that is done; returns the links that wait for it."""
+        """Remove a finished item; return the links that wait for it."""
         links = self._unfinished.pop(token, None)
         if links is None:
             return []
@@ -229,7 +229,7 @@ class Ingest:
         self.pump()
 
     async def _session(self, link: Link, session_id: str) -> Any:
-        """What OpenCode says of a session; ``None`` when it cannot say, ``False`` when it has none of that id."""
+        """Return OpenCode's description of a session; ``None`` if it gives none, ``False`` if there is none."""
         try:
             return await link.call("session.get", {"path": {"id": session_id}}, timeout=ASK_SECONDS)
         except CallError as error:
@@ -254,7 +254,7 @@ class Ingest:
     # Turns of dead processes
 
     def dead(self) -> dict[str, bool]:
-        """The boots of open turns that have no link, and whether their OpenCode process is gone."""
+        """Return the boots of open turns that have no link, with whether their OpenCode process is gone."""
         linked = {origin.boot_id for origin in self._links}
         return {
             turn.boot: not still_runs(turn.pid, turn.started_ms)
@@ -263,7 +263,7 @@ class Ingest:
         }
 
     async def end_turns(self, boots: Collection[str]) -> None:
-        """End the open turns of these boots, whose processes are gone; returns when that is durable."""
+        """End the open turns of these boots, whose processes are gone; return when that is durable."""
         for session, turn in self._translator.state.open_turns():
             if turn.boot in boots:
                 log.info("process %d of boot %s is gone: its turn ends", turn.pid or 0, turn.boot)
@@ -273,13 +273,13 @@ class Ingest:
             await asyncio.wait({appended})
 
     def holds(self, boot_id: str) -> bool:
-        """Whether items of a boot were taken and are not finished."""
+        """True if accepted items of a boot are not finished."""
         return any(origin.boot_id == boot_id for origin in self._held)
 
     # Ending
 
     async def close(self) -> None:
-        """Write what is ready and stop. Held items stay unacknowledged: their shims send them again."""
+        """Write what is ready and stop. Held items stay unacknowledged; their shims resend them."""
         if self._timer is not None:
             self._timer.cancel()
         self.pump()

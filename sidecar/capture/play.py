@@ -1,4 +1,4 @@
-"""Playing a recording: sends raw hooks through a real link, as the shim would.
+"""Play a recording: send raw hooks through a real link, as the shim does.
 
 A recording is JSON lines ``{"t": ms, "hook": name, "input": …, "output": …}``.
 The boot is the file's digest and each item's seq its line number, so a
@@ -28,16 +28,16 @@ from streams.log.reader import LogReader
 
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
 GIVE_UP_SECONDS: Final = 60.0
-"""After so long with nothing acknowledged, playing is given up. Until then a sidecar that ended is started again."""
+"""Play gives up after this long without an ack. Until then it restarts a sidecar that exits."""
 
 _MAX_PAUSE_SECONDS: Final = 1.0
 
 MAX_EXPLAINED: Final = 2
-"""Sidecars that said why they ended, with nothing acknowledged between, before playing is given up: the second one
-met what the first had met, as a full disk."""
+"""Play gives up after this many sidecars exit with a reason and without an ack between them: the second one
+met the same problem as the first, such as a full disk."""
 
 _END_SECONDS: Final = 5.0
-"""How long a sidecar that closed its link may take to say why and to end."""
+"""How long a sidecar that closed its link may take to give a reason and exit."""
 
 _LOOK_SECONDS: Final = 0.02
 
@@ -62,7 +62,7 @@ class Recording:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a play. ``relinked`` counts links that were lost and opened again."""
+    """The progress of a play. ``relinked`` counts lost links that were reopened."""
 
     total: int
     acked: int = 0
@@ -71,13 +71,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """What a finished play did; everything is durable."""
+    """The result of a finished play; everything is durable."""
 
     items: int
     skipped: int
     relinked: int
     added: int
-    """By how many records the log grew meanwhile; 0 when all of it was known. Never negative."""
+    """The number of records that the log gained; 0 if it held all of them. Never negative."""
 
 
 def read_recording(path: Path) -> Recording:
@@ -129,7 +129,7 @@ async def play(
     """Send a recording to the home's sidecar (started if none runs); returns when all of it is durable.
 
     ``speed`` is a factor on the recorded pace, ``None`` as fast as acks allow.
-    A sidecar that dies meanwhile is started again and gets again what it had
+    If the sidecar dies, play restarts it and resends what it had
     not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
     Calls of the sidecar are answered ``unavailable``.
     Cancelling leaves a first part recorded; playing again completes it.
@@ -160,7 +160,7 @@ async def _played(
     give_up_seconds: float,
     words: LastWords,
 ) -> int:
-    """Send all of it, over as many links as that takes; by how many records the log grew."""
+    """Send everything, over as many links as that takes; return by how many records the log grew."""
     progress = player.progress
     loop = asyncio.get_running_loop()
     failures = explained = 0
@@ -179,7 +179,7 @@ async def _played(
                 break
         except LinkClosed as error:
             if error.reason == "replaced":
-                # Linking again would end the other's link in turn, and so on for ever.
+                # Reconnecting would end the other one's link, which would end ours, and so on.
                 hint = "wait for it, then play again: what is known is not added twice"
                 raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
@@ -206,7 +206,7 @@ async def _played(
 
 
 async def _until_gone(home: Home, info: SidecarInfo) -> None:
-    """Wait for a sidecar that closed its link: one that gives up says why before it lets its home go."""
+    """Wait for a sidecar that closed its link: before it releases its home, it says why it gives up."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _END_SECONDS
     while loop.time() < deadline:
@@ -221,7 +221,7 @@ def _head(home: Home) -> int:
 
 
 class _Player:
-    """The place in a recording; continues where it was on the next link."""
+    """The position in a recording; the next link continues there."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Player:
         self._acked = 0
 
     async def run(self, client: ShimClient) -> None:
-        """Send everything above what is acknowledged; returns when all of it is."""
+        """Send everything that is not acknowledged; return when all of it is."""
         self._note(client)
         place = bisect_right(self._seqs, self._acked)
         try:

@@ -1,6 +1,6 @@
-"""Spools: the files to which shims write while no sidecar runs.
+"""Record spools: the files to which shims write while no sidecar runs.
 
-A shim that lives empties its spool itself, over its link. A spool whose
+A running shim empties its spool itself, over its link. A spool whose
 process is dead, or which its shim left (as its name says), is taken in here and
 then deleted; the events' keys make it harmless if its shim had sent part of it
 before. Source: ``docs/protocol.md``.
@@ -31,10 +31,10 @@ log = logging.getLogger("sidecar.capture.spools")
 _NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
 
 MAX_UNSETTLED_ITEMS: Final = 512
-"""Items of a spool that may wait for the disk before it is read on: as many as a link's window."""
+"""Most items of a spool that may wait for the disk before more are read: as many as a link's window."""
 
 MAX_UNSETTLED_BYTES: Final = 8 * 1024 * 1024
-"""After so many bytes of a spool everything read is waited for."""
+"""After this many bytes of a spool, wait until everything read is durable."""
 
 _BATCH_ITEMS: Final = 128
 _BATCH_BYTES: Final = 1024 * 1024
@@ -50,18 +50,18 @@ class Backlog:
 
 
 def backlog(directory: Path) -> Backlog:
-    """What the spool directory holds; nothing when it does not exist."""
+    """The content of the spool directory; empty if it does not exist."""
     sizes = [path.lstat().st_size for path in _spools(directory)]
     return Backlog(len(sizes), sum(sizes))
 
 
 def boots(directory: Path) -> set[str]:
-    """The boots, each one OpenCode process, of which there is a spool."""
+    """The boots (one for each OpenCode process) that have a spool."""
     return {match[1] for path in _spools(directory) if (match := _NAME.fullmatch(path.name)) is not None}
 
 
 async def take_left(directory: Path, ingest: Ingest) -> int:
-    """Ingest and delete the spools that no shim will send; returns how many items they held.
+    """Record and delete the spools that no shim will send; return how many items they held.
 
     A spool stays when its process lives and did not leave it, when it is not ours, or when the log fails meanwhile.
     """
@@ -148,7 +148,7 @@ def _batches(lines: _Lines) -> Iterator[_Batch]:
 
 
 class _Lines:
-    """A file's further lines without their newlines; ``bytes`` counts what was read."""
+    """The remaining lines of a file without their newlines; ``bytes`` counts what was read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.bytes = 0
@@ -170,7 +170,7 @@ def _spools(directory: Path) -> list[Path]:
 
 
 def _open_if_left(path: Path, is_left: bool) -> _Left | None:
-    """A spool that its shim left or died over; ``None`` for others and for what is not a plain file of ours."""
+    """A spool whose shim left it or died; ``None`` for any other file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with ExitStack() as stack:
         file = stack.enter_context(os.fdopen(descriptor, "rb"))

@@ -1,4 +1,4 @@
-"""Pruning and forgetting with what capture knows: which sessions are not finished, and what it must no longer know.
+"""Prune and forget with capture's state: which sessions are not finished, and what capture must forget too.
 
 Works on the running sidecar's own log and state, or, where none runs, on those
 that the caller opened.
@@ -25,20 +25,20 @@ from streams.retention import Forgotten, Pruned
 from streams.store import Record
 
 SYSTEM: Final = "system"
-"""The stream of what belongs to no session."""
+"""The stream of records that belong to no session."""
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
-"""A turn that began so long ago and has no later record will not end: its OpenCode is gone."""
+"""A turn that began this long ago and has no later record will not end: its OpenCode is gone."""
 
 
 class StillNeeded(StreamError):
-    """What should be forgotten is being written; nothing was changed."""
+    """The session to forget is still being written; nothing was changed."""
 
     code: ClassVar[str] = "still-needed"
 
 
 async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRequest, *, now_ms: int) -> PrunePlan:
-    """Which streams of this log a request removes now; nothing is changed.
+    """Plan which streams of this log a request removes; nothing is changed.
 
     Age takes any stream. Size leaves ``system`` alone: it is small, and about every session.
     Neither takes a stream in which a turn is in progress: capture still needs it.
@@ -55,7 +55,7 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
 
 
 async def prune(log: Log, state: CaptureState, plan: PrunePlan, *, now_ms: int) -> Pruned:
-    """Carry a plan out. What was written to a stream after the plan was made stays.
+    """Carry out a plan. Records that were written after the plan was made stay.
 
     Raises:
         StreamError: a migration runs, or the disk failed; what was begun is finished at the next start.
@@ -128,7 +128,7 @@ def _in_progress(state: CaptureState) -> set[str]:
 
 
 async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:
-    """Those in which a turn is in progress, in order: nothing of them is forgotten."""
+    """The streams in which a turn is in progress, in order: nothing in them is forgotten."""
     unfinished = _in_progress(state) & set(among)
     if not unfinished:
         return []

@@ -1,6 +1,6 @@
 """Background upkeep of the log: snapshots, the search index, moves, limits, pruning and forgetting.
 
-Nothing here is needed for what was recorded to be right: a snapshot makes the
+The recorded data is right without any of this: a snapshot makes the
 next start quick, the index makes a search quick, and a move that is cut off is
 continued later. So a failure is logged and counted, and recording continues.
 """
@@ -105,7 +105,7 @@ class Upkeep:
                 log.warning("upkeep of the log failed, recording continues: %s", error)
 
     async def look(self) -> None:
-        """Do what is due now."""
+        """Run the upkeep that is due now."""
         async with self._removing:  # else a snapshot could again hold what is being forgotten
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
@@ -165,7 +165,7 @@ class Upkeep:
     # Moving to another backend
 
     def migrate(self, to: Backend) -> dict[str, Any]:
-        """Begin to move the log, unless a move is in progress; its progress, as ``migration`` gives it."""
+        """Begin to move the log, unless a move is in progress; return its progress, as ``migration`` does."""
         if self._migration is None or self._migration.done():
             self._failed = self._failed_code = None
             self._progress = Progress(to)
@@ -190,7 +190,7 @@ class Upkeep:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a move, a prune or a forget is running, so that the sidecar must not leave."""
+        """True while a move, a prune or a forget runs, so that the sidecar must not exit."""
         return self._removing.locked() or (self._migration is not None and not self._migration.done())
 
     async def discard(self) -> int:
@@ -222,7 +222,7 @@ class Upkeep:
     # Pruning and forgetting
 
     async def prune(self, request: PruneRequest) -> tuple[PrunePlan, Pruned | None]:
-        """Remove what the request asks for: the plan, and what was done; null when nothing is to go.
+        """Remove what the request asks for; return the plan and what was done, null if there was nothing to remove.
 
         Raises:
             StreamError: a migration runs, or the disk failed.
@@ -278,7 +278,7 @@ class Upkeep:
         self.kept_over_limit = len(plan.kept)
 
     async def close(self) -> None:
-        """Stop what runs; a move is continued at the next start that asks for it."""
+        """Stop what runs; the next start that asks for the move continues it."""
         if self._migration is not None:
             self._migration.cancel()
             await asyncio.wait([self._migration])

@@ -7,10 +7,10 @@ Neither client reconnects: what to do about a lost link is the caller's decision
 
     ClientError
     ├── LinkUnavailable     no link could be opened; ``hint`` says what to do
-    │   └── ImpostorError   something listens there that does not hold the home's token; it was sent nothing
+    │   └── ImpostorError   the listener does not hold the home's token; it received only our hello
     └── LinkClosed          an open link ended before the work was done
 
-An error that the sidecar sends as its answer is raised as ``RequestError``.
+If the sidecar answers with an error, the client raises ``RequestError``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CLOSE_SECONDS: Final = 2.0
 """How long the sidecar may take to answer a closing handshake."""
 
 OnCall = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Runs one method with its args; raises ``CallError`` to answer with an error."""
+"""Run one method with its args. Raise ``CallError`` to answer with an error."""
 
 
 class ClientError(Exception):
@@ -73,7 +73,7 @@ class ClientError(Exception):
 
 
 class LinkUnavailable(ClientError):
-    """No link: ``reason`` says why, ``hint`` what to do."""
+    """No link could be opened: ``reason`` says why, ``hint`` what to do."""
 
     code: ClassVar[str] = "sidecar-unavailable"
 
@@ -86,7 +86,7 @@ class LinkUnavailable(ClientError):
 
 
 class ImpostorError(LinkUnavailable):
-    """What listens on the port could not prove that it holds the token. It got our hello and nothing else."""
+    """The listener could not prove that it holds the token. It received our hello and nothing else."""
 
     code: ClassVar[str] = "impostor"
 
@@ -141,11 +141,11 @@ class _Client:
 
     @property
     def is_open(self) -> bool:
-        """Whether the link still stands."""
+        """True while the link is open."""
         return self._ended is None
 
     async def close(self, reason: ByeReason = "disposed") -> None:
-        """Say bye and close. What was not acknowledged may or may not be durable. Idempotent."""
+        """Say bye and close. Unacknowledged items may or may not be durable. Idempotent."""
         self._end(reason)
         self._link.bye(reason)
         with contextlib.suppress(LinkClosed):  # gone already, which is what was wanted
@@ -205,10 +205,10 @@ class _Client:
 
 
 class ShimClient(_Client):
-    """A link in the role of the plugin.
+    """A link that acts as the plugin.
 
-    The caller owns the seqs: it numbers its items, and after a lost link
-    resends, on a new one, what is above ``acked``.
+    The caller owns the seqs: it numbers its items and, after losing a link,
+    resends everything above ``acked`` on a new one.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ShimClient(_Client):
 
     @property
     def acked(self) -> int:
-        """Everything up to this seq is durable; at first what the sidecar's welcome said."""
+        """Everything up to this seq is durable; starts with the value in the sidecar's welcome."""
         return self._link.acked
 
     async def send(self, items: Sequence[HookItem], *, first_seq: int | None = None) -> int:
@@ -319,7 +319,7 @@ class ShimClient(_Client):
 
 
 class ControlClient(_Client):
-    """A link in the role of the command line."""
+    """A link that acts as the command line."""
 
     def __init__(self, connection: ClientConnection, link: ClientLink, welcome: Welcome) -> None:
         self._requests: dict[str, asyncio.Future[Any]] = {}
@@ -344,13 +344,13 @@ class ControlClient(_Client):
         return cls(*await _open(address, version, os.getpid(), None, nonce, open_seconds))
 
     async def request(self, method: str, args: Mapping[str, Any] | None = None) -> Any:
-        """Ask; returns the answer's value. Waits as long as the sidecar works on it.
+        """Send a request and return the answer's value. Waits as long as the sidecar works on it.
 
-        Cancelling gives the answer up; closing the link then cancels the work too.
+        Cancelling ends the wait; closing the link then cancels the work too.
 
         Raises:
             RequestError: the sidecar's answer is an error.
-            LinkClosed: the link ended before the answer; whether it was done is unknown.
+            LinkClosed: the link ended before the answer came; the work may or may not be done.
         """
         self._need_open()
         self._count += 1

@@ -17,20 +17,20 @@ from bridge.opencode.link.link import Closed, Event, SidecarLink, State
 from sidecar.link.links import Counters
 
 MAX_PENDING_FRAMES: Final = 1024
-"""Frames a link may have waiting for its peer; a peer that reads slower than that is closed."""
+"""Most frames that may wait for a peer; a slower reader is disconnected."""
 
 WRITE_SECONDS: Final = 30.0
-"""How long one frame may wait for a peer that does not read."""
+"""How long one frame may wait for a peer to read it."""
 
 LEAVE_SECONDS: Final = 1.0
-"""How long a shim may take to read the bye and close; until then its hooks are taken."""
+"""How long a shim may take to read the bye and close; the sidecar accepts its hooks until then."""
 
 _CLOSE_CODES: Final[dict[str, int]] = {"protocol": 1002, "draining": 1012, "upgrade": 1012}
 _POLICY: Final = 1008
 
 
 class SocketWire:
-    """Reads events, writes what the link wants sent. The ``links.Wire`` of a real connection."""
+    """The ``links.Wire`` of a real connection: reads events and writes what the link wants to send."""
 
     def __init__(self, socket: ServerConnection, link: SidecarLink, counters: Counters) -> None:
         self.socket, self.link, self.counters = socket, link, counters
@@ -54,7 +54,7 @@ class SocketWire:
         return self.link.receive(message), len(message)
 
     async def flush(self) -> bool:
-        """Send everything the link has; false when the peer is gone or does not read."""
+        """Send everything the link has queued; return false if the peer is gone or does not read."""
         try:
             for text in self.link.data_to_send():
                 async with asyncio.timeout(WRITE_SECONDS):
@@ -81,7 +81,7 @@ class SocketWire:
         self.wake()
 
     def leave(self, reason: ByeReason) -> None:
-        """Say bye; the connection ends when the peer closes it, soon in any case. Returns at once."""
+        """Say bye and return at once. The connection ends when the peer closes it, or soon after."""
         if self.link.state is not State.CLOSED:
             self.reason = reason
             self._code = _CLOSE_CODES.get(reason, _POLICY)
@@ -100,7 +100,7 @@ class SocketWire:
         self.wake()
 
     def abort(self) -> None:
-        """Drop the connection without a word."""
+        """Drop the connection without a bye."""
         self.socket.transport.abort()
 
     def crowded(self) -> bool:

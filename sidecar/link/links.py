@@ -1,6 +1,6 @@
 """The interface between links and the sidecar: ``Handler``, which it implements, and ``ShimConnection``.
 
-Sockets are the business of ``server.py``; here a link is a ``Wire``, and no websocket error can appear.
+``server.py`` handles sockets. Here a link is a ``Wire``, and no websocket error can appear.
 
 One link runs three tasks: a reader, a writer, and a worker that awaits the
 handler's ``hooks``. Reader and worker are apart so that a handler may await a
@@ -31,10 +31,10 @@ from bridge.opencode.link.link import (
 )
 
 MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
-"""Hooks a link may have waiting for its handler before its socket is no longer read."""
+"""Hooks that may wait for a link's handler before the sidecar stops reading its socket."""
 
 MAX_REMEMBERED: Final = 4096
-"""Shim instances whose acked seq is remembered across reconnects; the oldest are forgotten (safe: 0)."""
+"""Shim instances whose acked seq is remembered across reconnects; forgotten ones safely start at 0."""
 
 INTERNAL_ERROR: Final = 1011
 """Close code of a link whose handler failed."""
@@ -63,10 +63,10 @@ class Counters:
 
 
 class Handler(Protocol):
-    """What the sidecar does with its links. An exception from any of these closes only that link."""
+    """The sidecar's reactions to its links. An exception from any of these closes only that link."""
 
     async def opened(self, link: ShimConnection) -> None:
-        """A shim proved itself; the welcome goes out when this returns.
+        """Called when a shim has proved itself; the welcome goes out when this returns.
 
         May raise ``link.acked_seq`` and ``link.push_context``. Must not await
         ``link.call``: the shim answers calls only after the welcome.
@@ -83,22 +83,22 @@ class Handler(Protocol):
         ...
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
-        """Items that may be lost and get no ack."""
+        """Take items that may be lost and get no ack."""
         ...
 
     async def closed(self, link: ShimConnection) -> None:
-        """The link is over and ``hooks`` will not be called again; ``link.reason`` may say why.
+        """Called when the link has ended; ``hooks`` will not be called again, and ``link.reason`` may say why.
 
         Called once for each ``opened`` that returned, after the last ``hooks``.
         """
         ...
 
     def refused(self, peer: Refused) -> None:
-        """A peer that holds the token was sent away because of its protocol."""
+        """Called when a peer that holds the token was refused because of its protocol."""
         ...
 
     async def request(self, method: str, args: dict[str, Any]) -> Any:
-        """Answer the command line with a JSON value. Cancelled when the asker goes away.
+        """Answer the command line with a JSON value. Cancelled when the client disconnects.
 
         Must not await ``LinkServer.drain``, which waits for it.
 
@@ -116,11 +116,11 @@ class Wire(Protocol):
     reason: str | None
 
     def wake(self) -> None:
-        """Let the writer run. Frames and acks queued within one loop tick go out together."""
+        """Wake the writer. Frames and acks queued within one loop tick go out together."""
         ...
 
     async def read(self) -> tuple[list[Event], int] | None:
-        """The next message's events and its size; None when the connection is gone."""
+        """Return the next message's events and its size; None if the connection is gone."""
         ...
 
     async def write(self) -> None:
@@ -132,11 +132,11 @@ class Wire(Protocol):
         ...
 
     def noted(self, event: Closed) -> None:
-        """The link said it is over."""
+        """True once the link has ended."""
         ...
 
     def crowded(self) -> bool:
-        """Whether the peer reads so slowly that it must go; then it is gone."""
+        """True if the peer reads too slowly and was disconnected."""
         ...
 
 
@@ -147,11 +147,11 @@ class AckMemory:
         self._acked: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def get(self, key: tuple[str, str]) -> int:
-        """Highest seq known durable; 0 when unknown."""
+        """The highest seq known to be durable; 0 if unknown."""
         return self._acked.get(key, 0)
 
     def note(self, key: tuple[str, str], acked: int) -> None:
-        """``acked`` is durable. Never goes back."""
+        """Note that ``acked`` is durable. The value never goes back."""
         self._acked[key] = max(acked, self.get(key))
         self._acked.move_to_end(key)
         if len(self._acked) > MAX_REMEMBERED:
@@ -197,7 +197,7 @@ class ShimConnection:
 
     @property
     def is_open(self) -> bool:
-        """Welcomed, and neither side said bye."""
+        """True if the shim was welcomed and neither side said bye."""
         return not self._closed and self._wire.link.is_open
 
     @property
@@ -209,7 +209,7 @@ class ShimConnection:
         """Run a method of OpenCode's client in the shim; returns the response's data.
 
         ``timeout`` is in seconds and includes waiting for the welcome.
-        Cancelling gives the answer up, but does not stop the method.
+        Cancelling ends the wait but does not stop the method.
 
         Raises:
             CallError: the shim's own code, or ``timeout``, ``closed``, ``too_large``.
@@ -235,9 +235,9 @@ class ShimConnection:
             self._calls.pop(call_id, None)
 
     def finish(self, seqs: Iterable[int]) -> None:
-        """These items are durable, or make no event. The ack goes out once a loop tick, cumulative.
+        """Mark items as durable, or as making no event. A cumulative ack goes out once a loop tick.
 
-        Also legal after the link closed: a reconnecting instance is then not asked for them again.
+        Also legal after the link closed: a reconnecting instance then need not send them again.
 
         Raises:
             ValueError: a seq was never received on this link.
@@ -259,13 +259,13 @@ class ShimConnection:
         self._wire.bye(reason)
 
     async def settled(self) -> None:
-        """Wait until everything received is acknowledged, or the link is over. Cancelling is safe."""
+        """Wait until everything received is acknowledged, or the link ends. Cancelling is safe."""
         while self.is_open and self._wire.link.acks.unacked:
             self._moved.clear()
             await self._moved.wait()
 
     async def run(self, handler: Handler) -> None:
-        """Serve the link to its end: the server's part, not the handler's."""
+        """Serve the link until it ends; called by the server, not by the handler."""
         if self._wire.link.state is not State.CLOSED:  # drained while it was being opened
             self._wire.link.welcome(acked_seq=self.acked_seq, context=self._context)
         self._open.set()
@@ -319,7 +319,7 @@ class ShimConnection:
                 await handler.hooks(self, batch.first_seq, batch.items)
             except Exception as error:  # noqa: BLE001 - whatever the handler did, other links continue
                 self._failed("hooks", error)
-                # The shim keeps what was not acknowledged, and comes back.
+                # The shim keeps what was not acknowledged and reconnects.
                 self._wire.bye("draining", INTERNAL_ERROR)
                 self._queued_bytes = 0
                 self._room.set()

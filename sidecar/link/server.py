@@ -1,7 +1,7 @@
 """The sidecar's listening end: websockets in, calls of a ``Handler`` out.
 
-With ``connection.py`` and ``client.py`` one of the files that know the websockets
-package; its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; here are sockets,
+Only this file, ``connection.py`` and ``client.py`` import the websockets package;
+its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; here are sockets,
 tasks, limits and time.
 
 Nothing a peer does may stop the server or another link. Each connection is
@@ -51,30 +51,30 @@ MAX_UNPROVED_BYTES: Final = 64 * 1024
 """Largest frame taken from a peer that has not proved itself."""
 
 PING_SECONDS: Final = 10.0
-"""How often a silent peer is asked for a sign of life, and how long it may take: a stopped process is
-noticed within twice this. One that died is noticed at once, by the system."""
+"""How often a silent peer is pinged, and how long its answer may take: a stopped process is
+noticed within twice this. The system reports a dead one at once."""
 
 SETTLE_SECONDS: Final = 0.5
-"""How long draining waits for what was taken to be acknowledged, before it says bye."""
+"""How long draining waits for accepted items to be acknowledged before it says bye."""
 
 CLOSE_SECONDS: Final = 2.0
 """How long a peer may take to answer a closing handshake."""
 
 FAILED_PROOFS: Final = 10
 FAILED_PROOF_SECONDS: Final = 60.0
-"""After so many wrong proofs in so many seconds, the next wrong ones are left without an answer.
+"""After this many wrong proofs in this many seconds, further wrong ones get no answer.
 
 Right proofs are never slowed down, so a failing peer cannot lock anybody out.
 """
 
 FLOOD_LOG_SECONDS: Final = 60.0
-"""How often the log says that connections without a proof were closed to make room."""
+"""How often the log mentions unproved connections that were closed to make room."""
 
 MAX_REQUESTS: Final = 32
-"""Requests of one control connection that run at a time."""
+"""Most requests of one control connection that run at a time."""
 
 WAITING_CONNECTIONS: Final = 1024
-"""Connections that the system may hold until they are accepted. One beyond that may wait without our knowing."""
+"""Connections that the system may queue before we accept them. Further ones wait unseen."""
 
 _TRY_LATER: Final = 1013
 
@@ -119,7 +119,7 @@ class LinkServer:
 
     @property
     def links(self) -> tuple[ShimConnection, ...]:
-        """The welcomed shims, in the order they came."""
+        """The welcomed shims, in the order in which they connected."""
         return tuple(self._links)
 
     @property
@@ -159,7 +159,7 @@ class LinkServer:
     async def drain(self, grace_seconds: float = 10.0, *, reason: ByeReason = "draining") -> None:
         """Stop listening, acknowledge what is finished, say bye to every link, and wait for their handlers.
 
-        What a handler has not finished after ``grace_seconds`` is cancelled;
+        Work that a handler has not finished after ``grace_seconds`` is cancelled;
         the shims keep what was not acknowledged. ``reason`` is ``draining``, or
         ``upgrade`` to make room for a newer sidecar. Idempotent.
         """
@@ -183,7 +183,7 @@ class LinkServer:
         await server.wait_closed()
 
     async def _settle(self, seconds: float) -> None:
-        """Let the acks of what was taken go out: nothing is then sent again only because we left."""
+        """Send the acks of what was accepted, so that nothing is resent only because we exit."""
         if self._links:
             waiting = [asyncio.create_task(link.settled()) for link in self._links]
             _, late = await asyncio.wait(waiting, timeout=seconds)
@@ -199,7 +199,7 @@ class LinkServer:
     ) -> None:
         await self.drain()
 
-    # --- the door ---
+    # --- accepting connections ---
 
     def _admit(self, socket: ServerConnection, request: HttpRequest) -> HttpResponse | None:
         headers = request.headers
@@ -216,7 +216,7 @@ class LinkServer:
         return None
 
     def _arrived(self, socket: ServerConnection) -> None:
-        """Count a new connection; when too many wait without a proof, the oldest of them makes room."""
+        """Count a new connection. If too many wait without a proof, close the oldest of them."""
         self._unproved[socket] = None
         if len(self._unproved) <= self._max_connections:
             return
@@ -270,7 +270,7 @@ class LinkServer:
             self._tasks.discard(task)
 
     async def _handshake(self, wire: SocketWire) -> Identified | None:
-        """hello to identify, in bounded time; None when the connection is to end (and is ended)."""
+        """Run the handshake from hello to identify, in bounded time; return None if the connection was ended."""
         try:
             async with asyncio.timeout(self._handshake_seconds):
                 while (got := await wire.read()) is not None:
@@ -300,7 +300,7 @@ class LinkServer:
             self._handler_failed("refused", error)
 
     def _proof_failed(self) -> bool:
-        """Count a wrong proof; true when there were too many of late to answer this one."""
+        """Count a wrong proof; return true if there were too many recently to answer this one."""
         self.counters.failed_proofs += 1
         now = asyncio.get_running_loop().time()
         often = len(self._failures) == FAILED_PROOFS and now - self._failures[0] < FAILED_PROOF_SECONDS
@@ -313,7 +313,7 @@ class LinkServer:
         link = ShimConnection(wire, identity, self._memory, self._handler_failed)
         for other in self.links:
             if other.key == link.key and other.is_open:
-                # Its shim gave it up, or it would not be here again.
+                # Its shim has given the old link up, or it would not have reconnected.
                 self.counters.replaced += 1
                 other.close("replaced")
         try:
@@ -388,7 +388,7 @@ _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 def _bounded(owner: LinkServer) -> type[ServerConnection]:
-    """A connection that counts from its first byte on.
+    """A connection that is counted from its first byte on.
 
     ``process_request`` comes too late for this: it sees only peers that send a whole request.
     """
