@@ -45,7 +45,7 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run, r
 
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
-READING = ("streams", "log", "query", "changes", "show", "tree", "why", "state", "export")
+READING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export")
 WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
 PRUNE_LOOKING = ("prune", "--older-than", "1s")
@@ -117,6 +117,7 @@ def arguments(name: str, sound: Sound) -> list[str]:
     other = "jsonl" if sound.backend == "sqlite" else "sqlite"
     more = {
         "log": [STREAM],
+        "read": [STREAM],
         "export": [STREAM],
         "show": [sound.event],
         "why": [sound.event],

@@ -122,7 +122,7 @@ def sidecar(path: Path, **sections: dict[str, Any]) -> Iterator[RunningSidecar]:
 
 def shim(number: int = 0, directory: str = "/d") -> ShimIdentity:
     """The identity of a shim; different numbers are different processes."""
-    return ShimIdentity("0.1", f"{number:032x}", f"{number:016x}", 1, "", directory, "", "torture", 0)
+    return ShimIdentity("0.1", f"{number:032x}", f"{number:016x}", 0, "", directory, "", "torture", 0)
 
 
 def text_hook(session: str, number: int) -> HookItem:
