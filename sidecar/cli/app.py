@@ -38,10 +38,10 @@ from sidecar.version import VERSION
 
 
 class Sections(TyperGroup):
-    """The commands of the help under headings, in the order in which they were added."""
+    """Lists the commands in the help under headings, in the order in which they were added."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a definition list a heading."""
+        """Write one definition list for each heading."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
@@ -53,7 +53,7 @@ class Sections(TyperGroup):
                 formatter.write_dl(rows)
 
 
-# Rich's help would cost a third of a second at every `--help`.
+# Rich's help would add a third of a second to every `--help`.
 app = typer.Typer(
     cls=Sections,
     rich_markup_mode=None,

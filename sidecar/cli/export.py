@@ -37,7 +37,7 @@ async def export(
     ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:
-    """Write a stream, and all that belongs to it, to a file.
+    """Write a stream, with everything that belongs to it, to a file.
 
     JSON lines, with or without ``--json``: a header, then the records. With --format the conversation
     instead, with everything that ``read`` would shorten or fold.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streams.store import Record
 
 FOLLOWED_LAST = 10
-"""Records that ``log --follow`` without a stream begins with."""
+"""``log --follow`` without a stream begins with this many records."""
 
 
 async def log(
@@ -108,7 +108,7 @@ async def log(
 async def _print(
     reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None
 ) -> int:
-    """Print what there is; returns the position up to which it was read."""
+    """Print the existing records; return the position up to which it read."""
     from sidecar.views.select import first, newest, records_of
     from streams.store import NOTHING
 

@@ -42,7 +42,7 @@ def filter_of(
     until: str | None = None,
     **more: Any,
 ) -> Filter:
-    """The filter that the options mean; ``more`` are further fields of it.
+    """Build the filter from the options; ``more`` are further fields of it.
 
     Raises:
         BadParameter: a moment cannot be read.
