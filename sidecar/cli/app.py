@@ -84,11 +84,11 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Durable Stream for OpenCode: what your agents did, why, and what came of it."""
+    """Durable Stream for OpenCode: what your agents did, why, and with what result."""
     context.obj = home
 
 
-LOOK, CHECK, RUN, SETUP = "Look", "Check", "Run", "Set up"
+LOOK, CHECK, RUN, SETUP = "Inspect", "Check", "Run", "Set up"
 
 add_command(app, streams.streams, panel=LOOK, examples=["streams", "streams --limit 20", "streams --json"])
 add_command(
@@ -149,7 +149,7 @@ mirror_app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(mirror_app, name="mirror", help="The copy of the log on NATS.", rich_help_panel=CHECK)
+app.add_typer(mirror_app, name="mirror", help="Check or rebuild the log's copy on NATS.", rich_help_panel=CHECK)
 add_command(mirror_app, mirror.status, panel=CHECK, examples=["mirror status"])
 add_command(mirror_app, mirror.verify, panel=CHECK, examples=["mirror verify", "mirror verify --json"])
 add_command(mirror_app, mirror.rebuild, panel=CHECK, examples=["mirror rebuild", "mirror rebuild --yes"])

@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 async def prune(
     context: typer.Context,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Sessions whose last record is older: 12h, 30d.")
+        str | None, typer.Option(metavar="AGE", help="Remove sessions whose last record is older: 12h, 30d.")
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The oldest sessions, until the log is no larger: 500MB, 2GiB.")
+        str | None, typer.Option(metavar="SIZE", help="Remove the oldest sessions until the log fits: 500MB, 2GiB.")
     ] = None,
     streams: Annotated[
         list[str] | None,
-        typer.Option("--stream", metavar="STREAM", help="This stream; repeatable.", autocompletion=complete.streams),
+        typer.Option(
+            "--stream", metavar="STREAM", help="Remove this stream; repeatable.", autocompletion=complete.streams
+        ),
     ] = None,
     yes: YesFlag = False,
     json: JsonFlag = False,

@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 
 async def repair(
     context: typer.Context,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell what would be done; nothing is changed.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Fix the log's store, as far as that is provably safe.
 
-    Removed parts are kept in the store's directory. Acknowledged records are never
-    cut: that needs a backup. Verifies at the end, and exits with 0 only if the store
-    is sound then.
+    Removed parts are kept in the store's directory. Never removes acknowledged
+    records: if those are damaged, restore a backup. Verifies at the end, and exits
+    with 0 only if the repaired store is sound.
     """
     import asyncio
 

@@ -24,7 +24,7 @@ async def show(
     raw: Annotated[bool, typer.Option("--raw", help="Print the record as it is stored, every field of it.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Print one event whole, with its cause and effects.
+    """Print one event in full, with its cause and effects.
 
     The content comes first, then the facts about it, ids last.
     """

@@ -38,7 +38,7 @@ async def tree(
     project: ProjectOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show sessions and turns, and what came of them."""
+    """Show sessions and turns, with their results."""
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import NOTHING_THERE, project_streams
     from sidecar.views.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of

@@ -19,7 +19,9 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 
     out, home = Output(json), home_of(context)
     if not home.path.is_dir():
-        raise Failure("not-found", f"there is no home {home.path}: nothing was verified; name another one with --home")
+        raise Failure(
+            "not-found", f"there is no home {home.path}: nothing was verified; choose another one with --home"
+        )
     check = Verification(home.store_path)
     size = check.size()
     with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:

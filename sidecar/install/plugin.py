@@ -143,8 +143,8 @@ def install(
     """Write the plugin file, and keep OpenCode's start from waiting for npm.
 
     It does the latter in every config directory that OpenCode reads when it starts in
-    ``cwd`` (for a project's target, in the project). Doing it again changes
-    nothing, or brings all up to date.
+    ``cwd`` (for a project's target, in the project). Idempotent: doing it again
+    changes nothing, or updates what is outdated.
 
     Raises:
         InstallError: a file that is not ours is in the way.

@@ -21,7 +21,7 @@ import typer
 if TYPE_CHECKING:
     from sidecar.home import Home
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -207,7 +207,7 @@ def code_of(error: Exception) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    # A class whose module was never imported cannot have been raised: nothing is imported to find out.
+    # An exception class of an unimported module cannot have been raised, so import nothing to find out.
     for module, name in _OUR_ERRORS:
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(error, getattr(loaded, name)):

@@ -121,6 +121,6 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
             await reader.close()
 
     with suppress(StreamError, HomeError, OSError):
-        # While a shell completes, no callback runs: the option --home is only to be found as it was parsed.
+        # Callbacks do not run during completion, so read --home from the parsed parameters.
         asyncio.run(read(LogReader(Home(ctx.find_root().params.get("home")).store_path)))
     return catalog, newest
