@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+_DAYS = {"today": 0, "yesterday": 1}
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
@@ -112,7 +113,7 @@ def _value_in(values: Iterable[Any], folded: str) -> str | None:
 
 
 def parse_moment(text: str, now_ms: int) -> int:
-    """A moment in milliseconds: ``2h``, ``30m``, ``7d`` before now, an ISO time (local if unzoned), or ms.
+    """A moment in milliseconds: ``2h``, ``30m``, ``7d`` before now, ``today``, ``yesterday``, an ISO time (local if unzoned), or ms.
 
     Raises:
         ValueError: it lists the forms understood.
@@ -121,12 +122,16 @@ def parse_moment(text: str, now_ms: int) -> int:
     try:
         if age := _AGE.fullmatch(text):
             return now_ms - round(float(age[1]) * _UNIT_MS[age[2]])
+        if text in _DAYS:
+            day = datetime.fromtimestamp(now_ms / 1000, UTC).astimezone().date() - timedelta(days=_DAYS[text])
+            return round(datetime(day.year, day.month, day.day).astimezone().timestamp() * 1000)
         if text.isdecimal() and len(text) >= 12:
             return int(text)
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ValueError(
-            f"{text!r} is not a time: use an age (90s, 30m, 2h, 7d), an ISO time (2026-11-22T09:30), "
+            f"{text!r} is not a time: use an age (90s, 30m, 2h, 7d), today, yesterday, "
+            "an ISO time (2026-11-22T09:30), "
             "or milliseconds since 1970"
         ) from None
 

@@ -57,10 +57,13 @@ async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
             scene = replace(scene, silence="")  # the token's own check says why
         except SidecarSilent as error:
             scene = replace(scene, silence=str(error))
-    for check in BEFORE_THE_LOG:
-        for found in await asyncio.to_thread(check, scene):
+    # All at once: some start programs, and OpenCode takes half a second to print its version.
+    running = [asyncio.create_task(asyncio.to_thread(check, scene)) for check in BEFORE_THE_LOG]
+    surveying = asyncio.create_task(recording.survey(home))
+    for task in running:
+        for found in await task:
             yield found
-    scene = replace(scene, survey=await recording.survey(home))
+    scene = replace(scene, survey=await surveying)
     for check in WITH_THE_LOG:
         for found in await asyncio.to_thread(check, scene):
             yield found

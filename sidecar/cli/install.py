@@ -180,7 +180,7 @@ def _warn_of_git(target: Target, loose: list[str]) -> None:
     if loose:
         complain(
             f"git would commit {' and '.join(loose)}, which are for this machine only; add them to .gitignore or "
-            f"{target.config.parent.name}/.git/info/exclude"
+            f"{target.config.parent / '.git' / 'info' / 'exclude'}"
         )
 
 

@@ -188,7 +188,8 @@ async def _follow_all(
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.headed import HeadedLines
     from sidecar.cli.shared.project import named_project
-    from sidecar.views.select import catalog_of, newest
+    from sidecar.views.select import catalog_of, empty_text, newest
+    from streams.store import NOTHING
 
     catalog, fault = await catalog_of(reader)
     if fault is not None:
@@ -205,7 +206,10 @@ async def _follow_all(
         if fault is not None:
             raise fault
     lines.print_waiting()
-    note("Following all sessions. End with Ctrl-C.")
+    if head == NOTHING:
+        note(f"{empty_text(reader)}. Waiting for the first record.")
+    which = "all sessions" if lines.project is None else f"the sessions in {lines.project.root}"
+    note(f"Following {which}. End with Ctrl-C.")
     out.flush()
     async for record in follow(store, after=head):
         catalog.apply(record)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Final, cast
 from weakref import WeakKeyDictionary
 
 from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
@@ -69,6 +69,12 @@ class AllPruned(SelectError):
         super().__init__(text)
         self.stream = stream
 
+
+SHORT_STREAM: Final = 10
+"""Last characters of the id of a stream or session that a narrow terminal shows: enough to name it."""
+
+SHORT_EVENT: Final = 6
+"""Last characters of an event id that a terminal shows."""
 
 _SHOWN = 5
 """Near matches that an error names."""
@@ -136,7 +142,8 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if given in seen or given in sessions:
         return (given, None) if given in seen else (sessions[given], given)
     for names in (seen, sessions):
-        found = [name for name in names if name.startswith(given)] or [n for n in names if n.endswith(given)]
+        found = [n for n in names if n.startswith(given)]
+        found = found or [n for n in names if _ends_with(n, given, SHORT_STREAM)]
         if len(found) == 1:
             return (found[0], None) if names is seen else (sessions[found[0]], found[0])
         if found:
@@ -186,7 +193,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
     async for identifiers in reader.event_ids():
         if len(wanted) >= 3:
             begins += [each for each in identifiers if each.startswith(wanted) and each not in begins]
-            ends += [each for each in identifiers if each.endswith(wanted) and each not in ends]
+            ends += [each for each in identifiers if _ends_with(each, wanted, SHORT_EVENT) and each not in ends]
         if len(near) < _SHOWN:
             near += [each for each in identifiers if _is_near(each, wanted)]
         for some in (begins, ends, near):
@@ -310,6 +317,11 @@ def empty_text(reader: LogReader) -> str:
     if not home.is_dir():
         return f"the home {home} does not exist; check --home and DURABLE_STREAM_HOME, or run `durable-stream install`"
     return f"nothing was recorded in {home} yet; check --home, or run `durable-stream doctor` to see why"
+
+
+def _ends_with(identifier: str, given: str, shown: int) -> bool:
+    """True if ``given`` is the end of an id, or the beginning of the end that a narrow terminal shows."""
+    return identifier.endswith(given) or identifier[-shown:].startswith(given)
 
 
 def _some(names: list[str]) -> str:

@@ -164,7 +164,9 @@ def complain(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a sentence on stderr that is not an error, such as why nothing was printed."""
-    _tell(" ".join(text.split()))
+    from sidecar.views.wording import one_line
+
+    _tell(one_line(text))
 
 
 def _tell(line: str) -> None:

@@ -26,13 +26,13 @@ class HeadedLines:
     """
 
     def __init__(self, out: Output, catalog: Catalog, wanted: Filter, project: Project | None) -> None:
-        self._out, self._catalog, self._wanted, self._project = out, catalog, wanted, project
+        self._out, self._catalog, self._wanted, self.project = out, catalog, wanted, project
         self._lines = Lines(out)
         self._family: Family | None = None
         self._streams = self._chosen()
 
     def _chosen(self) -> set[str] | None:
-        return None if self._project is None else self._project.streams(self._catalog)
+        return None if self.project is None else self.project.streams(self._catalog)
 
     def filter(self) -> Filter:
         """What to ask the log for, of what it holds already."""

@@ -161,25 +161,28 @@ class Output:
         sys.stdout.write("\t".join(one_line(part) for part in parts) + "\n")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """A table on a terminal; tab-separated lines without a heading in a pipe."""
+        """A table on a terminal, where only the wide column is cut; tab-separated lines below a heading in a pipe."""
         if not self.terminal:
+            self.cells(*(column.name for column in columns))
             for row in rows:
                 self.cells(*row)
             return
         from rich.box import SIMPLE_HEAD
+        from rich.cells import cell_len
         from rich.table import Table
 
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-        for column in columns:
-            table.add_column(
-                column.name,
-                no_wrap=True,
-                overflow="ellipsis",
-                ratio=1 if column.wide else None,
-                justify="right" if column.right else "left",
+        lines = [[one_line(cell) for cell in row] for row in rows]
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 1, 0, 0))
+        room = self.width - 1
+        for number, column in enumerate(columns):
+            if not column.wide:
+                room -= max(cell_len(text) for text in (column.name, *(line[number] for line in lines))) + 1
+            table.add_column(column.name, no_wrap=True, justify="right" if column.right else "left")
+        for line in lines:
+            cells = zip(columns, line, strict=True)
+            table.add_row(
+                *(truncated(cell, max(room, NARROWEST // 2)) if column.wide else cell for column, cell in cells)
             )
-        for row in rows:
-            table.add_row(*(one_line(cell) for cell in row))
         self.console.print(table)
 
 
