@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.views.catalog import as_text, is_forgotten
+from sidecar.views.fields import as_text, is_forgotten
 from sidecar.views.session_fold import SessionFold
 from sidecar.views.transcript import Branch, Call, Session
 from streams.lineage import CREATED, LINKED, RESUMED

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.views.approvals import CHECKPOINT, Approvals
+from sidecar.views.fields import is_number
 from streams.event import StreamEvent
 from streams.store import Record
 
@@ -42,13 +43,13 @@ class Timing:
         """Whether an earlier record may say more of what is shown of ``event``."""
         if event.type == ENDED:
             return _turn(event) not in self._started
-        return event.type == "execution.step" and is_long(event.payload) and not self.approvals.of_step(event.payload)
+        return event.type == "execution.step" and _is_long(event.payload) and not self.approvals.of_step(event.payload)
 
 
-def is_long(payload: dict[str, Any]) -> bool:
+def _is_long(payload: dict[str, Any]) -> bool:
     """Whether a step is a call long enough for its duration to be shown."""
     took = payload.get("duration_ms")
-    return isinstance(took, int | float) and took >= LEAST_SHOWN_MS and bool(payload.get("call"))
+    return is_number(took) and took >= LEAST_SHOWN_MS and bool(payload.get("call"))
 
 
 def _turn(event: StreamEvent) -> tuple[str, str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-AskState = Literal["waiting", "replied", "rejected", "over"]
-"""``over``: the turn or the process ended before anybody answered."""
+from sidecar.views.approvals import Ask
+from sidecar.views.edits import Diff
 
 NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "other"]
 
@@ -43,54 +43,6 @@ class Said:
     actor: str
     text: str
     kind: Literal["answer", "reasoning", "summary"]
-
-
-@dataclass(slots=True)
-class Question:
-    """One question of an agent, and the labels of the answers that it offered."""
-
-    text: str
-    options: list[str]
-
-
-@dataclass(slots=True)
-class Ask:
-    """A permission or a question: what was asked exactly, and who answered what, after how long.
-
-    ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``.
-    """
-
-    event: str
-    ts: int
-    actor: str
-    request: str
-    call: str
-    turn: str
-    permission: str
-    wanted: list[str]
-    always: list[str]
-    questions: list[Question]
-    state: AskState = "waiting"
-    reply: str = ""
-    message: str = ""
-    answers: list[str] = field(default_factory=list)
-    by: str = ""
-    waited_ms: int | None = None
-    kind: Literal["ask"] = "ask"
-
-
-@dataclass(slots=True)
-class Diff:
-    """What a tool changed in one file: a unified diff without its file headers.
-
-    ``how`` is ``edit``, ``new``, or ``replace`` where only the new content is known.
-    """
-
-    file: str
-    patch: str
-    additions: int
-    deletions: int
-    how: Literal["edit", "new", "replace"] = "edit"
 
 
 @dataclass(slots=True)

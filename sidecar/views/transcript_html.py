@@ -14,8 +14,10 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from sidecar.views import transcript_wording as words
+from sidecar.views.approvals import Ask
+from sidecar.views.edits import Diff
 from sidecar.views.markdown import is_whole, parser
-from sidecar.views.transcript import Ask, Call, Diff, Item, Prompt, Reading, Said, Session, Turn
+from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session, Turn
 from sidecar.views.wording import local_time, one_line, printable
 
 _STYLE = """

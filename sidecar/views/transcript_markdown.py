@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 
 from sidecar.views import transcript_wording as words
-from sidecar.views.transcript import Ask, Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
+from sidecar.views.approvals import Ask
+from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
 from sidecar.views.wording import local_time, one_line, printable
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")

@@ -9,10 +9,12 @@ import json
 import re
 from typing import Any, TypeVar
 
+from sidecar.views.approvals import Ask
 from sidecar.views.describe import spent, tool_text
-from sidecar.views.diffs import relative
+from sidecar.views.edits import Diff, short_path
 from sidecar.views.fields import as_list, as_mapping
-from sidecar.views.transcript import Ask, Call, Diff, Item, Notice, Prompt, Said, Session, Turn, asks_below
+from sidecar.views.timing import LEAST_SHOWN_MS
+from sidecar.views.transcript import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below
 from sidecar.views.wording import local_time, rough_span
 from streams.query import describe_span
 
@@ -24,8 +26,6 @@ OUTPUT_LINES = 12
 """Lines of an output, and of a child session's result, that are shown unless everything is."""
 DIFF_LINES = 40
 THOUGHT_LINES = 3
-LONG_MS = 1000
-"""Duration of a call from which on it is told."""
 
 _TODO = {"completed": "✓", "in_progress": "▸", "cancelled": "✗"}
 _RESULT = re.compile(r"<task_result>\n?(.*?)\n?</task_result>", re.DOTALL)
@@ -78,7 +78,7 @@ def call_text(call: Call, directory: str) -> str:
     if call.tool in _FILE_TOOLS:
         path = given.get("filePath") or (call.diffs[0].file if len(call.diffs) == 1 else "")
         if isinstance(path, str) and path:
-            return relative(path, directory)
+            return short_path(path, directory)
     if call.tool == "task":
         agent = call.child.agent if call.child is not None and call.child.agent else given.get("subagent_type")
         what = call.title or given.get("description") or (call.child.title if call.child is not None else "")
@@ -96,7 +96,7 @@ def call_facts(call: Call) -> list[str]:
     if call.status == "running":
         facts.append("not finished")
     facts += [diff_facts(diff) for diff in call.diffs] if len(call.diffs) == 1 else []
-    if call.duration_ms is not None and call.duration_ms >= LONG_MS:
+    if call.duration_ms is not None and call.duration_ms >= LEAST_SHOWN_MS:
         waited = max((ask.waited_ms or 0 for ask in call.asks), default=0)
         facts.append(describe_span(call.duration_ms - min(waited, call.duration_ms)))
     return facts

@@ -30,8 +30,8 @@ def print_rows(out: Output, turns: Sequence[TurnChanges]) -> None:
     for turn in turns:
         for each in _in_order(turn):
             if isinstance(each, Edit):
-                change = each.change
-                said = (each.tool, change.file, _count(change.added), _count(change.removed), _approved(each.approvals))
+                counts = (_count(each.added), _count(each.removed))
+                said = (each.tool, each.change.file, *counts, _approved(each.approvals))
             else:
                 said = (_action(each), each.approval.what, "", "", each.approval.text)
             out.cells(iso_time(each.ts), turn.stream, turn.session, each.event, each.actor, *said, turn.prompt)
@@ -41,7 +41,7 @@ def print_diffs(out: Output, turns: Sequence[TurnChanges]) -> None:
     """The diffs alone, as a program that shows or applies patches takes them."""
     for turn in turns:
         for edit in turn.edits:
-            for line, _ in diff_lines(edit.change.diff) if edit.change.diff else ():
+            for line, _ in diff_lines(edit.change.patch) if edit.change.patch else ():
                 out.text(line)
 
 
@@ -89,7 +89,7 @@ def _print_turn(out: Output, turn: TurnChanges, directory: str, *, with_diffs: b
         _print_row(out, each[-1], said, _approved(approvals), is_bad=False)
         if with_diffs:
             for edit in each:
-                for line, style in diff_lines(edit.change.diff) if edit.change.diff else ():
+                for line, style in diff_lines(edit.change.patch) if edit.change.patch else ():
                     out.text(_DIFF_INDENT + line.rstrip("\r"), style)
 
 
@@ -121,7 +121,7 @@ def _in_order(turn: TurnChanges) -> Iterator[Edit | Decision]:
 
 
 def _action(decision: Decision) -> str:
-    return one_line(decision.approval.permission) or "permission"
+    return one_line(decision.approval.ask.permission)
 
 
 def _approved(approvals: Sequence[Approval]) -> str:
@@ -135,11 +135,10 @@ def _count(lines: int | None) -> str:
 
 def _stat(edits: Sequence[Edit]) -> list[tuple[str, str]]:
     """``+3 −1  (2 edits)``; what nobody knows is not counted."""
-    changes = [edit.change for edit in edits]
     times = [(f"  ({len(edits)} edits)", "dim")] if len(edits) > 1 else []
-    if any(change.added is None for change in changes):
+    if any(edit.added is None for edit in edits):
         return [("rewritten", "yellow"), *times]
-    added, removed = sum(c.added or 0 for c in changes), sum(c.removed or 0 for c in changes)
+    added, removed = sum(edit.added or 0 for edit in edits), sum(edit.removed or 0 for edit in edits)
     return [(f"+{added} ", "green"), (f"−{removed}", "red"), *times]
 
 

@@ -99,12 +99,15 @@ class TestEdits:
         ],
     )  # fmt: skip
     def test_every_tool_of_the_client(self, payload: dict[str, Any], expected: list[Any]) -> None:
-        found = [(change.file, change.added, change.removed) for change in file_changes(payload)]
+        found = [
+            (d.file, *((d.additions, d.deletions) if d.how != "replace" else (None, None)))
+            for d in file_changes(payload)
+        ]
         assert found == expected
 
     def test_what_a_person_was_shown_says_what_a_rewrite_changed(self) -> None:
         payload = {"tool": "write", "input": {"filePath": "/p/a", "content": "x"}, "metadata": {"exists": True}}
-        assert [(c.added, c.removed) for c in file_changes(payload, DIFF)] == [(2, 2)]
+        assert [(d.additions, d.deletions, d.how) for d in file_changes(payload, DIFF)] == [(2, 2, "edit")]
 
     @pytest.mark.parametrize("odd", [None, 7, "text", [], [None], {}, {"a": [1]}, True, [{"file": 3}], -1])
     def test_no_shape_is_too_odd(self, odd: Any) -> None:
@@ -151,7 +154,7 @@ class TestFold:
             changes.apply(record)
         first, second = changes.turns()
         (edit,) = first.edits
-        assert (first.prompt, edit.change.added, edit.change.diff) == ("do it", 2, "")
+        assert (first.prompt, edit.added, edit.change.patch) == ("do it", 2, "")
         assert [approval.text for approval in edit.approvals] == [
             "approved always by user after 1.0s",
             "approved once by user after 1.0s",

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from sidecar.views.approvals import Ask
 from sidecar.views.conversation import MOST_DEPTH
-from sidecar.views.diffs import diffs_of
-from sidecar.views.transcript import Ask, Call, Notice, Prompt, Reading, Said, Session, Turn
+from sidecar.views.session_fold import diffs_of
+from sidecar.views.transcript import Call, Notice, Prompt, Reading, Said, Session, Turn
 from sidecar.views.transcript_wording import answer_text, asked_text, call_facts, turn_end
 from streams.event import StreamEvent
 from tests.sidecar.views.conversations import DEMO, NAMES, folded, happened, recorded, written
@@ -176,7 +177,7 @@ def step(tool: str, given: object, **more: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("payload", "files"),
     [
-        (step("write", {"filePath": "/p/a", "content": "x\ny\n"}), [("a", 2, 0, "new")]),
+        (step("write", {"filePath": "/p/a", "content": "x\ny"}, metadata={"exists": False}), [("a", 2, 0, "new")]),
         (step("write", {"filePath": "/p/a", "content": "x"}, metadata={"exists": True}), [("a", 1, 0, "replace")]),
         (step("edit", {"filePath": "/p/b", "oldString": "1\n2", "newString": "1\n3"}), [("b", 1, 1, "edit")]),
         (step("edit", {"filePath": "/q/b", "oldString": "--- a", "newString": ""}), [("/q/b", 0, 1, "edit")]),
