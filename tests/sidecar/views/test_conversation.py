@@ -103,6 +103,29 @@ def test_an_answer_is_told_with_its_call(name: str, state: str, told: str) -> No
     assert call.call == ask.call
 
 
+def test_twin_commands_each_have_their_own_ask() -> None:
+    def asks(request: str, call: str, **more: Any) -> StreamEvent:
+        told = {"request": request, "call": call, "turn": "m", "kind": "permission", "permission": "bash"}
+        return happened("workflow.checkpoint", state="asked", **told, **more)
+
+    def ran(command: str, **more: Any) -> StreamEvent:
+        return happened("execution.step", turn="m", call="c", **step("bash", {"command": command}), **more)
+
+    events = [
+        asks("r1", "c", metadata={"command": "rm -rf build"}),
+        asks("r2", "c", patterns=["git add .", "git push"]),
+        asks("r3", "other", metadata={"command": "ls"}),
+        ran("git add . && git push"),
+        ran("ls"),
+        ran("rm -rf b", executed_input={"command": "rm -rf build"}),
+        ran("rm -rf build"),
+    ]
+    (root,) = folded(events)
+    calls = [item for item in root.turns[0].items if isinstance(item, Call)]
+    assert [[ask.request for ask in call.asks] for call in calls] == [["r2"], [], ["r1"], []]
+    assert [item.request for item in root.turns[0].items if isinstance(item, Ask)] == ["r3"]
+
+
 def test_what_nobody_answered_waits_and_is_told_at_the_top() -> None:
     events = recorded("permission_once")
     until = next(number for number, event in enumerate(events) if event.payload.get("state") == "asked")
