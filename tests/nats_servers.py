@@ -75,7 +75,7 @@ class RealServer:
         raise AssertionError("the NATS server did not start")
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it, if it still runs."""
+        """Stop it if it is still running."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(number)

@@ -99,7 +99,7 @@ class Ingest:
 
     @property
     def is_quiet(self) -> bool:
-        """True if the translator's state equals the log's: no item is held and no event is on its way to the disk."""
+        """True if the translator is in sync with the log: no item is held and no event is unwritten."""
         return not self._unfinished and not self._appends and not self.failed.done()
 
     @property

@@ -38,10 +38,10 @@ from sidecar.version import VERSION
 
 
 class Sections(TyperGroup):
-    """The commands of the help under headings, in the order in which they were added."""
+    """Lists the commands in the help under headings, in the order in which they were added."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a definition list a heading."""
+        """Write one definition list for each heading."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
@@ -53,7 +53,7 @@ class Sections(TyperGroup):
                 formatter.write_dl(rows)
 
 
-# Rich's help would cost a third of a second at every `--help`.
+# Rich's help would add a third of a second to every `--help`.
 app = typer.Typer(
     cls=Sections,
     rich_markup_mode=None,
@@ -84,11 +84,11 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Durable Stream for OpenCode: what your agents did, why, and what came of it."""
+    """Durable Stream for OpenCode: what your agents did, why, and with what result."""
     context.obj = home
 
 
-LOOK, CHECK, RUN, SETUP = "Look", "Check", "Run", "Set up"
+LOOK, CHECK, RUN, SETUP = "Inspect", "Check", "Run", "Set up"
 
 add_command(app, streams.streams, panel=LOOK, examples=["streams", "streams --limit 20", "streams --json"])
 add_command(
@@ -149,7 +149,7 @@ mirror_app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(mirror_app, name="mirror", help="The copy of the log on NATS.", rich_help_panel=CHECK)
+app.add_typer(mirror_app, name="mirror", help="Check or rebuild the log's copy on NATS.", rich_help_panel=CHECK)
 add_command(mirror_app, mirror.status, panel=CHECK, examples=["mirror status"])
 add_command(mirror_app, mirror.verify, panel=CHECK, examples=["mirror verify", "mirror verify --json"])
 add_command(mirror_app, mirror.rebuild, panel=CHECK, examples=["mirror rebuild", "mirror rebuild --yes"])

@@ -1,4 +1,4 @@
-"""``demo``: a recorded session is played, shown and verified in a home of its own."""
+"""``demo``: play, show and verify a recorded session in a temporary home."""
 
 from __future__ import annotations
 

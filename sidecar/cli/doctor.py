@@ -51,7 +51,7 @@ async def doctor(
 
 
 async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
-    """What was done about a finding, or why nothing was."""
+    """Return what was done about a finding, or why nothing was."""
     from sidecar.checks.mending import mend
     from sidecar.home import HomeError
     from sidecar.install.plugin import InstallError

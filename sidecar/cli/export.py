@@ -30,17 +30,17 @@ async def export(
     context: typer.Context,
     stream: StreamArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, a new file; else to stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this new file; default: stdout.")
     ] = None,
     form: Annotated[
         Form, typer.Option("--format", help="The records, or the whole conversation as `read --full` shows it.")
     ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:
-    """Write a stream, and all that belongs to it, to a file.
+    """Write a stream, with everything that belongs to it, to a file.
 
-    JSON lines, with or without ``--json``: a header, then the records. With --format the conversation
-    instead, with everything that ``read`` would shorten or fold.
+    By default writes JSON lines, a header and then the records; --json changes nothing. With --format writes
+    the conversation, with everything that read would shorten or fold.
     """
     from sidecar.cli.shared.transcript import written_to
     from sidecar.views.select import family_of, find_stream, open_reader

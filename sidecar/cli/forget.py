@@ -29,7 +29,9 @@ async def forget(
     context: typer.Context,
     session: Annotated[
         str,
-        typer.Argument(metavar="SESSION", help="Its stream's id, or enough of it.", autocompletion=complete.streams),
+        typer.Argument(
+            metavar="SESSION", help="A session's id, or its unique beginning or end.", autocompletion=complete.streams
+        ),
     ],
     yes: YesFlag = False,
     json: JsonFlag = False,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
 
 MOST_WAITING = 10_000
-"""Messages that wait for a slow terminal or pipe; more are dropped and counted."""
+"""Most messages that wait for a slow terminal or pipe; further ones are dropped and counted."""
 
 
 async def listen(
@@ -32,8 +32,8 @@ async def listen(
     """Print what is published on NATS, as it happens, until Ctrl-C.
 
     evt.> is every record, evt.*.*.ses_1a2b.> those of one stream; evt.agent.*.step,
-    str.> and the like are the L0 protocol's. What was published before is not
-    shown, nor what is published while the server is away.
+    str.> and the like are the L0 protocol's. Messages published earlier, or while
+    the server is unreachable, are not shown.
     """
     from sidecar.cli.shared.heard import expanded
     from sidecar.cli.shared.nats import connection
@@ -56,7 +56,7 @@ async def listen(
 
 
 async def _until_interrupted(listening: _Listening) -> None:
-    """Listen until SIGINT or SIGTERM: the ordinary end, so it is not a failure."""
+    """Listen until SIGINT or SIGTERM, which is the ordinary end and not a failure."""
     import asyncio
     import signal
 
@@ -85,9 +85,9 @@ class _Listening:
         self._news: asyncio.Event
 
     async def run(self) -> None:
-        """Hear and print, through every restart of the server; ends by being cancelled.
+        """Receive and print, through every restart of the server, until cancelled.
 
-        A server that is not there yet is waited for like one that went away.
+        Waits for a server that is not up yet as for one that disappeared.
 
         Raises:
             NatsRefused: the settings cannot work: a wrong token, a missing certificate.
@@ -113,7 +113,7 @@ class _Listening:
             self._tell(f"Connected again, to NATS {session.server.version}.")
 
     async def _again(self, told: NatsError, *, first: bool = False) -> JetStream:
-        """The next connection. What keeps it from being made is reported when it is something else than before.
+        """Return the next connection. Reports a problem only if it differs from the one before.
 
         Raises:
             NatsRefused: ``first``, and the settings cannot work; where they worked before, they may again.
@@ -136,7 +136,7 @@ class _Listening:
             pause = min(pause * 2, 2.0)
 
     def _tell(self, text: str) -> None:
-        """A notice next to what is heard: on stderr, broken at words where that is a terminal."""
+        """Print a notice on stderr, broken at words on a terminal."""
         self._out.flush()
         note(text)
 

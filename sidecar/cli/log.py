@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streams.store import Record
 
 FOLLOWED_LAST = 10
-"""Records that ``log --follow`` without a stream begins with."""
+"""``log --follow`` without a stream begins with this many records."""
 
 
 async def log(
@@ -33,7 +33,7 @@ async def log(
         typer.Argument(
             metavar="[STREAM]",
             help="A stream's or child session's id, or its unique beginning or end; "
-            "without it the newest stream of the project here.",
+            "default: the newest stream of the current project.",
             autocompletion=complete.sessions,
         ),
     ] = None,
@@ -43,7 +43,7 @@ async def log(
     last: Annotated[int | None, typer.Option("--last", "-n", metavar="N", min=0, help="Only the newest N.")] = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Print new records until Ctrl-C; without STREAM, of all."),
+        typer.Option("--follow", "-f", help="Keep printing new records until Ctrl-C (of all streams without STREAM)."),
     ] = False,
     types: TypesOption = None,
     actors: ActorsOption = None,
@@ -55,7 +55,7 @@ async def log(
 ) -> None:
     """Print what happened in a stream, oldest first.
 
-    Child sessions are included and numbered, as are streams that were joined to this one later.
+    Child sessions are included and numbered. So are streams that turned out later to belong to it.
     With a child session's id, prints only what it and the sessions below it did.
     With --follow and no STREAM, prints new records of all streams, new sessions included.
     """
@@ -108,7 +108,7 @@ async def log(
 async def _print(
     reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None
 ) -> int:
-    """Print what there is; returns the position up to which it was read."""
+    """Print the existing records; return the position up to which it read."""
     from sidecar.views.select import first, newest, records_of
     from streams.store import NOTHING
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from sidecar.home import Home
 
 PHASES = {phase: phase.ljust(9) for phase in ("opening", "copying", "verifying", "switching", "done")}
-"""Of one width, so that the bar stands still."""
+"""All of one width, so that the bar does not move."""
 
 
 async def migrate(
     context: typer.Context,
     to: Annotated[str | None, typer.Option("--to", metavar="sqlite|jsonl", help="The backend to move to.")] = None,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="Back to where the last move came from, with what was written since.")
+        bool, typer.Option("--rollback", help="Undo the last move, keeping everything written since.")
     ] = False,
     discard_old: Annotated[
         bool, typer.Option("--discard-old", help="Delete the store that the last move left behind.")
@@ -30,10 +30,10 @@ async def migrate(
     """Move the log to another backend, while it records.
 
     Every record is copied byte for byte and its hash chain computed again; then
-    the new store takes over in an instant. A move that was cut off continues when
-    it is started again. The old store stays until --discard-old. A log that is
-    there already, or an old store that is gone already, is a success; a
-    --rollback without an old store is a failure.
+    the new store takes over in an instant. An interrupted move resumes when run
+    again. The old store stays until --discard-old. Succeeds if there is nothing
+    to do: the log is already on that backend, or the old store already deleted.
+    A --rollback without an old store fails.
     """
     from sidecar.cli.shared.output import Output
     from streams.log.directory import FORMATS

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sidecar.nats.mirror.verify import MirrorCheck, Verified
 
 SHOWN = 20
-"""Differences of a kind that are printed one by one; --json prints all."""
+"""Most differences of a kind to print one by one; --json prints all."""
 
 BAR_RECORDS = 20_000
 """A log from this size on takes long enough to compare for a progress bar."""
@@ -34,9 +34,9 @@ WORDS = {
 
 
 async def status(context: typer.Context, json: JsonFlag = False) -> int:
-    """Show how far the copy of the log on NATS is.
+    """Show the progress of the log's copy on NATS.
 
-    Ends with 1 if something keeps it from being up to date.
+    Exits with 1 if something keeps it from being up to date.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
@@ -57,8 +57,8 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
 async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     """Compare the copy of the log on NATS with the log.
 
-    Every message: ids, order, subjects, headers and bytes. What the server's limits
-    removed, and what the log has pruned, is not a fault. Changes nothing.
+    Compares ids, order, subjects, headers and bytes of every message. Messages that the
+    server's limits removed, or that the log has pruned, are not faults. Changes nothing.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
@@ -85,9 +85,9 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag = False) -> int:
     """Remove this log's messages from NATS and publish them again.
 
-    Other homes' messages on the same server stay. What only the copy still has,
-    because the log has pruned it, is lost; without --yes you are reported how much
-    that is, and nothing is changed. One that is cut off can be run again.
+    Other homes' messages on the same server stay. Pruned records that only the copy
+    still has are lost; without --yes the command only says how many. If it is
+    interrupted, run it again.
     """
     from sidecar.cli.shared.nats import connection
     from sidecar.cli.shared.output import Output
@@ -118,11 +118,11 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
     return 0
 
 
-# --- what the mirror says of itself ---
+# --- the mirror's status ---
 
 
 def _at_rest(home: Home, config: Config) -> dict[str, Any]:
-    """No sidecar runs: what the mirror noted last, next to the log."""
+    """Without a sidecar: the mirror's last note, compared with the log."""
     from sidecar.cli.shared.nats import at_rest
 
     found = at_rest(home, config.nats)
@@ -226,7 +226,7 @@ def _verdict(out: Output, summary: Verified) -> None:
 
 
 async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
-    """What a rebuild would do; the log is read to its end first, for a damaged one must not replace its copy."""
+    """Preview a rebuild. Reads the log to its end first, because a damaged log must not replace its copy."""
     from bridge.nats.jetstream.errors import NatsUnavailable
     from sidecar.nats.mirror.verify import Disturbed
     from streams.errors import CorruptLog

@@ -20,7 +20,7 @@ async def play(
 ) -> int:
     """Send a recording of hooks to the sidecar.
 
-    As the plugin would; starts a sidecar if none runs, and returns when all of it is durable.
+    Sends it as the plugin does, starts a sidecar if none runs, and returns when everything is durable.
     """
     from sidecar.cli.shared.output import Output
 
@@ -51,7 +51,7 @@ async def play(
 
 
 def _speed(text: str) -> float | None:
-    """How many times faster than recorded; ``None`` is as fast as it goes."""
+    """The factor on the recorded speed; ``None`` means as fast as possible."""
     if text == "max":
         return None
     if text == "real":

@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 async def prune(
     context: typer.Context,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Sessions whose last record is older: 12h, 30d.")
+        str | None, typer.Option(metavar="AGE", help="Remove sessions whose last record is older: 12h, 30d.")
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The oldest sessions, until the log is no larger: 500MB, 2GiB.")
+        str | None, typer.Option(metavar="SIZE", help="Remove the oldest sessions until the log fits: 500MB, 2GiB.")
     ] = None,
     streams: Annotated[
         list[str] | None,
-        typer.Option("--stream", metavar="STREAM", help="This stream; repeatable.", autocompletion=complete.streams),
+        typer.Option(
+            "--stream", metavar="STREAM", help="Remove this stream; repeatable.", autocompletion=complete.streams
+        ),
     ] = None,
     yes: YesFlag = False,
     json: JsonFlag = False,
@@ -86,7 +88,7 @@ async def prune(
 
 
 async def _titles(home: Home) -> dict[str, str]:
-    """The titles of the sessions that streams are named after; what cannot be read has none."""
+    """The titles of the streams' own sessions; a stream that cannot be read has none."""
     from sidecar.views.select import catalog_of
     from streams.errors import StoreLocked, StreamError
     from streams.log.reader import LogReader
@@ -137,7 +139,7 @@ async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
 
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
-    """What would go. Only reads: the home may be read-only."""
+    """Preview what would go. Only reads, because the home may be read-only."""
     from sidecar.keeping.retaining import plan_prune
     from sidecar.keeping.upkeep import restore
     from sidecar.views.select import open_reader
@@ -164,7 +166,7 @@ def _need_log(home: Home) -> None:
 def _show(
     out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
 ) -> None:
-    """``already``: of the streams that the plan does not know, what to say of those that were pruned before."""
+    """``already``: texts for streams that were pruned before and so are not in the plan."""
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
     from sidecar.views.wording import ago, bytes_text, iso_time
     from streams.identity import system_identity

@@ -32,7 +32,7 @@ async def read(
         typer.Argument(
             metavar="[STREAM]",
             help="A stream's or child session's id, or its unique beginning or end; "
-            "without it the newest stream of the project here.",
+            "default: the newest stream of the current project.",
             autocompletion=complete.sessions,
         ),
     ] = None,
@@ -45,15 +45,16 @@ async def read(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write here, a new file; its ending names the format."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write to this new file; its ending selects the format."),
     ] = None,
     project: ProjectOption = None,
     pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Show a screen at a time.")] = True,
     json: JsonFlag = False,
 ) -> None:
-    """Read a session as a conversation: prompts, whole answers, commands with their output, edits as diffs.
+    """Read a session as a conversation.
 
-    Says who approved what and how long it waited. Child sessions are folded to their result.
+    Shows prompts, whole answers, commands with their output, and edits as diffs. Says who approved what and how
+    long it waited. Child sessions are folded to their result.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import newest_stream, newest_text

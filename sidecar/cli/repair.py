@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 
 async def repair(
     context: typer.Context,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell what would be done; nothing is changed.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """Fix the log's store, as far as that is provably safe.
 
-    What is removed is kept in the store's directory. What was acknowledged is
-    never cut: that needs a backup. Verifies at the end, and ends with 0 only if
-    the store is sound then.
+    Removed parts are kept in the store's directory. Never removes acknowledged
+    records: if those are damaged, restore a backup. Verifies at the end, and exits
+    with 0 only if the repaired store is sound.
     """
     import asyncio
 
@@ -40,7 +38,7 @@ async def repair(
     out, home = Output(json), home_of(context)
     home.check_owner()
     refuse_links(home.store_path)
-    # Before any lock: what is refused, or was never a store, stays as it is.
+    # Before any lock: a store that is refused, or was never one, stays unchanged.
     if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
         return _nothing(out, home)
     with _held(home, dry_run):
@@ -62,7 +60,7 @@ async def repair(
 
 @contextmanager
 def _held(home: Home, dry_run: bool) -> Iterator[None]:
-    """Nobody else may write meanwhile: what a sidecar is writing looks like damage."""
+    """No one else may write meanwhile: a sidecar's unfinished write looks like damage."""
     from streams.log.directory import refuse_writer, take_lock
 
     if dry_run:
@@ -80,7 +78,7 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
 
 @contextmanager
 def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
-    """A bar while a log is verified that takes long enough for one."""
+    """Show a bar while verifying, if the log is large enough for one."""
     from sidecar.cli.shared.bar import BAR_BYTES, adding, bar
 
     store = home.store_path
@@ -90,7 +88,7 @@ def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
 
 
 async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> bool:
-    """Do and tell one item; whether it could not be done."""
+    """Do one item and print it; return true if it failed."""
     from streams.errors import StreamError
 
     outcome, text = "fixed", item.text

@@ -43,7 +43,7 @@ async def serve(
     except HomeLocked:
         raise
     except Exception as error:
-        # Started by a shim there is nobody to tell: the reason must be found afterwards.
+        # Started by a shim, no one reads stderr: the reason must be found afterwards.
         if home.was_used():
             note_failure(home, error)
         raise

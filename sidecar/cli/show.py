@@ -24,9 +24,9 @@ async def show(
     raw: Annotated[bool, typer.Option("--raw", help="Print the record as it is stored, every field of it.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Print one event whole, with its cause and effects.
+    """Print one event in full, with its cause and effects.
 
-    What was said or done comes first, then what is known about it, ids last.
+    The content comes first, then the facts about it, ids last.
     """
     from sidecar.cli.shared.approvals import asked_for
     from sidecar.cli.shared.output import Output
@@ -83,7 +83,7 @@ async def show(
 
 
 def _timed(record: Record, timing: Timing) -> list[tuple[str, str]]:
-    """How long a turn took or a step waited, and what a person answered."""
+    """The time that a turn took or a step waited, and a person's answer."""
     from streams.query import describe_span
 
     event, approvals = record.event, timing.approvals

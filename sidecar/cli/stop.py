@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from sidecar.home import Home, SidecarInfo
 
 STOP_SECONDS = 20.0
-"""How long a sidecar may take to make durable what it has and to let its home go."""
+"""How long a sidecar may take to write what it has and release its home."""
 
 TERM_SECONDS = 3.0
-"""How long a sidecar that did not answer may take to end by SIGTERM before it is killed."""
+"""How long a sidecar that did not answer may take to exit after SIGTERM before it is killed."""
 
 ANSWER_SECONDS = 5.0
 """How long a sidecar may take to answer a request before it counts as hung."""
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.05
 async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     """Stop the running sidecar.
 
-    It makes durable what it has, then leaves. One that hangs is ended by a signal.
+    It writes what it has, then exits. One that hangs is ended by a signal.
     """
     from sidecar.cli.shared.output import Output
 
@@ -47,7 +47,7 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
         out.text(f"the sidecar (pid {info.pid}) does not take the request ({reason}): ending it by a signal")
         out.flush()
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
-        # It may be killed: what was acknowledged is durable, and the shims keep the rest.
+        # Killing is safe: what was acknowledged is durable, and the shims keep the rest.
         try:
             os.kill(info.pid, number)
         except ProcessLookupError:
@@ -67,7 +67,7 @@ def _told(out: Output, text: str, **facts: Any) -> int:
 
 
 async def _ask_to_stop(home: Home) -> str | None:
-    """Why the request was not taken; ``None`` when it was."""
+    """Why the request was refused; ``None`` if it was accepted."""
     import asyncio
 
     from bridge.opencode.link.link import RequestError
@@ -86,20 +86,20 @@ async def _ask_to_stop(home: Home) -> str | None:
     except RequestError as error:
         return str(error)
     except (ClientError, HomeError) as error:
-        # It may close the link before its answer is out: then it is on its way.
+        # If it closes the link before it answers, it is already stopping.
         return None if isinstance(error, LinkClosed) else str(error)
     return None
 
 
 async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
-    """Whether the sidecar lets its home go within ``seconds``."""
+    """True if the sidecar releases its home within ``seconds``."""
     import asyncio
 
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while True:
         running = home.running()
-        # One that is leaving took its address away already, and still closes its files.
+        # One that is exiting has withdrawn its address but may still be closing files.
         if running.boot != info.boot if running is not None else not home.is_locked():
             return True
         if loop.time() >= end:

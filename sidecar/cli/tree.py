@@ -38,7 +38,7 @@ async def tree(
     project: ProjectOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show sessions and turns, and what came of them."""
+    """Show sessions and turns, with their results."""
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import NOTHING_THERE, project_streams
     from sidecar.views.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of
@@ -63,7 +63,7 @@ async def tree(
 
 
 async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
-    """What ``records`` come to, and the fault that ended them early, if one did."""
+    """Fold ``records`` into an overview; also return the fault that ended them early, if any."""
     from sidecar.views.overview import Overview
     from streams.errors import CorruptLog
 
@@ -142,7 +142,7 @@ def _plain(out: Output, overview: Overview, session: SessionView, depth: int) ->
 
 
 def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView | None, list[SessionView]]]:
-    """The session's turns with the sessions each one started; last, under no turn, those nobody is known to start."""
+    """The session's turns with the sessions that each started; last, under no turn, those of unknown origin."""
     below = {child.id: child for child in overview.children(session.id)}
     branches: list[tuple[TurnView | None, list[SessionView]]] = [
         (turn, [below.pop(child) for child in turn.spawned if child in below]) for turn in overview.turns(session.id)

@@ -1,4 +1,4 @@
-"""``verify``: every record of the log is checked."""
+"""``verify``: check every record of the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     """Check every record of the log.
 
-    Checksums, order, whole batches, and each stream's hash chain. Changes nothing.
+    Checks checksums, order, whole batches, and each stream's hash chain. Changes nothing.
     """
     from sidecar.cli.shared.bar import BAR_BYTES, adding, bar
     from sidecar.cli.shared.output import Output, held_text
@@ -19,7 +19,9 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 
     out, home = Output(json), home_of(context)
     if not home.path.is_dir():
-        raise Failure("not-found", f"there is no home {home.path}: nothing was verified; name another one with --home")
+        raise Failure(
+            "not-found", f"there is no home {home.path}: nothing was verified; choose another one with --home"
+        )
     check = Verification(home.store_path)
     size = check.size()
     with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
     """Print what led to an event, oldest first.
 
-    Its cause, that one's cause, and so on, to the input that began it. What a person
+    Prints its cause, that one's cause, and so on, back to the input that began it. What a person
     was asked about a step, and answered, stands before the step.
     """
     from sidecar.cli.shared.output import Output

@@ -43,7 +43,7 @@ _DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "
 
 DIRECTORY_MODE: Final = 0o755
 FILE_MODE: Final = 0o644
-"""Modes of what we make outside the home; a umask can only remove more."""
+"""Modes of files that we make outside the home; a umask can only remove permissions."""
 
 OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -52,7 +52,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """OpenCode's config directories as seen from one directory.
+    """OpenCode's config directories for one working directory.
 
     ``user`` is the user's own and may not exist yet; ``others`` exist: a
     ``.opencode`` in the directory or above it up to the repository's root, one
@@ -69,7 +69,7 @@ class Places:
 
     @classmethod
     def of(cls, directory: Path, environ: Mapping[str, str] = os.environ) -> Places:
-        """Where an OpenCode looks that is started in ``directory`` with this environment."""
+        """The directories that OpenCode reads when it starts in ``directory`` with this environment."""
         home = Path(environ.get("HOME") or Path.home())
         base = environ.get("XDG_CONFIG_HOME")
         user = (Path(base) if base and Path(base).is_absolute() else home / ".config") / "opencode"
@@ -91,7 +91,7 @@ def _upward(directory: Path) -> Iterator[Path]:
 
 
 def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether OpenCode, once it has a plugin, waits for npm because of this directory when there is no network."""
+    """True if OpenCode with a plugin and without a network waits for npm because of this directory."""
     if not _is_writable(directory):
         return False  # OpenCode passes over such a directory
     if os.path.lexists(directory / MODULES) and _needed(directory) <= _locked(directory):
@@ -101,12 +101,12 @@ def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def starves(directory: Path) -> bool:
-    """Whether a stub keeps packages from being installed that a plugin, a tool or the user needs."""
+    """True if a stub would block packages that a plugin, a tool or the user needs."""
     return _is_stub(directory) and _is_used(directory)
 
 
 def needs_packages(directory: Path) -> bool:
-    """Whether a config directory holds packages that are not ours, or code that may import packages."""
+    """True if a config directory holds packages of others, or code that may import packages."""
     if _is_used(directory):
         return True
     return not _is_stub(directory) and any(os.path.lexists(directory / name) for name in STUB)
@@ -163,7 +163,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def read_rc(path: Path) -> dict[str, str]:
-    """The plain settings of an ``.npmrc``; none where it cannot be read."""
+    """The plain settings of an ``.npmrc``; empty if it cannot be read."""
     try:
         lines = path.read_bytes().removeprefix(_BOM).decode("utf-8", "replace").splitlines()
     except OSError:
@@ -184,7 +184,7 @@ def _gives_up(settings: Mapping[str, str]) -> bool:
 
 
 def wanted(directory: Path, made: Collection[str]) -> list[str]:
-    """The kinds that should be in ``directory``, where ``made`` were made before; nothing is changed."""
+    """The kinds that ``directory`` should have, given those ``made`` before. Changes nothing."""
     if not _is_writable(directory):
         return list(made)
     if needs_packages(directory):
@@ -201,7 +201,7 @@ def wanted(directory: Path, made: Collection[str]) -> list[str]:
 
 
 def make(directory: Path, kind: str) -> bool:
-    """Make one thing; false when it is there already.
+    """Make one thing; return false if it already exists.
 
     Raises:
         OSError: it cannot be written.
@@ -226,7 +226,7 @@ def make(directory: Path, kind: str) -> bool:
 
 
 def undo(directory: Path, kind: str) -> bool:
-    """Take one thing away if it is still what was made; false when there was nothing to take.
+    """Remove one thing if it is unchanged since we made it; return false if there was nothing to remove.
 
     Raises:
         OSError: it cannot be removed.
@@ -265,9 +265,9 @@ def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
-    # An .npmrc may hold a token: the draft is as closed as the file itself.
+    # An .npmrc may hold a token: the draft gets the same mode as the file.
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else FILE_MODE
     if is_ours:
         mode &= ~OTHERS_MAY_WRITE
-    # Somebody else's directory: a name that nobody has.
+    # The directory belongs to someone else, so use a name that cannot exist yet.
     write_durably(path, content, mode=mode, draft=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))

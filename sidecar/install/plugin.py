@@ -32,7 +32,7 @@ _KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC
 
 
 class InstallError(Exception):
-    """The plugin cannot be installed or removed there: what is in the way, and what to do."""
+    """The plugin cannot be installed or removed there; the text says what is in the way and what to do."""
 
     code: ClassVar[str] = "cannot-install"
 
@@ -56,13 +56,13 @@ class Target:
 
     @property
     def plugin(self) -> Path:
-        """Where the plugin file is."""
+        """The path of the plugin file."""
         return self.config / "plugin" / PLUGIN_NAME
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What was done, one line for each step; ``changed`` is false if nothing had to change."""
+    """The steps that were done, one line each; ``changed`` is false if nothing had to change."""
 
     lines: list[str] = field(default_factory=list)
     changed: bool = False
@@ -75,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What an installed plugin file names: the shim's module, the command of the sidecar and its home."""
+    """The content of an installed plugin file: the shim's module, the sidecar's command and its home."""
 
     shim: str
     command: tuple[str, ...]
@@ -92,7 +92,7 @@ def executable_command(argv0: str, python: str = sys.executable) -> list[str]:
 
 
 def shim_path() -> Path:
-    """The shim's module: in the package where that was installed, next to it in a checkout.
+    """The path of the shim's module: inside an installed package, or next to it in a checkout.
 
     Raises:
         InstallError: neither is there.
@@ -105,13 +105,13 @@ def shim_path() -> Path:
 
 
 def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
-    """The plugin file. It has one export, as OpenCode wants it."""
+    """The text of the plugin file. It has one export, as OpenCode requires."""
     options = f"{{ command: {json.dumps(list(command))}, home: {json.dumps(str(home))} }}"
     return f"{FIRST_LINE}\nimport {{ create }} from {json.dumps(str(shim))};\nexport default create({options});\n"
 
 
 def read_plugin(path: Path) -> Installed | None:
-    """What a plugin file of ours names; ``None`` for one that is missing or not ours."""
+    """Read a plugin file of ours; ``None`` if it is missing or not ours."""
     if not is_ours(path):
         return None
     try:
@@ -124,7 +124,7 @@ def read_plugin(path: Path) -> Installed | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether ``install`` wrote this file: a regular one with our first line."""
+    """True if ``install`` wrote this file: a regular one with our first line."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -142,9 +142,9 @@ def install(
 ) -> Outcome:
     """Write the plugin file, and keep OpenCode's start from waiting for npm.
 
-    The latter in every config directory that OpenCode has when it is started in
-    ``cwd`` (for a project's target, in the project). Doing it again changes
-    nothing, or brings all up to date.
+    It does the latter in every config directory that OpenCode reads when it starts in
+    ``cwd`` (for a project's target, in the project). Idempotent: doing it again
+    changes nothing, or updates what is outdated.
 
     Raises:
         InstallError: a file that is not ours is in the way.
@@ -173,7 +173,7 @@ def install(
 
 
 def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
-    """Keep OpenCode's start from waiting for npm in further config directories, as ``install`` would.
+    """Keep OpenCode's start from waiting for npm in further config directories, as ``install`` does.
 
     Raises:
         OSError: a directory cannot be written.
@@ -186,9 +186,9 @@ def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
 
 
 def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Outcome:
-    """Remove the plugin file and what else ``install`` made and no other plugin file of ours needs.
+    """Remove the plugin file, and everything else that ``install`` made and no other plugin file of ours needs.
 
-    What was changed since by somebody else is left.
+    What someone else changed since stays.
 
     Raises:
         InstallError: the plugin file there is not ours.
@@ -249,7 +249,7 @@ def _prepare(ledger: Ledger, directory: Path, outcome: Outcome) -> None:
 
 
 def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
-    """Whether one of the plugins that are left waits for npm in this directory."""
+    """True if one of the remaining plugins waits for npm in this directory."""
     configs = [Path(plugin).parent.parent for plugin in ledger.plugins]
     if not configs or ledger.user in configs:
         return bool(configs)  # the user's plugin is loaded everywhere
@@ -281,7 +281,7 @@ def _undone(directory: Path, kind: str) -> str:
 
 @dataclass(slots=True)
 class Ledger:
-    """What ``install`` wrote: the plugin files, and what it made in which directory.
+    """The ledger of ``install``: the plugin files, and what it made in which directory.
 
     It is in the user's config directory ``user``, for all targets, and is gone when nothing is left of them.
     """
@@ -297,14 +297,14 @@ class Ledger:
 
     @classmethod
     def read(cls, user: Path) -> Ledger:
-        """The ledger; an empty one where there is none or it cannot be read."""
+        """Read the ledger; an empty one if it is missing or cannot be read."""
         ledger = cls(user)
         try:
             found: Any = json.loads(ledger.path.read_bytes())
             plugins, made = list(found["plugins"]), dict(found["made"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ledger
-        # Only what install can have written: the file is where others write too.
+        # Accept only what install can have written: others write to this directory too.
         ledger.plugins = [name for name in plugins if isinstance(name, str) and Path(name).name == PLUGIN_NAME]
         for name, kinds in made.items():
             if Path(name).is_absolute() and isinstance(kinds, list):
@@ -312,13 +312,13 @@ class Ledger:
         return ledger
 
     def note_directories(self, config: Path, plugin: Path) -> None:
-        """Note which of a target's directories are about to be made."""
+        """Note which of a target's directories install is about to make."""
         for directory, paths in ((self.user, {CONFIG: self.user}), (config, {CONFIG: config, PLUGIN: plugin})):
             kinds = self.made.setdefault(directory, [])
             kinds += [kind for kind, path in paths.items() if not path.is_dir() and kind not in kinds]
 
     def write(self) -> None:
-        """Write it, or remove it when nothing is noted in it."""
+        """Write the ledger, or remove it if it is empty."""
         made = {str(path): kinds for path, kinds in self.made.items() if kinds}
         if not made and not self.plugins:
             self.path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Files that let the system's own service manager run the sidecar: systemd's for a user, or launchd's.
 
-A sidecar under a service manager never leaves when idle, and is started again
+A sidecar under a service manager never exits when idle, and restarts
 when it fails. Nothing is enabled or started here: that is one command, which
 ``Service.enable`` holds for the user to run. The files hold absolute paths and
 the home, and no secret.
@@ -30,21 +30,21 @@ LABEL: Final = "durable-stream.sidecar"
 FIRST_LINE: Final = "# Written by `durable-stream install --service`; remove with `durable-stream uninstall --service`."
 
 RESTART_SECONDS: Final = 10
-"""Between a failure and the next start; far enough apart that systemd never gives up."""
+"""Seconds between a failure and the next start; long enough that systemd never gives up."""
 
 STOP_SECONDS: Final = 30
-"""How long the sidecar may take to make durable what it has before it is killed."""
+"""How long the sidecar may take to write what it has before it is killed."""
 
 
 class ServiceError(Exception):
-    """The service file cannot be written or removed: what is in the way, and what to do."""
+    """The service file cannot be written or removed; the text says what is in the way and what to do."""
 
     code: ClassVar[str] = "no-service"
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One service file: whose it is, and the commands that a user runs for it."""
+    """One service file: its manager, and the commands that a user runs for it."""
 
     manager: Manager
     path: Path
@@ -74,7 +74,7 @@ class Service:
 
     @property
     def disable(self) -> str:
-        """The command that ends what still runs, after the file is gone."""
+        """The command that stops a running service after its file is gone."""
         if self.manager == "launchd":
             return f"launchctl bootout gui/$(id -u)/{LABEL}"
         return f"systemctl --user stop {UNIT_NAME}; systemctl --user daemon-reload"
@@ -90,7 +90,7 @@ class Service:
         return systemd_unit([*command, "--home", str(home)]).encode()
 
     def is_ours(self) -> bool:
-        """Whether a file is there that ``install`` wrote."""
+        """True if the file exists and ``install`` wrote it."""
         try:
             content = self.path.read_bytes()
             if self.manager == "systemd":
@@ -100,7 +100,7 @@ class Service:
             return False
 
     def install(self, command: Sequence[str], home: Path) -> bool:
-        """Write the file; false when it is there already and up to date.
+        """Write the file; return false if it is already up to date.
 
         Raises:
             ServiceError: another file is in the way, or as ``content``.
@@ -116,7 +116,7 @@ class Service:
         return True
 
     def uninstall(self) -> bool:
-        """Remove the file, and the link by which systemd had it enabled; false when there is none of ours.
+        """Remove the file and systemd's link that enabled it; return false if there is none of ours.
 
         Raises:
             OSError: it cannot be removed.
@@ -161,7 +161,7 @@ WantedBy=default.target
 
 
 def launchd_job(command: Sequence[str]) -> dict[str, Any]:
-    """The agent for ``launchctl``. While a shim's sidecar has the home, it is tried again until that leaves."""
+    """The agent for ``launchctl``. While a shim's sidecar serves the home, launchd retries until that one exits."""
     return {
         "Label": LABEL,
         "ProgramArguments": [*command, "serve"],

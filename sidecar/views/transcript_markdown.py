@@ -40,7 +40,7 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """``text`` on one line as code; empty if it is."""
+    """``text`` as inline code on one line; empty if ``text`` is empty."""
     text = one_line(text)
     ticks = _ticks(text, 1)
     pad = " " if text[:1] == "`" or text[-1:] == "`" else ""

@@ -100,7 +100,7 @@ class HoldsRemoved(StoreUnavailable):
 
 @contextmanager
 def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
-    """Wrap a move: turn a full disk into an error that says how much space the copy needs.
+    """Wrap a move: turn ENOSPC into an error that says how much space the copy needs.
 
     Raises:
         StoreUnavailable: in place of any error that means a full disk.

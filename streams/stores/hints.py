@@ -130,7 +130,7 @@ class Hints:
             return None
         try:
             fields = _Header(**orjson.loads(header))
-            # The checksum covers the numbers too, as written.
+            # The checksum also covers the numbers, as written.
             if newline and fields.crc == _crc(fields.version, fields.position, state):
                 return Snapshot(fields.version, fields.position, state)
         except (orjson.JSONDecodeError, TypeError):

@@ -138,7 +138,7 @@ def test_every_way_comes_to_its_end_with_our_errors(made: dict[Backend, Path], t
 
 
 def varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    """A varint of SQLite's record format, and its end."""
+    """Decode a varint of SQLite's record format; return it and its end."""
     value = 0
     while data[at] & 0x80:
         value, at = value << 7 | data[at] & 0x7F, at + 1

@@ -142,7 +142,7 @@ def cut_at(part: float) -> Damage:
 
 
 def zeros_from(part: float) -> Damage:
-    """A WAL whose end the disk never wrote."""
+    """A torn WAL: its last frames never reached the disk."""
 
     def damage(wal: Path) -> None:
         size = wal.stat().st_size

@@ -87,7 +87,7 @@ class Tormented:
         self.server.start()
 
     async def crashed(self) -> None:
-        """End the mirror at any moment, and start another one."""
+        """Stop the mirror at a random moment and start another one."""
         appending = asyncio.create_task(self.append())
         await asyncio.sleep(self.draw.random() * 0.1)
         await self.again()

@@ -181,10 +181,10 @@ class StagedBatch:
             first = await waited(self.begun, PUBLISH_SECONDS)
             if first.body or first.status:
                 _stored(self.messages[0], first)
-                raise BatchRefused(what, 0, "the server stored its messages one by one")
+                raise BatchRefused(what, 0, "the server stored the messages individually, not as one batch")
         found = decoded(what, await waited(committed, PUBLISH_SECONDS))
         if found.get("count") != last:
-            raise BatchRefused(what, 0, "the server stored its messages one by one")
+            raise BatchRefused(what, 0, "the server stored the messages individually, not as one batch")
         return Stored(str(found["stream"]), int(found["seq"]))
 
 

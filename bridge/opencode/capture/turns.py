@@ -213,7 +213,7 @@ class Turns(Shells):
             self._current.pop(session.id, None)
             return False
         if entry.item.t < turn.started_ms:
-            # A late repeat from another plugin copy, about the turn before.
+            # A late duplicate from another copy of the plugin, for the previous turn.
             self.counts["duplicate:session.idle"] += 1
             return False
         source = shapes.source_of(entry.item)

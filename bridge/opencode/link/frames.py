@@ -380,7 +380,7 @@ def _decode(message: str | bytes) -> Frame:
     try:
         return cast("Frame", convert(obj, model, strict=True))
     except ValidationError as error:
-        # The reason may quote a value, which could be payload: only the place of the fault is repeated.
+        # The reason may quote payload, so report only where the fault is.
         where = str(error).rpartition(" - at `$")[2].rstrip("`") if " - at `$" in str(error) else ""
         raise FrameError(f"{kind}{where}: not as the protocol has it") from None
 

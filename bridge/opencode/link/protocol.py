@@ -277,7 +277,7 @@ SIDECAR: Final[Table] = {
         Bye: State.CLOSED,
     },
     State.OPEN_CONTROL: {Request: State.OPEN_CONTROL, Bye: State.CLOSED},
-    # Entered by our own bye. The shim may die before it reads that, so what it has sent is still taken.
+    # Entered after we send `bye`. The shim may die before it reads that, so what it sent is still accepted.
     State.LEAVING: {
         Hooks: State.LEAVING,
         Lossy: State.LEAVING,

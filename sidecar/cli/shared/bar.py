@@ -1,4 +1,4 @@
-"""The one progress bar: on a terminal while something takes its time, elsewhere nothing."""
+"""The progress bar for long work: shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BAR_BYTES = 8 * 1024 * 1024
 
 
 class Bar:
-    """How far something is. Without a terminal its methods do nothing."""
+    """Shows progress. Without a terminal its methods do nothing."""
 
     def __init__(self, shown: Progress | None, unit: Literal["records", "bytes", "hooks"]) -> None:
         self._shown, self._unit = shown, unit
 
     def set(self, done: int, total: int | None, what: str) -> None:
-        """So much is done, of ``total`` where that is known."""
+        """Show ``done`` of ``total``, if that is known."""
         if self._shown is None:
             return
         count = "" if total is None else self._count(done, total)
@@ -42,7 +42,7 @@ class Bar:
 def bar(
     out: Output, what: str, unit: Literal["records", "bytes", "hooks"] = "records", *, wanted: bool = True
 ) -> Iterator[Bar]:
-    """A bar for as long as the block lasts; what is printed meanwhile stands above it."""
+    """Show a bar during the block; output printed meanwhile appears above it."""
     if not out.terminal or out.json or not wanted:
         yield Bar(None, unit)
         return
@@ -63,7 +63,7 @@ def bar(
 
 
 def adding(shown: Bar, total: int, what: str) -> Callable[[int], None]:
-    """What takes each further share of ``total`` that is done."""
+    """Return a function that adds a share of ``total`` to the bar."""
     done = 0
 
     def more(share: int) -> None:

@@ -1,8 +1,8 @@
-"""What every command shares: how it is registered, the home it works on, and how its errors end.
+"""Shared by every command: registering it, finding its home, and reporting its errors.
 
-No traceback reaches a user: what we raise on purpose becomes one line on
-stderr and exit code 1. Ctrl-C ends with 130, a closed pipe with 141, both
-quietly, as a shell expects.
+Users see no traceback: an error that we raise becomes one line on stderr
+and exit code 1. Ctrl-C exits with 130, a closed pipe with 141, both
+without output, as a shell expects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import typer
 if TYPE_CHECKING:
     from sidecar.home import Home
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -39,7 +39,7 @@ _OUR_ERRORS = (
 )
 
 UNEXPECTED = "unexpected"
-"""The code of an error that nobody foresaw: a fault of ours."""
+"""The code of an unforeseen error: a bug of ours."""
 
 SYSTEM = "system"
 """The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""
@@ -66,7 +66,7 @@ _SYSTEM_CODES = {
 
 
 class Failure(Exception):
-    """A command cannot do what it was asked; the text says what, to what, and what to do next.
+    """A command failed; the text says what happened, to what, and what to do next.
 
     ``code`` is one of those that docs/operations.md lists.
     """
@@ -80,10 +80,10 @@ class Failure(Exception):
 
 
 def home_of(context: typer.Context) -> Home:
-    """The home that the global options, the environment or the platform name; nothing is touched.
+    """Return the home that the options, the environment or the platform name; touch nothing.
 
     Raises:
-        HomeError: a directory of something else is there.
+        HomeError: the directory belongs to something else.
     """
     home = named_home(context)
     home.check_kind()
@@ -91,7 +91,7 @@ def home_of(context: typer.Context) -> Home:
 
 
 def named_home(context: typer.Context) -> Home:
-    """As ``home_of``, whatever is there: for commands that tell of it, or leave it alone."""
+    """As ``home_of``, but accept any directory: for commands that only report on it."""
     from sidecar.home import Home
 
     path: Path | None = context.obj
@@ -137,7 +137,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
-    """Run a command, then let readers that it left early close their files, which they do in tasks of their own."""
+    """Run a command, then let abandoned readers close their files, which happens in other tasks."""
     import asyncio
 
     result = await command
@@ -150,25 +150,25 @@ async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
 
 
 def fail(text: str, code: str) -> None:
-    """Print one line on stderr, which ends with the error's code in brackets, and end with exit code 1."""
+    """Print one line on stderr that ends with the error's code in brackets, and exit with 1."""
     complain(f"{text} [{code}]")
     raise typer.Exit(1)
 
 
 def complain(text: str) -> None:
-    """A sentence on stderr, in the program's name: one line in a pipe, broken at words on a terminal."""
+    """Print a sentence on stderr after the program's name: one line in a pipe, wrapped at words on a terminal."""
     from sidecar.views.wording import one_line
 
     _tell(f"durable-stream: {one_line(text)}")
 
 
 def note(text: str) -> None:
-    """A sentence on stderr that is not an error: why nothing was printed, or what is waited for."""
+    """Print a sentence on stderr that is not an error, such as why nothing was printed."""
     _tell(" ".join(text.split()))
 
 
 def _tell(line: str) -> None:
-    """A pipe gets it as it is; a terminal would break it in the middle of words."""
+    """Print it unchanged into a pipe; wrap it on a terminal, which would break words."""
     if sys.stderr.isatty():
         import textwrap
 
@@ -176,13 +176,13 @@ def _tell(line: str) -> None:
 
         # A terminal that does not know its size says 0.
         width = max(os.get_terminal_size(sys.stderr.fileno()).columns or 80, NARROWEST)
-        # A path or a command is longer than the line sometimes: it stays whole, so that it can be copied.
+        # A path or a command longer than the line stays whole, so that it can be copied.
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     print(line, file=sys.stderr)  # noqa: T201
 
 
 def explain(error: Exception) -> str:
-    """The line that a user gets to read for ``error``."""
+    """Return the line that a user sees for ``error``."""
     if isinstance(error, Failure) or _is_ours(error):
         return str(error)
     if isinstance(error, OSError):
@@ -198,7 +198,7 @@ def explain(error: Exception) -> str:
 
 
 def code_of(error: Exception) -> str:
-    """The stable code of ``error``, as docs/operations.md lists it."""
+    """Return the stable code of ``error``, as docs/operations.md lists it."""
     if isinstance(error, OSError):
         return _SYSTEM_CODES.get(error.errno or 0, SYSTEM)
     if not isinstance(error, Failure) and not _is_ours(error):
@@ -207,7 +207,7 @@ def code_of(error: Exception) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    # A class whose module was never imported cannot have been raised: nothing is imported to find out.
+    # An exception class of an unimported module cannot have been raised, so import nothing to find out.
     for module, name in _OUR_ERRORS:
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(error, getattr(loaded, name)):

@@ -1,8 +1,8 @@
-"""What a shell completes: streams, sessions, events, types and actors.
+"""Shell completion of streams, sessions, events, types and actors.
 
-It runs at every press of the Tab key: it reads the catalog that the sidecar kept
-last and a bounded part of the log, and is silent about whatever cannot be read.
-The command that follows says what is wrong.
+It runs at every press of the Tab key: it reads the sidecar's last catalog and a
+bounded part of the log, and ignores whatever cannot be read. The command itself
+reports such errors.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from streams.event import StreamEvent
 
 NEWEST = 3000
-"""At most so many of the newest records are read: a twentieth of a second."""
+"""Most records to read, the newest ones: a twentieth of a second."""
 
 MOST_EVENTS = 30
-"""Events that are offered before anything is typed; later, everything that fits is."""
+"""Most events to offer before anything is typed; then everything that fits is offered."""
 
 _SHORT_ID = 6
 
@@ -29,7 +29,7 @@ _LEAST_WHOLE = 3
 """Characters from which on whole event ids are offered: the first two are the same for decades."""
 
 Offer = tuple[str, str]
-"""A value, and what shells that can do so show next to it."""
+"""A value, and the text that some shells show next to it."""
 
 
 def streams(ctx: typer.Context, incomplete: str) -> list[Offer]:
@@ -65,14 +65,14 @@ def events(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def types(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Event types that were recorded lately, and their groups: ``agent.*``."""
+    """Recently recorded event types, and their groups: ``agent.*``."""
     found = {event.type for event in _read(ctx)[1]}
     groups = {f"{name.rpartition('.')[0]}.*" for name in found if "." in name}
     return _fitting(_plain(found | groups), incomplete)
 
 
 def actors(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Who did something lately."""
+    """Recent actors."""
     return _fitting(_plain({event.actor for event in _read(ctx)[1]}), incomplete)
 
 
@@ -121,6 +121,6 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
             await reader.close()
 
     with suppress(StreamError, HomeError, OSError):
-        # While a shell completes, no callback runs: the option --home is only to be found as it was parsed.
+        # Callbacks do not run during completion, so read --home from the parsed parameters.
         asyncio.run(read(LogReader(Home(ctx.find_root().params.get("home")).store_path)))
     return catalog, newest

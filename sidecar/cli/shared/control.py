@@ -1,6 +1,6 @@
-"""Commands that change the log: the sidecar does it, and is started if none runs.
+"""For commands that change the log: ask the sidecar, starting one if needed.
 
-What is said when it ends before it answers, or when the user presses Ctrl-C.
+Also the messages for a sidecar that ends before it answers, and for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ DISCARDING: Final = "the log itself is whole; run the same command again, which 
 REBUILDING: Final = "the log itself is whole; run the same command again, which is safe"
 
 LOOK_SECONDS: Final = 0.2
-"""How often the progress of what a sidecar does in the background is asked for."""
+"""How often to ask for the progress of the sidecar's background work."""
 
 TRIES: Final = 5
-"""Sidecars that may leave, one after the other, between their start and our connection."""
+"""How many sidecars may exit, one after the other, between their start and our connection."""
 
 
 @asynccontextmanager
 async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
-    """A link to the home's sidecar, started if none runs. ``cut_off`` says what its end means for the log.
+    """Open a link to the home's sidecar, starting one if needed. ``cut_off`` says what its end means for the log.
 
     Raises:
-        LinkUnavailable: it could not start, with its own reason, or it cannot be asked. Nothing was changed.
+        LinkUnavailable: it could not start (with its reason) or does not answer. Nothing was changed.
         Failure: it ended before it answered.
     """
     from sidecar.link.client import LinkClosed
@@ -74,6 +74,6 @@ async def _connected(home: Home) -> ControlClient:
 
 
 async def ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
-    """What the home's sidecar answers; raises as ``control``."""
+    """Send one request to the home's sidecar and return the answer; raises as ``control``."""
     async with control(home, cut_off) as client:
         return dict(await client.request(method, args))

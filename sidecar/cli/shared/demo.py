@@ -1,6 +1,6 @@
-"""The demo: a recorded session is played through a real link, and the sidecar is killed in the middle.
+"""The demo: play a recorded session through a real link and kill the sidecar halfway.
 
-Everything happens in temporary homes; nothing of the user's is touched.
+Uses temporary homes only; touches no file of the user.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 RECORDING: Final = Path(__file__).parents[2] / "recordings" / "demo.jsonl"
 
 SPEED: Final = 2.0
-"""Factor on the recorded pace: quick, but slow enough to watch."""
+"""Factor on the recorded speed: quick, but slow enough to watch."""
 
 KILL_AT: Final = 20
-"""Records in the log when the sidecar is killed: about the middle."""
+"""Records in the log when the demo kills the sidecar: about half."""
 
 _HANG_SECONDS: Final = 120.0
 
 
 async def demo(out: Output) -> int:
-    """Play, kill, play on, compare, verify; returns 0 when everything held, else 1."""
+    """Play, kill, continue, compare, verify; return 0 if everything held, else 1."""
     with tempfile.TemporaryDirectory(prefix="durable-stream-demo-") as directory:
         killed, whole = Home(Path(directory) / "killed"), Home(Path(directory) / "whole")
         hooks = len(read_recording(RECORDING).items)
@@ -62,7 +62,7 @@ async def demo(out: Output) -> int:
 
 
 class _Watcher:
-    """Prints the log as it grows, kills the sidecar once, and tells when it is back."""
+    """Prints the log as it grows, kills the sidecar once, and says when it is back."""
 
     def __init__(self, home: Home, out: Output) -> None:
         self._home, self._out = home, out
@@ -105,7 +105,7 @@ class _Watcher:
 
 
 async def _compare(out: Output, killed: Home, whole: Home) -> int:
-    """Hold the log of the killed sidecar against one that nobody disturbed."""
+    """Compare the killed sidecar's log with an undisturbed one."""
     expected, got = await _keys(whole), await _keys(killed)
     before = sum(got.values())
     await play(killed, RECORDING)
@@ -133,7 +133,7 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
 
 
 async def _keys(home: Home) -> Counter[tuple[str, str]]:
-    """What was recorded, without what differs between any two plays: ids and hashes.
+    """The recorded content without what differs in every play: ids and hashes.
 
     A title is left out too: updates of it are not final, and a turn's end shows the last one that was seen.
     """
@@ -145,7 +145,7 @@ async def _keys(home: Home) -> Counter[tuple[str, str]]:
 
 
 async def _stop(home: Home) -> None:
-    """End the home's sidecar and wait until it let go of its files."""
+    """End the home's sidecar and wait until it has closed its files."""
     try:
         async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
             await client.request("stop")

@@ -17,7 +17,7 @@ TypesOption = Annotated[
     typer.Option(
         "--type",
         metavar="TYPE",
-        help="Event type, or agent.* for all below; repeatable.",
+        help="An event type, or a prefix such as agent.*; repeatable.",
         autocompletion=complete.types,
     ),
 ]
@@ -29,9 +29,9 @@ ActorsOption = Annotated[
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="MOMENT", help="Only since then: an age (90s, 2h, 7d) or an ISO time."),
+    typer.Option("--since", metavar="TIME", help="Only events since this time: an age (90s, 2h, 7d) or ISO."),
 ]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="MOMENT", help="Only before this moment.")]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only events before this time.")]
 
 
 def filter_of(
@@ -42,7 +42,7 @@ def filter_of(
     until: str | None = None,
     **more: Any,
 ) -> Filter:
-    """The filter that the options mean; ``more`` are further fields of it.
+    """Build the filter from the options; ``more`` are further fields of it.
 
     Raises:
         BadParameter: a moment cannot be read.

@@ -1,7 +1,7 @@
-"""New records as they become durable, by watching the log's files: no link to the sidecar is needed.
+"""Follow new records by watching the log's files, without a link to the sidecar.
 
-So it continues while the sidecar is killed and comes back, and begins before
-the log exists.
+It continues while the sidecar is killed and restarted, and may begin before the
+log exists.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 
 LOOK_AGAIN_MS = 2000
-"""Where the system tells of no change (network disks, a directory that was replaced), look this often."""
+"""How often to look where the system reports no changes (network disks, a replaced directory)."""
 
 STEP_MS = 50
-"""The watcher's own thread wakes this often: at every millisecond it takes two percent of a processor."""
+"""How often the watcher's thread wakes; every millisecond would take two percent of a processor."""
 
 
 async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
-    """Every record after position ``after``, then each new one, without end; cancelling it is safe.
+    """Yield every record after position ``after``, then each new one, without end; cancelling is safe.
 
     Raises:
         CorruptLog: a record is damaged; what came before was yielded.
@@ -34,7 +34,7 @@ async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
     with _interrupts() as interrupted:
         async for _ in _changes(store):
             if interrupted.is_set():
-                # The watcher sometimes takes the cancelling that Ctrl-C brings for its own, and continues.
+                # The watcher sometimes swallows the cancellation by Ctrl-C and continues.
                 raise asyncio.CancelledError
             if reader.head > after:
                 async for record in reader.read_all(after=after):
@@ -44,7 +44,7 @@ async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
 
 @contextmanager
 def _interrupts() -> Iterator[Event]:
-    """Set from the first Ctrl-C on, next to what that does anyway."""
+    """Yield an event that the first Ctrl-C sets, in addition to its usual effect."""
     came, before = Event(), signal.getsignal(signal.SIGINT)
     if current_thread() is not main_thread() or not callable(before):
         yield came
@@ -62,12 +62,12 @@ def _interrupts() -> Iterator[Event]:
 
 
 async def _changes(store: Path) -> AsyncIterator[None]:
-    """Says when to look: at once, and whenever something below ``store`` may have changed."""
+    """Yield when to look: at once, and whenever something below ``store`` may have changed."""
     from watchfiles import awatch
 
     yield
     while True:
-        # A directory that is not there cannot be watched: its nearest parent tells of its making.
+        # A missing directory cannot be watched: watch its nearest parent until it is created.
         watched = store
         while not watched.is_dir():
             watched = watched.parent

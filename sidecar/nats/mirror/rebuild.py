@@ -2,7 +2,7 @@
 
 Records are removed by the filter of this log alone, and what they mean in the L0
 protocol one by one, by the log that each message names; other homes' messages stay.
-A rebuild that is cut off, at any step, leaves a mirror that the next start or the
+A rebuild that stops at any step leaves a mirror that the next start or the
 next rebuild brings to the same end: the task asks the stream how far it is.
 """
 
@@ -24,10 +24,10 @@ from streams.store import NOTHING, StreamReader, StreamStore
 
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 30.0
-"""How long a problem may last, with nothing published, before the rebuild is given up."""
+"""The rebuild gives up after a problem lasts this long with nothing published."""
 
 SILENT_SECONDS: Final = 300.0
-"""How long nothing may be published though nothing is wrong: removing millions of messages takes a while."""
+"""How long nothing may be published without a problem: removing millions of messages takes a while."""
 
 
 class RebuildStopped(Exception):
@@ -37,7 +37,7 @@ class RebuildStopped(Exception):
 
 
 async def erase_meanings(session: JetStream, log_id: str) -> int:
-    """Remove what a log's records mean in the L0 protocol; how many messages there were. Other logs' stay.
+    """Remove a log's L0 messages; return how many there were. Those of other logs stay.
 
     Raises:
         NatsError: not all are known to be removed; safe to repeat.
@@ -79,8 +79,8 @@ class Rebuild:
         """Rebuild; return the last progress. If cancelled, the mirror continues the rebuild, if there is a mirror.
 
         Raises:
-            RebuildStopped: the server is away for too long, or the mirror cannot continue.
-            NatsError: the L0 messages could not be removed; the records' are as they were.
+            RebuildStopped: the server was unreachable for too long, or the mirror cannot continue.
+            NatsError: the L0 messages could not be removed; the records' messages are unchanged.
         """
         before = self._task.counts["republished"]
         await self._task.pause()
@@ -117,7 +117,7 @@ class Rebuild:
 
 
 async def last_kept(store: StreamReader) -> int:
-    """The position of the last record that a log holds now: after a prune that may be before its head."""
+    """The position of the last record that a log holds; after a prune it may be before the head."""
     back = 1
     while True:
         after = max(store.head - back, NOTHING)

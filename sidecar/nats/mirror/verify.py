@@ -53,14 +53,14 @@ class Disturbed(Exception):
 
 @dataclass(slots=True)
 class Verified:
-    """The numbers of a comparison: records of the log, and for each stream what was found."""
+    """The numbers of a comparison: the log's records, and the result for each stream."""
 
     records: int = 0
     streams: list[Comparison] = field(default_factory=list)
 
     @property
     def differences(self) -> int:
-        """All that is wrong, in messages."""
+        """The number of messages that are wrong."""
         return sum(stream.differences.total() for stream in self.streams)
 
     @property
@@ -69,7 +69,7 @@ class Verified:
         return self.streams[0].waiting if self.streams else 0
 
     def as_json(self) -> dict[str, Any]:
-        """As commands print it."""
+        """The summary as commands print it."""
         return {
             "records": self.records,
             "differences": self.differences,
@@ -81,7 +81,7 @@ class Verified:
 class MirrorCheck:
     """One pass over the log and its mirror. ``run`` gives the differences, ``summary`` the numbers when it is done.
 
-    ``progress`` is called from time to time with the position that was reached. ``with_ids``: missing records are
+    ``progress`` is called with the position reached so far. ``with_ids``: missing records are
     named by their event ids, up to ``NAMED`` in each difference; else by the first one's.
     """
 
@@ -102,18 +102,18 @@ class MirrorCheck:
 
     @property
     def head(self) -> int:
-        """The last position that is compared, as far as it is known."""
+        """The last position to compare, as far as it is known."""
         return self._reader.head
 
     async def run(self) -> AsyncIterator[Difference]:
-        """Every difference. Cancelling it is safe.
+        """Yield every difference. Cancelling is safe.
 
         Raises:
-            NatsError: the server is away, or goes away and does not come back.
+            NatsError: the server is unreachable, or disappears and does not return.
             CorruptLog: a record is damaged; the mirror may hold it whole.
             Disturbed: see there.
         """
-        # In this order: what was mirrored by then is in the streams as they are then, and in the log as it is then.
+        # In this order: all that was mirrored by then is in the streams and the log read next.
         mirrored_to = await asyncio.to_thread(self._mirrored_to)
         session = await self._sessions.get()
         sides = [
@@ -158,7 +158,7 @@ class MirrorCheck:
                     for found in side.comparer.take(message):
                         yield found
                     if side.comparer.rebuild != mirror.rebuild:
-                        # The next ones are of the same, most likely: expected with its number, they are exactly equal.
+                        # Most likely of the same rebuild: expected with its number, they are equal.
                         mirror = replace(mirror, rebuild=side.comparer.rebuild)
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:
@@ -171,7 +171,7 @@ class MirrorCheck:
                     yield found
 
     async def _named(self, names: _Names, comparer: Comparer, found: Difference) -> AsyncIterator[Difference]:
-        """A run of missing records with their ids: the whole of it, or in parts that can be named."""
+        """Split a run of missing records into differences that can name all their ids."""
         ids: list[str] = []
         first = found.position
         async for record in names.between(found.position, found.last):
@@ -190,7 +190,7 @@ class MirrorCheck:
         return found._replace(position=first, last=last.position, events=tuple(ids))
 
     def _mirrored_to(self) -> int:
-        """How far the mirror says it was: its cursor, or where that was lost its last snapshot."""
+        """The mirror's last position: its cursor, or its last snapshot if the cursor was lost."""
         hints = Hints(self._reader.store)
         cursor = hints.cursor(MIRROR)
         if cursor != NOTHING:
@@ -200,7 +200,7 @@ class MirrorCheck:
 
 
 class _Names:
-    """Records of runs that come in the order of the log: read on from one to the next, unless that is far away."""
+    """Return records in log order: read on from one to the next, unless it is far away."""
 
     FAR: Final = 2000
 
@@ -227,7 +227,7 @@ class _Names:
 
 
 class _Side:
-    """One stream: its messages one after another, across interruptions, up to the last one there was."""
+    """One stream: its messages in order, across interruptions, up to the last one at the start."""
 
     def __init__(self, sessions: Sessions, name: str, family: Family, pattern: str, there: StreamFacts | None) -> None:
         self._sessions, self._name, self._family, self._pattern = sessions, name, family, pattern
@@ -239,7 +239,7 @@ class _Side:
 
     @classmethod
     async def open(cls, sessions: Sessions, session: JetStream, name: str, family: Family, pattern: str) -> _Side:
-        """Note how the stream is now; one that is not there has no message."""
+        """Note the stream's current state; a missing one has no message."""
         try:
             there = await facts(session, name)
         except NotFound:
@@ -247,7 +247,7 @@ class _Side:
         return cls(sessions, name, family, pattern, there)
 
     def begin(self, mirror: Mirror, head: int, removed: dict[str, Gone], now_ms: int) -> None:
-        """The log is known now."""
+        """Note that the log was read."""
         limits = Limits()
         if self._there is not None:
             limits = Limits.of(self._there.config, self._there.state, mirror.max_payload)
@@ -256,7 +256,7 @@ class _Side:
         )
 
     async def next(self) -> StreamMessage | None:
-        """The next message; ``None`` after the last one."""
+        """Return the next message; ``None`` after the last one."""
         if self._ahead is None and not self._is_over:
             self._ahead = await anext(self._messages, None)
             self._is_over = self._ahead is None
@@ -264,7 +264,7 @@ class _Side:
         return message
 
     async def due(self) -> StreamMessage | None:
-        """The next message that the comparer wants before the next record, and that is not exactly as expected."""
+        """Return the next message that the comparer needs and that differs from the expected one."""
         while True:
             message = self._ahead or await self.next()
             if message is None:
@@ -278,7 +278,7 @@ class _Side:
             return None
 
     async def front_is_whole(self) -> bool:
-        """See ``Comparer.finish``. Asked after the last message, it may say no where limits struck since: never yes."""
+        """See ``Comparer.finish``. It may wrongly say no if limits removed messages, never yes."""
         there, first = self._there, self.comparer.result.first_sequence
         if there is None:
             return False
@@ -321,7 +321,7 @@ class _Side:
 
 
 async def count_from(session: JetStream, stream: str, sequence: int) -> int:
-    """How many messages a stream keeps from a sequence on, of any subject.
+    """Count the messages that a stream keeps from a sequence on, of any subject.
 
     Raises:
         NatsError: no answer, or there is no such stream.

@@ -1,4 +1,4 @@
-"""One process of the embedded server: started, asked for its port, ended; and one that a dead sidecar left behind."""
+"""One process of the embedded server: start it, learn its port, end it; end one that a dead sidecar left."""
 
 from __future__ import annotations
 
@@ -95,26 +95,26 @@ class ServerProcess:
         return self._process.pid
 
     async def port(self) -> int:
-        """Wait until it listens; on which port.
+        """Wait until it listens; return the port.
 
         Raises:
-            StartFailed: it ended instead; why, in its own words.
+            StartFailed: it exited instead; the text is its own.
         """
         while True:
             if self._process.returncode is not None:
                 raise StartFailed(await self.last_words())
             for path in (self._directory / PORTS).glob(f"*_{self.pid}.ports"):
                 with suppress(ValueError, LookupError, TypeError), os.fdopen(open_file(path), "rb") as file:
-                    # Until the server has written it whole, this fails.
+                    # Fails until the server has written the whole file.
                     return int(json.loads(file.read())["nats"][0].rpartition(":")[2])
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def exited(self) -> None:
-        """Return when it has ended, however that came about. Cancelling is safe."""
+        """Return when it has ended, for any reason. Cancelling is safe."""
         await self._process.wait()
 
     async def end(self, patience_seconds: float) -> None:
-        """End it: SIGTERM, and SIGKILL when it has not ended after so long. Idempotent; cancelling kills it at once."""
+        """End it with SIGTERM, then with SIGKILL after a while. Idempotent; cancelling kills it at once."""
         try:
             if patience_seconds > 0 and self._process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -131,7 +131,7 @@ class ServerProcess:
             (self._directory / PID_FILE).unlink(missing_ok=True)
 
     async def last_words(self) -> str:
-        """Why the server ended, in one line, if it said so."""
+        """The server's own reason for exiting, in one line, if it gave one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await asyncio.shield(self._listening)
@@ -176,7 +176,7 @@ def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
         if _gone(pid, directory, patience):
             path.unlink(missing_ok=True)
             return pid
-    raise StartFailed(f"an older server (pid {pid}) of this home does not end; end it by hand")
+    raise StartFailed(f"an older server (pid {pid}) of this home does not exit; stop it with `kill`")
 
 
 def _gone(pid: int, directory: Path, seconds: float) -> bool:
@@ -191,7 +191,7 @@ def _gone(pid: int, directory: Path, seconds: float) -> bool:
 
 
 def _is_ours(pid: int, directory: Path) -> bool:
-    """Whether the process is of this user and was started with this directory's configuration file."""
+    """True if the process belongs to this user and was started with this directory's configuration file."""
     config = str(directory / CONFIG_FILE)
     if sys.platform == "linux":
         try:
@@ -214,7 +214,7 @@ def _tail(path: Path, offset: int) -> str:
     try:
         with os.fdopen(open_file(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            # A smaller file was rotated meanwhile.
+            # The file is smaller now: it was rotated.
             file.seek(max(offset if offset <= size else 0, size - _SAID_BYTES))
             return file.read().decode("utf-8", "replace")
     except OSError:
