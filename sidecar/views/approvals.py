@@ -1,4 +1,4 @@
-"""What was asked of a person, and the answer: permissions and questions, joined by request and by call. Pure.
+"""Permissions and questions with their answers, joined by request and by call. Pure.
 
 Payloads come from other programs, so any field may be missing or have another type.
 """
@@ -80,7 +80,7 @@ class Approval:
 
     @property
     def diff(self) -> str:
-        """The diff that the person was shown, if there was one."""
+        """The diff that was shown with the request; empty without one."""
         return as_text(as_mapping(self.asked.event.payload.get("metadata")).get("diff"))
 
     @property
@@ -103,19 +103,19 @@ class Approval:
         return f"{did} by {one_line(self.ask.by)} after {describe_span(waited)}{said}"
 
     def is_about(self, step: dict[str, Any]) -> bool:
-        """False if the call of ``step`` was given another command, path or address than was asked for.
+        """False if the call of ``step`` has another command, path or address than the ask names.
 
-        Calls that run at the same time may share a turn and a call id.
+        Parallel calls in one turn may have the same call id.
         """
         payload = self.asked.event.payload
         metadata, patterns = as_mapping(payload.get("metadata")), as_strings(payload.get("patterns"))
         inputs = [as_mapping(step.get(name)) for name in ("input", "executed_input")]
-        for name, *names in _SAID_TWICE:
+        for name, *names in _SAME_FIELDS:
             given = list(filter(None, (first_text(each, *names) for each in inputs)))
             if given and (asked := as_text(metadata.get(name))):
-                return any(asked == text or (name == "filepath" and _may_be_one(asked, text)) for text in given)
-        # The patterns of a command are its parts.
-        given = list(filter(None, (as_text(each.get(_PATTERNED.get(self.ask.permission, ""))) for each in inputs)))
+                return any(asked == text or (name == "filepath" and _may_be_same_file(asked, text)) for text in given)
+        # The patterns of a command are parts of it.
+        given = list(filter(None, (as_text(each.get(_PATTERN_FIELDS.get(self.ask.permission, ""))) for each in inputs)))
         return not (given and patterns) or any(part in text or "*" in part for part in patterns for text in given)
 
     def as_json(self) -> dict[str, Any]:
@@ -143,13 +143,13 @@ class Approvals:
         self._calls: dict[tuple[str, str, str], list[Approval]] = {}
 
     def __iter__(self) -> Iterator[Approval]:
-        """The latest of each request, the oldest request first."""
+        """Every ask, oldest first."""
         return iter(self._requests.values())
 
     def apply(self, record: Record) -> Approval | None:
-        """Take one record; returns the ask that it makes or answers, ``None`` if it does neither.
+        """Apply one record. Returns the ask that it makes or answers, or ``None``.
 
-        Only the first answer counts. Without its ask an answer is not kept.
+        Only the first answer counts. An answer to an unknown ask is dropped.
         """
         event, payload = record.event, record.event.payload
         if event.type != CHECKPOINT:
@@ -159,18 +159,18 @@ class Approvals:
         if payload.get("state") != "asked":
             if known is not None and known.answer is None:
                 known.answer = record
-                answer(known.ask, record)
+                add_answer(known.ask, record)
             return known
         if known is None or known.asked.event.id != event.id:
-            known = self._requests[key] = Approval(asked(record), record)
+            known = self._requests[key] = Approval(ask_of(record), record)
             if known.ask.call:
                 self._calls.setdefault((key[0], known.ask.turn, known.ask.call), []).append(known)
         return known
 
     def of_step(self, payload: dict[str, Any]) -> list[Approval]:
-        """What the call of an ``execution.step`` asked for, the oldest first.
+        """What the call of an ``execution.step`` asked for, oldest first.
 
-        Call ids repeat, so the turn and what was asked count too.
+        Call ids repeat, so the turn and the input must fit too.
         """
         session, turn, call = (as_text(payload.get(name)) for name in ("session", "turn", "call"))
         return [each for each in self._calls.get((session, turn, call), ()) if each.is_about(payload)]
@@ -180,12 +180,12 @@ class Approvals:
         return next((each for each in self if each.answer is not None and each.answer.event.id == event_id), None)
 
     def waited_ms(self, payload: dict[str, Any]) -> int:
-        """How long the call of a step waited for answers; 0 if it asked nothing."""
+        """How long a step's call waited for answers; 0 if it asked nothing."""
         return sum(each.ask.waited_ms or 0 for each in self.of_step(payload))
 
 
-def asked(record: Record) -> Ask:
-    """The ask that a record makes: the permission and exactly what for, or the questions."""
+def ask_of(record: Record) -> Ask:
+    """Build the ask of a record: the permission and exactly what it is for, or the questions."""
     event, payload = record.event, record.event.payload
     exact = first_text(as_mapping(payload.get("metadata")), "command", "filepath", "url")
     questions = []
@@ -206,8 +206,8 @@ def asked(record: Record) -> Ask:
     )
 
 
-def answer(ask: Ask, record: Record) -> None:
-    """Take the answer that a record gives into ``ask``."""
+def add_answer(ask: Ask, record: Record) -> None:
+    """Add the answer in a record to ``ask``."""
     payload = record.event.payload
     ask.reply, ask.message = as_text(payload.get("reply")), as_text(payload.get("message"))
     ask.state = "rejected" if "rejected" in (payload.get("state"), f"{ask.reply}ed") else "replied"
@@ -228,15 +228,15 @@ def what_is_asked(payload: dict[str, Any]) -> str:
     return one_line(command or " ; ".join(map(as_text, as_list(payload.get("patterns")))))
 
 
-_SAID_TWICE = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))
-"""A field of what is asked, and the fields of a call's input that say the same."""
+_SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))
+"""A field of an ask's metadata, then the fields of a call's input that have the same value."""
 
-_PATTERNED = {"bash": "command", "webfetch": "url", "task": "subagent_type"}
-"""By permission, the field of a call's input that its patterns are made of."""
+_PATTERN_FIELDS = {"bash": "command", "webfetch": "url", "task": "subagent_type"}
+"""By permission: the field of a call's input that the patterns are derived from."""
 
 
-def _may_be_one(asked: str, given: str) -> bool:
-    """True if two paths may name one file: where a relative one begins is not known."""
+def _may_be_same_file(asked: str, given: str) -> bool:
+    """True if two paths may name the same file; the base of a relative path is not known."""
     whole, part = sorted(map(normpath, (asked, given)), key=lambda path: not path.startswith("/"))
     if part.startswith("/") or not whole.startswith("/"):
         return whole == part

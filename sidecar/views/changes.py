@@ -14,12 +14,12 @@ from streams.store import Record
 
 STEP: Final = "execution.step"
 TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT)
-"""Types of the records that say something of changes."""
+"""The types of records that the fold needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One file that one step changed; ``approvals`` is what the step asked a person for."""
+    """One file that one step changed, and the approvals of that step."""
 
     event: str
     ts: int
@@ -30,12 +30,12 @@ class Edit:
 
     @property
     def added(self) -> int | None:
-        """Lines that were added; ``None`` where what was there before is not known."""
+        """Lines added; ``None`` if the old content is not known."""
         return None if self.change.how == "replace" else self.change.additions
 
     @property
     def removed(self) -> int | None:
-        """Lines that were removed; ``None`` where what was there before is not known."""
+        """Lines removed; ``None`` if the old content is not known."""
         return None if self.change.how == "replace" else self.change.deletions
 
     def as_json(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a person approved or rejected. ``event`` is the answer, ``actor`` the agent that asked."""
+    """A permission that a person gave or refused. ``event`` is the answer, ``actor`` the agent that asked."""
 
     event: str
     ts: int
@@ -67,7 +67,7 @@ class Decision:
 
 @dataclass(slots=True)
 class TurnChanges:
-    """What one turn changed: every edit, and what was decided about calls that changed no file."""
+    """Every edit of one turn, and the decisions about calls that changed no file."""
 
     stream: str
     session: str
@@ -105,9 +105,9 @@ class TurnChanges:
 
 
 class Changes:
-    """Fold of the records of ``TYPES``, in position order; others change nothing.
+    """Fold of the records of ``TYPES``, in position order; others are ignored.
 
-    Only what happened from ``since_ms`` on and before ``until_ms`` counts; what came before says who asked for it.
+    Only changes from ``since_ms`` to before ``until_ms`` count. Earlier records supply prompts and approvals.
     """
 
     def __init__(self, *, since_ms: int | None = None, until_ms: int | None = None, with_diffs: bool = False) -> None:
@@ -119,7 +119,7 @@ class Changes:
         self._edited: set[str] = set()
 
     def apply(self, record: Record) -> None:
-        """Take one record."""
+        """Apply one record."""
         event, payload = record.event, record.event.payload
         session = payload.get("session")
         if not isinstance(session, str):
@@ -132,14 +132,14 @@ class Changes:
             self._prompts[session, str(payload.get("message"))] = input_text(payload)[:LONGEST]
 
     def turns(self) -> list[TurnChanges]:
-        """Every turn in which something was changed or decided, in the order of what happened first in it."""
+        """Every turn with a change or a decision, ordered by its first one."""
         found = dict(self._turns)
         for turn in found.values():
             turn.decisions = []
         for approval in self._decided:
             event, answer = approval.asked.event, approval.answer
             if event.id in self._edited or answer is None:
-                continue  # it is told with the file
+                continue  # shown with the file
             key = approval.session, approval.ask.turn
             turn = found[key] = found.get(key) or self._new_turn(answer, *key)
             turn.decisions.append(Decision(answer.event.id, answer.event.ts, event.actor, approval))
@@ -181,7 +181,7 @@ class Changes:
 
 
 def totals(turns: Iterable[TurnChanges]) -> dict[str, int]:
-    """What ``turns`` come to; ``rewritten`` counts files whose changed lines nobody knows."""
+    """The totals of ``turns``; ``rewritten`` counts files whose old content is not known."""
     turns = list(turns)
     edits = [(turn.stream, edit) for turn in turns for edit in turn.edits]
     replies = [decision.approval.reply for turn in turns for decision in turn.decisions]
@@ -198,7 +198,7 @@ def totals(turns: Iterable[TurnChanges]) -> dict[str, int]:
 
 
 def _sums(edits: list[Edit]) -> dict[str, int | None]:
-    """The lines that several edits of one file added and removed; ``None`` if one of them does not say."""
+    """The lines that several edits of one file added and removed; ``None`` if not known for one of them."""
     added, removed = [edit.added for edit in edits], [edit.removed for edit in edits]
     known = not any(count is None for count in (*added, *removed))
     return {

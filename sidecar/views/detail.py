@@ -1,4 +1,4 @@
-"""One event whole, for people: what was said or done first, then facts, ids last, nothing twice. Pure.
+"""One event in full, for people: content first, then facts, ids last, nothing twice. Pure.
 
 Payloads come from other programs, so any field may be missing or have another type.
 """
@@ -23,13 +23,13 @@ IDS: Final = (
 )  # fmt: skip
 """Fields of a payload that name something by its id."""
 
-_KNOWN_TOLD: Final = ("preview", "display", "filediff", "diff", "files", "results", "interrupted", "parentSessionId")
-"""Fields of a tool's metadata that say again, in another form, what its output, its diff or its session says."""
+_REPEATED: Final = ("preview", "display", "filediff", "diff", "files", "results", "interrupted", "parentSessionId")
+"""Fields of a tool's metadata that repeat its output, its diff or its session in another form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of what was said or done."""
+    """A piece of the content."""
 
     kind: Kind
     text: str
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(slots=True)
 class Detail:
-    """``parts`` is the content, ``facts`` is what is known about it, ``rest`` all other fields, ``ids`` the names."""
+    """``parts`` is the content, ``facts`` are labelled values, ``rest`` holds all other fields."""
 
     parts: list[Part] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Detail:
 
 
 def detail(event: StreamEvent) -> Detail:
-    """What an event of any type holds."""
+    """The detail of an event of any type."""
     left = dict(event.payload)
     found = Detail()
     take = _CONTENT.get(event.type)
@@ -65,7 +65,7 @@ def detail(event: StreamEvent) -> Detail:
 
 
 def _take_facts(left: dict[str, Any], found: Detail) -> None:
-    """Move what is shown in its own form: durations, tokens, cost, the model."""
+    """Move durations, tokens, cost and model from ``left`` to the facts of ``found``."""
     started, ended = left.pop("started_ms", None), left.pop("ended_ms", None)
     took = left.pop("duration_ms", None)
     if is_number(started):
@@ -129,7 +129,7 @@ def _step(left: dict[str, Any]) -> list[Part]:
         found.append(Part("output", output))
     if error := as_text(left.pop("error", None)):
         found.append(Part("bad", error))
-    for name in _KNOWN_TOLD:
+    for name in _REPEATED:
         if output or changes or name == "interrupted":
             metadata.pop(name, None)
     for name, fields in (("input", given), ("metadata", metadata)):
@@ -198,7 +198,7 @@ _CONTENT: dict[str, Callable[[dict[str, Any]], list[Part]]] = {
 
 
 def _unsaid(value: Any, said: set[str]) -> Any:
-    """``value`` without what ``said`` holds and what is empty; ``None`` if nothing is left."""
+    """``value`` without empty values and those in ``said``; ``None`` if nothing is left."""
     if isinstance(value, dict):
         kept = {key: inner for key, each in value.items() if (inner := _unsaid(each, said)) is not None}
         return kept or None

@@ -1,4 +1,4 @@
-"""What one step changed in files, as the tools of OpenCode tell it. Pure.
+"""The files that one step changed, from the payload of its tool call. Pure.
 
 Payloads come from other programs, so any field may be missing or have another type.
 """
@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeGuard
 from sidecar.views.fields import as_list, as_mapping, as_text, first_text
 
 EDITORS = frozenset({"edit", "write", "multiedit", "patch", "apply_patch"})
-"""The tools that change files. What a command changes, nobody knows."""
+"""The tools that change files. The files that a command changes are not known."""
 
 MOST_COMPARED = 1_000_000
-"""Pairs of lines up to which two texts are compared; beyond, one is shown after the other."""
+"""Pairs of lines up to which two texts are compared; larger ones are shown one after the other."""
 
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAME = re.compile(r"(?:\+\+\+ (?:b/)?|Index: )([^\t]+)")
@@ -26,9 +26,9 @@ _NO_FILE = "/dev/null"
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What a tool changed in one file: a unified diff, and the lines that it adds and removes.
+    """One file's change: a unified diff, and how many lines it adds and removes.
 
-    ``how`` is ``edit``, ``new``, or ``replace`` where only the new content is known, or nothing.
+    ``how`` is ``edit``, ``new``, or ``replace`` if the old content is not known.
     """
 
     file: str
@@ -39,22 +39,22 @@ class Diff:
 
 
 def file_changes(payload: dict[str, Any], asked_diff: str = "") -> list[Diff]:
-    """The files that an ``execution.step`` changed; none if it failed or is of another tool.
+    """The files that an ``execution.step`` changed; empty if it failed or its tool changes none.
 
-    ``asked_diff`` is the diff that a person was shown for this step. OpenCode gives the diff of an edit; a file
-    that was written whole is compared with nothing, and an edit without a diff is made of its two strings.
+    ``asked_diff`` is the diff that a person approved. OpenCode reports the diff of an edit; otherwise the diff is
+    made from the call's input: the whole content, or the old and the new string.
     """
     tool, metadata = as_text(payload.get("tool")), as_mapping(payload.get("metadata"))
     if tool not in EDITORS or payload.get("status") == "error":
         return []
     given = as_mapping(payload.get("executed_input")) or as_mapping(payload.get("input"))
     file = first_text(given, "filePath", "path", "file") or first_text(metadata, "filepath", "filePath")
-    for told in (as_list(metadata.get("files")), as_list(metadata.get("results")), [metadata]):
-        if found := [diff for each in told for diff in _told(as_mapping(each), file)]:
+    for entries in (as_list(metadata.get("files")), as_list(metadata.get("results")), [metadata]):
+        if found := [diff for each in entries for diff in _reported(as_mapping(each), file)]:
             return found
     if asked_diff and file:
         return [Diff(file, asked_diff, *diff_stat(asked_diff))]
-    return _made(tool, file, given, is_new=metadata.get("exists") is False)
+    return _from_input(tool, file, given, is_new=metadata.get("exists") is False)
 
 
 def diff_stat(diff: str) -> tuple[int, int]:
@@ -72,12 +72,12 @@ def new_file_diff(file: str, content: str) -> str:
 
 
 def hunks_of(diff: str) -> str:
-    """A diff without what names its files; a patch of another form as it is."""
+    """A unified diff without its file headers; other text unchanged."""
     return "\n".join(line for part in _parts(diff) for line in part.hunks) or diff.rstrip("\n")
 
 
 def diff_lines(diff: str) -> Iterator[tuple[str, str]]:
-    """The lines of a diff, each with its style; the title that OpenCode puts above is left out."""
+    """The lines of a diff, each with its style, without the title that OpenCode adds."""
     for line in diff.rstrip("\n").split("\n"):
         if line.startswith("Index: ") or (line and not line.strip("=")):
             continue
@@ -86,22 +86,22 @@ def diff_lines(diff: str) -> Iterator[tuple[str, str]]:
 
 
 def short_path(file: str, directory: str) -> str:
-    """``file`` as seen from ``directory`` if it is below it, else as it is."""
+    """``file`` relative to ``directory`` if it is below it, else unchanged."""
     inside = f"{directory.rstrip('/')}/"
     return file.removeprefix(inside) if directory and file != inside else file
 
 
 @dataclass(slots=True)
 class _Part:
-    """What a diff says of one file."""
+    """The part of a diff about one file."""
 
     name: str
     head: list[str]
     hunks: list[str] = field(default_factory=list)
 
 
-def _told(outer: dict[str, Any], named: str) -> list[Diff]:
-    """What ``{file, patch, additions, deletions}`` says, or what holds one as ``filediff``, or a ``diff``."""
+def _reported(outer: dict[str, Any], named: str) -> list[Diff]:
+    """The diffs in ``{file, patch, additions, deletions}``, which may be below ``filediff``, or in a ``diff``."""
     inner = as_mapping(outer.get("filediff")) or outer
     file = first_text(inner, "movePath", "filePath", "file", "path", "relativePath") or named
     patch = first_text(inner, "patch", "diff") or first_text(outer, "diff")
@@ -112,12 +112,12 @@ def _told(outer: dict[str, Any], named: str) -> list[Diff]:
     if not (patch or (file and all(map(_is_count, counts)))):
         return []
     counted = diff_stat(patch)
-    added, removed = (told if _is_count(told) else own for told, own in zip(counts, counted, strict=True))
+    added, removed = (count if _is_count(count) else own for count, own in zip(counts, counted, strict=True))
     return [Diff(file, patch, added, removed)]
 
 
-def _made(tool: str, file: str, given: dict[str, Any], *, is_new: bool) -> list[Diff]:
-    """What the call's own input says, where OpenCode says nothing of what it did."""
+def _from_input(tool: str, file: str, given: dict[str, Any], *, is_new: bool) -> list[Diff]:
+    """The diffs made from the call's input."""
     content = given.get("content")
     if tool == "write" and isinstance(content, str):
         patch = new_file_diff(file, content)
@@ -141,7 +141,7 @@ def _compared(old: str, new: str) -> str:
 
 
 def _parts(diff: str) -> list[_Part]:
-    """The files of a unified diff that have hunks. Lines are counted as the hunks say: ``--- a`` may be a line."""
+    """Split a unified diff by file. Hunk headers say how many lines follow, because a line may look like a header."""
     found: list[_Part] = []
     part, old, new = _Part("", []), 0, 0
     for line in diff.rstrip("\n").split("\n"):

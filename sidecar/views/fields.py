@@ -31,12 +31,12 @@ def as_int(value: Any) -> int | None:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """True for a number; ``True`` and ``False`` are none."""
+    """True for a number, but not for a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def first_text(values: dict[str, Any], *names: str) -> str:
-    """The first of the named values that is a string with something in it, else the empty string."""
+    """The first named value that is a non-empty string, else the empty string."""
     return next(filter(None, (as_text(values.get(name)) for name in names)), "")
 
 

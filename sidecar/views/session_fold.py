@@ -1,4 +1,4 @@
-"""Fold the records of one session into turns and what happened in them. Pure.
+"""Fold the records of one session into turns and their items. Pure.
 
 Records come in position order. Any field of a payload may be missing or of another type.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.views.approvals import CHECKPOINT, Approvals, answer, asked
+from sidecar.views.approvals import CHECKPOINT, Approvals, add_answer, ask_of
 from sidecar.views.catalog import add_cost
 from sidecar.views.describe import describe, short_type
 from sidecar.views.edits import Diff, file_changes, hunks_of, short_path
@@ -25,7 +25,7 @@ _UNDONE = 60
 
 @dataclass(slots=True)
 class SessionFold:
-    """A session while it is folded. ``branch`` is where its turns go if a ``task`` call started it."""
+    """A session being folded. ``branch`` is where its turns go if a ``task`` call started it."""
 
     session: Session
     parent: str = ""
@@ -40,7 +40,7 @@ class SessionFold:
     """By turn and call: ``task`` calls whose child session was announced."""
 
     def apply(self, record: Record) -> None:
-        """Take one record of the session."""
+        """Apply one record of the session."""
         event, payload = record.event, record.event.payload
         self.session.first_ms = min(self.session.first_ms, event.ts)
         self.session.last_ms = max(self.session.last_ms, event.ts)
@@ -123,7 +123,7 @@ class SessionFold:
         text = "\n\n".join(filter(None, texts))
         prompt = Prompt(event.id, event.ts, event.actor, text, files, shell=as_text(payload.get("shell")))
         if not (text or files or prompt.shell):
-            return  # OpenCode said something to itself
+            return  # only synthetic text, which OpenCode adds itself
         message = as_text(payload.get("message")) or event.id
         self.prompts[message] = prompt
         self.turn(message).items.append(prompt)
@@ -162,16 +162,16 @@ class SessionFold:
         call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
         call.duration_ms = as_int(payload.get("duration_ms"))
         call.diffs = diffs_of(payload, self.session.directory)
-        # What another call of this id took is no item of the turn any more.
+        # An ask that an earlier call with this id has taken is no longer an item of the turn.
         asks = [each.ask for each in self.approvals.of_step(payload)]
         call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]
         turn.items = [item for item in turn.items if not any(item is ask for ask in asks)]
 
     def _checkpoint(self, record: Record, payload: dict[str, Any]) -> None:
         known = self.approvals.apply(record)
-        if known is None:  # an answer without its question stands by itself
-            ask = asked(record)
-            answer(ask, record)
+        if known is None:  # an answer to an unknown ask is an item of its own
+            ask = ask_of(record)
+            add_answer(ask, record)
             self.turn(ask.turn).items.append(ask)
         elif known.asked is record:
             self.turn(known.ask.turn).items.append(known.ask)
@@ -185,7 +185,7 @@ class SessionFold:
     # Everything else
 
     def notice(self, record: Record, what: NoticeKind, text: str, turn: str = "") -> None:
-        """Add a notice to a turn, or to the latest."""
+        """Add a notice to a turn, by default to the latest."""
         self.turn(turn).items.append(Notice(record.event.id, record.event.ts, what, text))
 
     def _error(self, record: Record, payload: dict[str, Any]) -> None:
@@ -230,11 +230,11 @@ class SessionFold:
         self.notice(record, "other", f"{short_type(record.event.type)} {describe(record.event).text}".strip())
 
     def _nothing(self, record: Record, payload: dict[str, Any]) -> None:
-        """What places sessions and shows nothing itself."""
+        """Ignore a record that only says where sessions belong."""
 
 
 def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
-    """The diffs of a tool step as a transcript shows them: without file headers, paths as seen from ``directory``."""
+    """The diffs of a tool step for a transcript: without file headers, with paths relative to ``directory``."""
     found = []
     for diff in file_changes(payload):
         hunks = hunks_of(diff.patch)

@@ -1,7 +1,7 @@
-"""What a conversation is made of: sessions, their turns, and what happened in each. Pure data.
+"""The data of a conversation: sessions, their turns, and the items of each turn. Pure.
 
-``conversation`` makes it from records; the modules beside it write it as Markdown and as HTML, and the command line
-as text. Every string may hold anything that an agent or a file said: who writes it makes it harmless.
+``conversation`` builds it from records. Other modules write it as Markdown, HTML and text. The strings are hostile;
+whoever writes them must make them harmless.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended
 
 @dataclass(slots=True)
 class Prompt:
-    """What a person said, or for a child session its parent. ``files`` are names.
+    """The input of a person, or of the parent of a child session. ``files`` are names.
 
     ``command`` is the slash command that the text was made of (``/init now``), ``shell`` a command that the
     person ran without the model. ``undone`` prompts were taken back later.
@@ -79,9 +79,9 @@ class Call:
 
 @dataclass(slots=True)
 class Notice:
-    """Something that is neither said nor done by an agent: an error, a gap, a compaction, an end.
+    """Something that no agent said or did: an error, a gap, a compaction, an end.
 
-    ``count`` records are behind it; a quiet one (``other``) is of interest only if everything is.
+    ``count`` is the number of its records. The kind ``other`` is shown only with ``full``.
     """
 
     event: str
@@ -115,7 +115,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Session:
-    """A root session, or a child session of which no ``task`` call is known."""
+    """A root session, or a child session without a known ``task`` call."""
 
     id: str
     stream: str
@@ -136,7 +136,7 @@ class Reading:
     children: bool = False
     now_ms: int = 0
     notes: tuple[str, ...] = ()
-    """Sentences about the whole, shown at the top: what was pruned, for example."""
+    """Sentences shown at the top, for example that the beginning was pruned."""
 
 
 def asks_below(turns: list[Turn]) -> list[Ask]:

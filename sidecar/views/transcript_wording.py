@@ -1,6 +1,6 @@
 """The sentences of a transcript, the same in a terminal, in Markdown and in HTML. Pure.
 
-Nothing here is made harmless: who writes it does that.
+The results are not yet harmless; their writer must make them so.
 """
 
 from __future__ import annotations
@@ -38,15 +38,26 @@ _OUTCOMES = {
 
 
 def shortened(lines: list[T], most: int, *, full: bool = False) -> tuple[list[T], int, list[T]]:
-    """The beginning of ``lines``, how many are left out, and the end; an output's end says how it went."""
+    """The beginning of ``lines``, how many are left out, and the end, which often says how a command went."""
     if full or len(lines) <= most + 1:  # one line more is as long as saying so
         return lines, 0, []
     tail = most // 3
     return lines[: most - tail], len(lines) - most, lines[len(lines) - tail :]
 
 
+def shortened_lines(lines: list[str], most: int, *, full: bool = False) -> list[str]:
+    """``lines``, with one line in place of those that are left out."""
+    head, hidden, tail = shortened(lines, most, full=full)
+    return [*head, *([more_lines(hidden)] if hidden else []), *tail]
+
+
+def shortened_text(text: str, most: int, *, full: bool = False) -> str:
+    """``text``, with one line in place of those that are left out."""
+    return "\n".join(shortened_lines(text.split("\n"), most, full=full))
+
+
 def more_lines(count: int) -> str:
-    """What stands for lines that are left out."""
+    """The line that replaces lines that are left out."""
     return f"… {count} more line{'s'[: count != 1]} (--full)"
 
 
@@ -59,7 +70,7 @@ def facts_of(session: Session) -> str:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """A prompt whole, with the names of its files below it."""
+    """A prompt in full, with the names of its files below it."""
     shell = f"!{prompt.shell}" if prompt.shell else ""
     files = "\n".join(f"[{name}]" for name in prompt.files)
     return "\n\n".join(filter(None, (prompt.command, shell, prompt.text, files)))
@@ -109,7 +120,7 @@ def diff_facts(diff: Diff) -> str:
 
 
 def call_output(call: Call, *, full: bool = False) -> str:
-    """What came out of a call, as far as a reader wants it: neither a file that was read nor "applied successfully"."""
+    """The output of a call worth reading: not the content of a file that was read, nor "applied successfully"."""
     if call.error:
         return call.error
     if call.diffs or call.tool == "question" or (call.tool == "task" and call_result(call)):
@@ -123,7 +134,7 @@ def call_output(call: Call, *, full: bool = False) -> str:
 
 
 def call_input(call: Call) -> str:
-    """The whole input of a call of which ``call_text`` says only a part; empty where that says it all."""
+    """The whole input of a call; empty if ``call_text`` already says it all."""
     if call.tool in {"bash", "question", "todowrite"} or call.diffs or len(call.input) <= 1:
         return ""
     return json.dumps(call.input, ensure_ascii=False, indent=2, default=str)
@@ -174,7 +185,7 @@ def answer_text(ask: Ask, now_ms: int = 0) -> str:
 
 
 def is_about(ask: Ask, call: Call) -> bool:
-    """True if the call's own heading says exactly what was asked."""
+    """True if the heading of the call already shows what was asked."""
     return ask.permission == call.tool and ask.wanted == [call.input.get("command")]
 
 
@@ -202,8 +213,8 @@ def turn_end(turn: Turn) -> str:
     return " · ".join(filter(None, [*said, spent({"tokens": turn.tokens, "cost": turn.cost})]))
 
 
-def parted(turn: Turn) -> tuple[list[Item], list[Item]]:
-    """What happened in a turn, and what was noticed after its end."""
+def split_at_end(turn: Turn) -> tuple[list[Item], list[Item]]:
+    """The items of a turn, and the notices after its end."""
     end = turn.ended_ms
     later: list[Item] = [item for item in turn.items if isinstance(item, Notice) and end is not None and item.ts > end]
     return [item for item in turn.items if not any(item is each for each in later)] if later else turn.items, later

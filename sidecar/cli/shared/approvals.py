@@ -1,4 +1,4 @@
-"""What a step asked a person for, found in the log."""
+"""Find in the log what a step asked a person for."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class _Writer:
 
     def _turn(self, turn: Turn, directory: str, width: int) -> Iterator[Row]:
         is_said = False
-        items, later = words.parted(turn)
+        items, later = words.split_at_end(turn)
         for item in items:
             if not isinstance(item, Prompt) and not is_said and turn.agent:
                 is_said = True

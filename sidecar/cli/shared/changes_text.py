@@ -1,4 +1,4 @@
-"""Printing what agents changed: grouped on a terminal, one line for each edit and decision in a pipe, or as diffs."""
+"""Print the result of ``changes``: grouped on a terminal, a line for each edit and decision in a pipe, or diffs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sidecar.views.catalog import Catalog
 
 PIPED = ("time", "stream", "session", "event", "actor", "action", "what", "added", "removed", "approval", "prompt")
-"""The first line that a pipe gets: what is between the tabs of the others."""
+"""The header line for a pipe."""
 
 _DIFF_INDENT = "    "
 _WIDEST_NAME = 50
@@ -38,7 +38,7 @@ def print_rows(out: Output, turns: Sequence[TurnChanges]) -> None:
 
 
 def print_diffs(out: Output, turns: Sequence[TurnChanges]) -> None:
-    """The diffs alone, as a program that shows or applies patches takes them."""
+    """Only the diffs, for a program that shows or applies patches."""
     for turn in turns:
         for edit in turn.edits:
             for line, _ in diff_lines(edit.change.patch) if edit.change.patch else ():
@@ -94,7 +94,7 @@ def _print_turn(out: Output, turn: TurnChanges, directory: str, *, with_diffs: b
 
 
 def _print_row(out: Output, each: Edit | Decision, said: list[tuple[str, str]], approval: str, *, is_bad: bool) -> None:
-    """Time, id and agent, what was done, and the approval next to it, or below it where there is no room."""
+    """Time, id, agent and action; the approval next to it, or below if there is no room."""
     from rich.cells import cell_len
 
     roomy = out.width >= ROOMY
@@ -125,7 +125,7 @@ def _action(decision: Decision) -> str:
 
 
 def _approved(approvals: Sequence[Approval]) -> str:
-    """Each answer once, in order."""
+    """The text of each distinct answer, in order."""
     return ", ".join(dict.fromkeys(approval.text for approval in approvals))
 
 
@@ -134,7 +134,7 @@ def _count(lines: int | None) -> str:
 
 
 def _stat(edits: Sequence[Edit]) -> list[tuple[str, str]]:
-    """``+3 −1  (2 edits)``; what nobody knows is not counted."""
+    """``+3 −1  (2 edits)``; ``rewritten`` if the old content is not known."""
     times = [(f"  ({len(edits)} edits)", "dim")] if len(edits) > 1 else []
     if any(edit.added is None for edit in edits):
         return [("rewritten", "yellow"), *times]
