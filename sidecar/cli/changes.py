@@ -46,7 +46,7 @@ async def changes(
     They are grouped by session and turn. Commands are listed if a person approved or rejected
     them; which files a command changed is not known.
     """
-    from sidecar.cli.shared.changed import print_diffs, print_on_terminal, print_rows
+    from sidecar.cli.shared.changes_text import print_diffs, print_on_terminal, print_rows
     from sidecar.cli.shared.output import Output
     from sidecar.views.changes import Changes
     from sidecar.views.select import catalog_of, empty_text, open_reader

@@ -93,7 +93,7 @@ def _timed(record: Record, timing: Timing) -> list[tuple[str, str]]:
     if waited := timing.waited_ms(event):
         facts.append(("waited", f"{describe_span(waited)} for you"))
     asks = approvals.of_step(event.payload) if event.type == "execution.step" else [approvals.answered_by(event.id)]
-    facts += [("approval", f"{ask.text} ({ask.permission or ask.kind})") for ask in asks if ask is not None]
+    facts += [("approval", f"{each.text} ({each.ask.permission})") for each in asks if each is not None]
     return facts
 
 

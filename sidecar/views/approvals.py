@@ -1,68 +1,137 @@
-"""What was asked of a person, and the answer: permissions and questions, joined by request. Pure."""
+"""Permissions and questions with their answers, joined by request and by call. Pure.
+
+Payloads come from other programs, so any field may be missing or have another type.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from os.path import normpath
+from typing import Any, Literal
 
+from sidecar.views.fields import as_list, as_mapping, as_strings, as_text, first_text
 from sidecar.views.wording import one_line
 from streams.query import describe_span
 from streams.store import Record
 
 CHECKPOINT = "workflow.checkpoint"
 
+AskState = Literal["waiting", "replied", "rejected", "over"]
+"""``over``: the turn or the process ended before anybody answered."""
+
+
+@dataclass(slots=True)
+class Question:
+    """One question of an agent, and the labels of the answers that it offered."""
+
+    text: str
+    options: list[str]
+
+
+@dataclass(slots=True)
+class Ask:
+    """A permission or a question: what was asked exactly, and who answered what, after how long.
+
+    ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``.
+    """
+
+    event: str
+    ts: int
+    actor: str
+    request: str
+    call: str
+    turn: str
+    permission: str
+    wanted: list[str]
+    always: list[str]
+    questions: list[Question]
+    state: AskState = "waiting"
+    reply: str = ""
+    message: str = ""
+    answers: list[str] = field(default_factory=list)
+    by: str = ""
+    waited_ms: int | None = None
+    kind: Literal["ask"] = "ask"
+
 
 @dataclass(slots=True)
 class Approval:
-    """One ask, and its answer once there is one.
+    """An ask, the record that asks, and the record that answers once there is one."""
 
-    ``reply`` is ``once``, ``always``, ``reject`` or ``answered``; ``None`` while nobody has answered.
-    ``asked_id`` and ``answer_id`` are event ids; times are in ms since 1970.
-    """
-
-    request: str
-    session: str
-    turn: str
-    call: str
-    kind: str
-    permission: str
-    what: str
-    asked_id: str
-    asked_ms: int
-    diff: str = ""
-    reply: str | None = None
-    by: str = ""
-    message: str = ""
-    answer_id: str | None = None
-    answered_ms: int | None = None
+    ask: Ask
+    asked: Record
+    answer: Record | None = None
 
     @property
-    def waited_ms(self) -> int | None:
-        """How long the answer took; ``None`` while there is none."""
-        return None if self.answered_ms is None else max(self.answered_ms - self.asked_ms, 0)
+    def session(self) -> str:
+        """The session that asks."""
+        return as_text(self.asked.event.payload.get("session"))
+
+    @property
+    def kind(self) -> str:
+        """``permission`` or ``question``."""
+        return as_text(self.asked.event.payload.get("kind"))
+
+    @property
+    def what(self) -> str:
+        """What the ask is about, on one line."""
+        return what_is_asked(self.asked.event.payload)
+
+    @property
+    def diff(self) -> str:
+        """The diff that was shown with the request; empty without one."""
+        return as_text(as_mapping(self.asked.event.payload.get("metadata")).get("diff"))
+
+    @property
+    def reply(self) -> str | None:
+        """``once``, ``always``, ``reject`` or ``answered``; ``None`` while nobody has answered."""
+        if self.answer is None:
+            return None
+        if self.ask.state == "rejected":
+            return "reject"
+        return self.ask.reply if self.ask.reply in ("once", "always") else "answered"
 
     @property
     def text(self) -> str:
         """The answer in words: ``approved once by user after 12.0s``; ``not answered`` without one."""
-        if self.reply is None or self.waited_ms is None:
+        reply, waited = self.reply, self.ask.waited_ms
+        if reply is None or waited is None:
             return "not answered"
-        did = {"once": "approved once", "always": "approved always", "reject": "rejected"}.get(self.reply, "answered")
-        said = f": {self.message}" if self.message else ""
-        return f"{did} by {one_line(self.by)} after {describe_span(self.waited_ms)}{said}"
+        did = {"once": "approved once", "always": "approved always", "reject": "rejected"}.get(reply, reply)
+        said = f": {message}" if (message := one_line(self.ask.message)) else ""
+        return f"{did} by {one_line(self.ask.by)} after {describe_span(waited)}{said}"
+
+    def is_about(self, step: dict[str, Any]) -> bool:
+        """False if the call of ``step`` has another command, path or address than the ask names.
+
+        Parallel calls in one turn may have the same call id.
+        """
+        payload = self.asked.event.payload
+        metadata, patterns = as_mapping(payload.get("metadata")), as_strings(payload.get("patterns"))
+        inputs = [as_mapping(step.get(name)) for name in ("input", "executed_input")]
+        for name, *names in _SAME_FIELDS:
+            given = list(filter(None, (first_text(each, *names) for each in inputs)))
+            if given and (asked := as_text(metadata.get(name))):
+                return any(asked == text or (name == "filepath" and _may_be_same_file(asked, text)) for text in given)
+        # The patterns of a command are parts of it.
+        given = list(filter(None, (as_text(each.get(_PATTERN_FIELDS.get(self.ask.permission, ""))) for each in inputs)))
+        return not (given and patterns) or any(part in text or "*" in part for part in patterns for text in given)
 
     def as_json(self) -> dict[str, Any]:
         """The approval as ``changes --json`` prints it."""
+        payload, answer = self.asked.event.payload, self.answer
         return {
-            "request": self.request,
+            "request": self.ask.request,
             "kind": self.kind,
-            "permission": self.permission,
+            "permission": as_text(payload.get("permission")),
             "asked": self.what,
             "reply": self.reply,
-            "by": self.by or None,
-            "message": self.message or None,
-            "waited_ms": self.waited_ms,
-            "asked_event": self.asked_id,
-            "answer_event": self.answer_id,
+            "by": self.ask.by or None,
+            "message": one_line(self.ask.message) or None,
+            "waited_ms": self.ask.waited_ms,
+            "asked_event": self.asked.event.id,
+            "answer_event": answer.event.id if answer is not None else None,
         }
 
 
@@ -73,61 +142,79 @@ class Approvals:
         self._requests: dict[tuple[str, str], Approval] = {}
         self._calls: dict[tuple[str, str, str], list[Approval]] = {}
 
+    def __iter__(self) -> Iterator[Approval]:
+        """Every ask, oldest first."""
+        return iter(self._requests.values())
+
     def apply(self, record: Record) -> Approval | None:
-        """Take one record; returns the ask that it makes or answers."""
+        """Apply one record. Returns the ask that it makes or answers, or ``None``.
+
+        Only the first answer counts. An answer to an unknown ask is dropped.
+        """
         event, payload = record.event, record.event.payload
         if event.type != CHECKPOINT:
             return None
-        session, request = _string(payload.get("session")), _string(payload.get("request"))
-        if payload.get("state") == "asked":
-            return self._ask(record, session, request)
-        ask = self._requests.get((session, request))
-        if ask is None or ask.reply is not None:
-            return None
-        ask.reply = _reply(payload)
-        ask.by, ask.answer_id, ask.answered_ms = event.actor, event.id, event.ts
-        ask.message = one_line(_string(payload.get("message")))
-        return ask
+        key = as_text(payload.get("session")), as_text(payload.get("request"))
+        known = self._requests.get(key)
+        if payload.get("state") != "asked":
+            if known is not None and known.answer is None:
+                known.answer = record
+                add_answer(known.ask, record)
+            return known
+        if known is None or known.asked.event.id != event.id:
+            known = self._requests[key] = Approval(ask_of(record), record)
+            if known.ask.call:
+                self._calls.setdefault((key[0], known.ask.turn, known.ask.call), []).append(known)
+        return known
 
-    def of(self, session: str, turn: str, call: str) -> list[Approval]:
-        """What one call asked for, the oldest first; call ids repeat, so the turn counts too."""
-        return self._calls.get((session, turn, call), [])
+    def of_step(self, payload: dict[str, Any]) -> list[Approval]:
+        """What the call of an ``execution.step`` asked for, oldest first.
+
+        Call ids repeat, so the turn and the input must fit too.
+        """
+        session, turn, call = (as_text(payload.get(name)) for name in ("session", "turn", "call"))
+        return [each for each in self._calls.get((session, turn, call), ()) if each.is_about(payload)]
 
     def answered_by(self, event_id: str) -> Approval | None:
         """The ask that an event answers."""
-        return next((ask for ask in self._requests.values() if ask.answer_id == event_id), None)
-
-    def of_step(self, payload: dict[str, Any]) -> list[Approval]:
-        """What the call asked for that an ``execution.step`` tells of."""
-        session, turn, call = (_string(payload.get(name)) for name in ("session", "turn", "call"))
-        return self.of(session, turn, call) if call else []
+        return next((each for each in self if each.answer is not None and each.answer.event.id == event_id), None)
 
     def waited_ms(self, payload: dict[str, Any]) -> int:
-        """How long the call of a step waited for answers; 0 if it asked nothing."""
-        return sum(ask.waited_ms or 0 for ask in self.of_step(payload))
+        """How long a step's call waited for answers; 0 if it asked nothing."""
+        return sum(each.ask.waited_ms or 0 for each in self.of_step(payload))
 
-    def _ask(self, record: Record, session: str, request: str) -> Approval:
-        payload = record.event.payload
-        known = self._requests.get((session, request))
-        if known is not None and known.asked_id == record.event.id:
-            return known
-        metadata = payload.get("metadata")
-        ask = Approval(
-            request,
-            session,
-            turn=_string(payload.get("turn")),
-            call=_string(payload.get("call")),
-            kind=_string(payload.get("kind")),
-            permission=_string(payload.get("permission")),
-            what=what_is_asked(payload),
-            asked_id=record.event.id,
-            asked_ms=record.event.ts,
-            diff=_string(metadata.get("diff")) if isinstance(metadata, dict) else "",
-        )
-        self._requests[session, request] = ask
-        if ask.call:
-            self._calls.setdefault((session, ask.turn, ask.call), []).append(ask)
-        return ask
+
+def ask_of(record: Record) -> Ask:
+    """Build the ask of a record: the permission and exactly what it is for, or the questions."""
+    event, payload = record.event, record.event.payload
+    exact = first_text(as_mapping(payload.get("metadata")), "command", "filepath", "url")
+    questions = []
+    for one in map(as_mapping, as_list(payload.get("questions"))):
+        labels = [as_text(as_mapping(each).get("label")) for each in as_list(one.get("options"))]
+        questions.append(Question(as_text(one.get("question")), list(filter(None, labels))))
+    return Ask(
+        event.id,
+        event.ts,
+        event.actor,
+        as_text(payload.get("request")),
+        as_text(payload.get("call")),
+        as_text(payload.get("turn")),
+        first_text(payload, "permission", "kind"),
+        [exact] if exact else as_strings(payload.get("patterns")),
+        as_strings(payload.get("always")),
+        questions,
+    )
+
+
+def add_answer(ask: Ask, record: Record) -> None:
+    """Add the answer in a record to ``ask``."""
+    payload = record.event.payload
+    ask.reply, ask.message = as_text(payload.get("reply")), as_text(payload.get("message"))
+    ask.state = "rejected" if "rejected" in (payload.get("state"), f"{ask.reply}ed") else "replied"
+    ask.answers = [
+        ", ".join(as_strings(one)) if isinstance(one, list) else as_text(one) for one in as_list(payload.get("answers"))
+    ]
+    ask.by, ask.waited_ms = record.event.actor, max(record.event.ts - ask.ts, 0)
 
 
 def what_is_asked(payload: dict[str, Any]) -> str:
@@ -135,20 +222,22 @@ def what_is_asked(payload: dict[str, Any]) -> str:
 
     The patterns of a command are its parts, so only the command itself shows how they are joined.
     """
-    questions = payload.get("questions")
-    if isinstance(questions, list) and questions:
-        return one_line("; ".join(_string(q.get("question")) for q in questions if isinstance(q, dict)))
-    metadata, patterns = payload.get("metadata"), payload.get("patterns")
-    command = _string(metadata.get("command")) if isinstance(metadata, dict) else ""
-    return one_line(command or (" ; ".join(map(_string, patterns)) if isinstance(patterns, list) else ""))
+    if questions := as_list(payload.get("questions")):
+        return one_line("; ".join(as_text(each.get("question")) for each in questions if isinstance(each, dict)))
+    command = as_text(as_mapping(payload.get("metadata")).get("command"))
+    return one_line(command or " ; ".join(map(as_text, as_list(payload.get("patterns")))))
 
 
-def _reply(payload: dict[str, Any]) -> str:
-    if payload.get("state") == "rejected" or payload.get("reply") == "reject":
-        return "reject"
-    reply = payload.get("reply")
-    return reply if reply in ("once", "always") else "answered"
+_SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))
+"""A field of an ask's metadata, then the fields of a call's input that have the same value."""
+
+_PATTERN_FIELDS = {"bash": "command", "webfetch": "url", "task": "subagent_type"}
+"""By permission: the field of a call's input that the patterns are derived from."""
 
 
-def _string(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+def _may_be_same_file(asked: str, given: str) -> bool:
+    """True if two paths may name the same file; the base of a relative path is not known."""
+    whole, part = sorted(map(normpath, (asked, given)), key=lambda path: not path.startswith("/"))
+    if part.startswith("/") or not whole.startswith("/"):
+        return whole == part
+    return part.startswith(".") or whole.endswith(f"/{part}")

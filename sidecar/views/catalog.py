@@ -13,7 +13,8 @@ from typing import Any, Final, Self
 import msgspec
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.views.approvals import what_is_asked
+from sidecar.views.approvals import CHECKPOINT, what_is_asked
+from sidecar.views.fields import as_text, first_text, is_forgotten, is_number
 from sidecar.views.wording import one_line
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
@@ -26,7 +27,7 @@ CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 2
 
 
 @dataclass(slots=True)
-class Ask:
+class OpenAsk:
     """A permission or a question that nobody has answered yet. ``since_ms`` is in ms since 1970."""
 
     request: str
@@ -47,7 +48,7 @@ class SessionView:
     ended: str | None = None
     turn: str | None = None
     is_turn_open: bool = False
-    asks: dict[str, Ask] = field(default_factory=dict)
+    asks: dict[str, OpenAsk] = field(default_factory=dict)
 
     @property
     def is_active(self) -> bool:
@@ -157,7 +158,7 @@ class Catalog:
             stream.project = stream.project or as_text(payload.get("project"))
         elif event.type == ENDED:
             session.ended = as_text(payload.get("reason")) or "ended"
-        elif event.type == "workflow.checkpoint":
+        elif event.type == CHECKPOINT:
             self._checkpoint(record, session)
         elif event.type == "turn.started":
             # An earlier turn without an end is over too: OpenCode died, and the session continues.
@@ -175,14 +176,14 @@ class Catalog:
         payload = record.event.payload
         request = as_text(payload.get("request"))
         if payload.get("state") == "asked":
-            text = asked_text(payload)[:_ASK_LENGTH]
-            session.asks[request] = Ask(request, session.id, record.event.id, record.event.ts, text)
+            text = _asked_text(payload)[:_ASK_LENGTH]
+            session.asks[request] = OpenAsk(request, session.id, record.event.id, record.event.ts, text)
         else:
             session.asks.pop(request, None)
 
     # Queries
 
-    def asks(self, streams: Collection[str] | None = None) -> list[Ask]:
+    def asks(self, streams: Collection[str] | None = None) -> list[OpenAsk]:
         """What waits for a person, the oldest first; only in ``streams`` if they are given."""
         found = [
             ask
@@ -266,29 +267,17 @@ class Catalog:
         return [self.sessions[s.id] for s in self.lineage.roots() if s.id in self.sessions]
 
 
-def asked_text(payload: dict[str, Any]) -> str:
-    """What an ask is about, on one line: ``bash rm -rf build``, or the question."""
-    what = what_is_asked(payload)
-    if payload.get("questions"):
-        return what
-    return one_line(f"{as_text(payload.get('permission')) or as_text(payload.get('kind'))} {what}")
-
-
-def is_forgotten(payload: dict[str, Any]) -> bool:
-    """True if only the digest of the payload is left."""
-    return set(payload) == {"$sha256"}
-
-
-def as_text(value: Any) -> str:
-    """``value`` if it is a string, else the empty string."""
-    return value if isinstance(value, str) else ""
-
-
 def add_cost(total: float, payload: dict[str, Any]) -> float:
     """``total`` plus the cost of a step."""
     cost = payload.get("cost")
     # Rounded, so that the order of addition does not matter.
-    return round(total + cost, 9) if isinstance(cost, int | float) and not isinstance(cost, bool) else total
+    return round(total + cost, 9) if is_number(cost) else total
+
+
+def _asked_text(payload: dict[str, Any]) -> str:
+    """What an ask is about, on one line: ``bash rm -rf build``, or the question."""
+    what = what_is_asked(payload)
+    return what if payload.get("questions") else one_line(f"{first_text(payload, 'permission', 'kind')} {what}")
 
 
 _TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended"})

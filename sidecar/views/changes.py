@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sidecar.views.approvals import CHECKPOINT, Approval, Approvals
 from sidecar.views.describe import LONGEST, input_text
-from sidecar.views.edits import FileChange, file_changes
+from sidecar.views.edits import Diff, file_changes
+from sidecar.views.fields import as_text
 from streams.store import Record
 
 STEP: Final = "execution.step"
 TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT)
-"""Types of the records that say something of changes."""
+"""The types of records that the fold needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One file that one step changed; ``approvals`` is what the step asked a person for."""
+    """One file that one step changed, and the approvals of that step."""
 
     event: str
     ts: int
     actor: str
     tool: str
-    change: FileChange
+    change: Diff
     approvals: list[Approval]
+
+    @property
+    def added(self) -> int | None:
+        """Lines added; ``None`` if the old content is not known."""
+        return None if self.change.how == "replace" else self.change.additions
+
+    @property
+    def removed(self) -> int | None:
+        """Lines removed; ``None`` if the old content is not known."""
+        return None if self.change.how == "replace" else self.change.deletions
 
     def as_json(self) -> dict[str, Any]:
         """The edit as ``changes --json`` prints it."""
@@ -34,15 +45,15 @@ class Edit:
             "ts": self.ts,
             "actor": self.actor,
             "tool": self.tool,
-            "added": self.change.added,
-            "removed": self.change.removed,
+            "added": self.added,
+            "removed": self.removed,
             "approvals": [approval.as_json() for approval in self.approvals],
-        } | ({"diff": self.change.diff} if self.change.diff else {})
+        } | ({"diff": self.change.patch} if self.change.patch else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a person approved or rejected. ``event`` is the answer, ``actor`` the agent that asked."""
+    """A permission that a person gave or refused. ``event`` is the answer, ``actor`` the agent that asked."""
 
     event: str
     ts: int
@@ -56,7 +67,7 @@ class Decision:
 
 @dataclass(slots=True)
 class TurnChanges:
-    """What one turn changed: every edit, and what was decided about calls that changed no file."""
+    """Every edit of one turn, and the decisions about calls that changed no file."""
 
     stream: str
     session: str
@@ -94,22 +105,21 @@ class TurnChanges:
 
 
 class Changes:
-    """Fold of the records of ``TYPES``, in position order; others change nothing.
+    """Fold of the records of ``TYPES``, in position order; others are ignored.
 
-    Only what happened from ``since_ms`` on and before ``until_ms`` counts; what came before says who asked for it.
+    Only changes from ``since_ms`` to before ``until_ms`` count. Earlier records supply prompts and approvals.
     """
 
     def __init__(self, *, since_ms: int | None = None, until_ms: int | None = None, with_diffs: bool = False) -> None:
         self._since_ms, self._until_ms, self._with_diffs = since_ms, until_ms, with_diffs
         self._approvals = Approvals()
-        self._askers: dict[str, str] = {}
         self._prompts: dict[tuple[str, str], str] = {}
         self._turns: dict[tuple[str, str], TurnChanges] = {}
-        self._answers: list[tuple[Record, Approval]] = []
-        self._edited: set[tuple[str, str, str]] = set()
+        self._decided: list[Approval] = []
+        self._edited: set[str] = set()
 
     def apply(self, record: Record) -> None:
-        """Take one record."""
+        """Apply one record."""
         event, payload = record.event, record.event.payload
         session = payload.get("session")
         if not isinstance(session, str):
@@ -122,47 +132,44 @@ class Changes:
             self._prompts[session, str(payload.get("message"))] = input_text(payload)[:LONGEST]
 
     def turns(self) -> list[TurnChanges]:
-        """Every turn in which something was changed or decided, in the order of what happened first in it."""
+        """Every turn with a change or a decision, ordered by its first one."""
         found = dict(self._turns)
         for turn in found.values():
             turn.decisions = []
-        for record, approval in self._answers:
-            if (approval.session, approval.turn, approval.call) in self._edited:
-                continue  # it is told with the file
-            turn = found.get((approval.session, approval.turn)) or self._new_turn(
-                record, approval.session, approval.turn
-            )
-            found[approval.session, approval.turn] = turn
-            asker = self._askers.get(approval.asked_id, "")
-            turn.decisions.append(Decision(record.event.id, record.event.ts, asker, approval))
+        for approval in self._decided:
+            event, answer = approval.asked.event, approval.answer
+            if event.id in self._edited or answer is None:
+                continue  # shown with the file
+            key = approval.session, approval.ask.turn
+            turn = found[key] = found.get(key) or self._new_turn(answer, *key)
+            turn.decisions.append(Decision(answer.event.id, answer.event.ts, event.actor, approval))
         return sorted(found.values(), key=lambda turn: turn.first_ts)
 
     def _checkpoint(self, record: Record) -> None:
         approval = self._approvals.apply(record)
-        if approval is None:
-            return
-        if approval.reply is None:
-            self._askers[approval.asked_id] = record.event.actor
-        elif approval.kind == "permission" and self._counts(record):
-            self._answers.append((record, approval))
+        if (
+            approval is not None
+            and approval.answer is record
+            and approval.kind == "permission"
+            and self._counts(record)
+        ):
+            self._decided.append(approval)
 
     def _step(self, record: Record, session: str) -> None:
-        payload = record.event.payload
+        event, payload = record.event, record.event.payload
         approvals = self._approvals.of_step(payload)
-        changes = file_changes(payload, next((each.diff for each in approvals if each.diff), ""))
+        asked_diff = next((each.diff for each in approvals if each.diff), "")
+        changes = [change for change in file_changes(payload, asked_diff) if change.file]
         if not changes:
             return
-        turn, call = str(payload.get("turn") or ""), str(payload.get("call") or "")
-        self._edited.add((session, turn, call))
+        self._edited.update(each.asked.event.id for each in approvals)
         if not self._counts(record):
             return
-        told = self._turns.get((session, turn))
-        if told is None:
-            told = self._turns[session, turn] = self._new_turn(record, session, turn)
-        event = record.event
+        key = session, as_text(payload.get("turn"))
+        told = self._turns.setdefault(key, self._new_turn(record, *key))
         for change in changes:
-            if not self._with_diffs:
-                change = FileChange(change.file, change.added, change.removed, "")
+            if not self._with_diffs or change.how == "replace":
+                change = replace(change, patch="")
             told.edits.append(Edit(event.id, event.ts, event.actor, str(payload.get("tool")), change, approvals))
 
     def _new_turn(self, record: Record, session: str, turn: str) -> TurnChanges:
@@ -174,15 +181,15 @@ class Changes:
 
 
 def totals(turns: Iterable[TurnChanges]) -> dict[str, int]:
-    """What ``turns`` come to; ``rewritten`` counts files whose changed lines nobody knows."""
+    """The totals of ``turns``; ``rewritten`` counts files whose old content is not known."""
     turns = list(turns)
     edits = [(turn.stream, edit) for turn in turns for edit in turn.edits]
     replies = [decision.approval.reply for turn in turns for decision in turn.decisions]
     return {
         "files": len({(stream, edit.change.file) for stream, edit in edits}),
-        "added": sum(edit.change.added or 0 for _, edit in edits),
-        "removed": sum(edit.change.removed or 0 for _, edit in edits),
-        "rewritten": len({(stream, edit.change.file) for stream, edit in edits if edit.change.added is None}),
+        "added": sum(edit.added or 0 for _, edit in edits),
+        "removed": sum(edit.removed or 0 for _, edit in edits),
+        "rewritten": len({(stream, edit.change.file) for stream, edit in edits if edit.added is None}),
         "approved": sum(reply != "reject" for reply in replies),
         "rejected": sum(reply == "reject" for reply in replies),
         "turns": len(turns),
@@ -191,8 +198,8 @@ def totals(turns: Iterable[TurnChanges]) -> dict[str, int]:
 
 
 def _sums(edits: list[Edit]) -> dict[str, int | None]:
-    """The lines that several edits of one file added and removed; ``None`` if one of them does not say."""
-    added, removed = [edit.change.added for edit in edits], [edit.change.removed for edit in edits]
+    """The lines that several edits of one file added and removed; ``None`` if not known for one of them."""
+    added, removed = [edit.added for edit in edits], [edit.removed for edit in edits]
     known = not any(count is None for count in (*added, *removed))
     return {
         "added": sum(count or 0 for count in added) if known else None,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.views.catalog import as_text, is_forgotten
+from sidecar.views.fields import as_text, is_forgotten
 from sidecar.views.session_fold import SessionFold
 from sidecar.views.transcript import Branch, Call, Session
 from streams.lineage import CREATED, LINKED, RESUMED
 from streams.store import Record
 
 MOST_DEPTH = 8
-"""Sessions that are shown within each other; what is deeper stands by itself."""
+"""How deep sessions are nested; deeper ones become roots."""
 
 
 class Conversation:
-    """Takes records in position order; ``roots`` is what came of them so far."""
+    """Fold of records in position order; ``roots`` is the result so far."""
 
     def __init__(self) -> None:
         self._folds: dict[str, SessionFold] = {}
@@ -27,7 +27,7 @@ class Conversation:
         return [fold.session for fold in self._folds.values() if fold.branch is None]
 
     def apply(self, record: Record) -> None:
-        """Take one record."""
+        """Apply one record."""
         event, payload = record.event, record.event.payload
         named = payload.get("session")
         # A root session has its stream's name, so what was forgotten stays with it.
@@ -69,7 +69,7 @@ class Conversation:
                 self._put_below(above, child, last)
 
     def _adopt(self, record: Record, fold: SessionFold, parent: str) -> None:
-        """Put a session of which no call is known into its parent's latest turn."""
+        """Put a session without a known call into its parent's latest turn."""
         above = self._folds.get(parent)
         if above is not None:
             call = Call(record.event.id, record.event.ts, record.event.actor, "task", "", status="unknown")
@@ -77,7 +77,7 @@ class Conversation:
                 above.turn("").items.append(call)
 
     def _put_below(self, above: SessionFold, fold: SessionFold, call: Call) -> bool:
-        """Let ``call`` hold what the session does from now on; a session that stood by itself, all it did."""
+        """Let ``call`` hold the session's turns from now on, and the earlier ones if it was a root."""
         session = fold.session
         is_again = fold.branch is not None and fold.parent == above.session.id
         if not is_again and (fold.branch is not None or not self._fits(above, fold)):
@@ -92,7 +92,7 @@ class Conversation:
         return True
 
     def _fits(self, above: SessionFold, fold: SessionFold) -> bool:
-        """False if the session is above its parent, or would be too deep below it."""
+        """False if the session contains its parent, or would be nested too deep."""
         name, chain, height = fold.session.id, self._chain(above), 0
         if name in self._parents:
             below = [each for other in self._folds.values() if name in (each := self._chain(other))]

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sidecar.views.approvals import what_is_asked
+from sidecar.views.approvals import CHECKPOINT, what_is_asked
+from sidecar.views.fields import as_list, as_mapping, is_forgotten, is_number
 from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.wording import amount, money, one_line
 from streams.event import StreamEvent
@@ -42,7 +43,7 @@ def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int =
     for a person: what the payload does not say. See ``Timing``.
     """
     payload = event.payload
-    if set(payload) == {"$sha256"}:
+    if is_forgotten(payload):
         return Line(short_type(event.type), "(payload forgotten)", "quiet")
     if event.type == "turn.ended":
         return _turn_ended(payload, took_ms)
@@ -62,8 +63,7 @@ def short_type(type_: str) -> str:
 
 def spent(payload: dict[str, Any]) -> str:
     """Tokens and cost of a step or turn: ``1.2k in, 85 out, $0.0123``; empty if both are missing."""
-    tokens = payload.get("tokens")
-    tokens = tokens if isinstance(tokens, dict) else {}
+    tokens = as_mapping(payload.get("tokens"))
     said = [f"{amount(tokens[k])} {word}" for k, word in (("input", "in"), ("output", "out")) if _number(tokens.get(k))]
     if _number(payload.get("cost")):
         said.append(money(payload["cost"]))
@@ -74,11 +74,8 @@ def input_text(payload: dict[str, Any]) -> str:
     """The text of a prompt, with the names of its files and agents; of a command run with ``!``, the command."""
     if isinstance(payload.get("shell"), str):
         return f"!{_text(payload['shell'])}"
-    parts = payload.get("parts")
     said = []
-    for part in parts if isinstance(parts, list) else []:
-        if not isinstance(part, dict):
-            continue
+    for part in map(as_mapping, as_list(payload.get("parts"))):
         if part.get("type") == "text" and not part.get("synthetic"):
             said.append(_text(part.get("text")))
         elif part.get("type") == "file":
@@ -99,7 +96,7 @@ def tool_text(payload: dict[str, Any]) -> str:
             if said := _text(given.get(name)):
                 return said
         asked = given.get("questions")
-        if isinstance(asked, list) and (said := "; ".join(_text(_mapping(each).get("question")) for each in asked)):
+        if isinstance(asked, list) and (said := "; ".join(_text(as_mapping(each).get("question")) for each in asked)):
             return said
         return ", ".join(f"{name}={_text(value)}" for name, value in given.items())
     return _text(given)
@@ -111,8 +108,7 @@ def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
     if payload.get("status") == "error":
         failed = f"failed: {_text(payload.get('error')) or 'no reason given'}"
         return Line(label, _joined(_joined(said, failed, " → "), took, " · "), "bad")
-    metadata = payload.get("metadata")
-    code = metadata.get("exit") if isinstance(metadata, dict) else None
+    code = as_mapping(payload.get("metadata")).get("exit")
     if isinstance(code, int) and code:
         return Line(label, _joined(_joined(said, f"exit {code}", " → "), took, " · "), "bad")
     return Line(label, _joined(said, took, " · "))
@@ -130,8 +126,8 @@ def _output(payload: dict[str, Any]) -> Line:
 
 
 def _turn_started(payload: dict[str, Any]) -> Line:
-    model = payload.get("model")
-    named = [_text(model.get(name)) for name in ("provider", "model")] if isinstance(model, dict) else []
+    model = as_mapping(payload.get("model"))
+    named = [_text(model.get(name)) for name in ("provider", "model")]
     trigger = _text(payload.get("trigger"))
     return Line("turn", _joined("" if trigger == "prompt" else trigger, "/".join(filter(None, named)), " · "), "quiet")
 
@@ -196,7 +192,7 @@ def _undone(payload: dict[str, Any]) -> Line:
 
 
 def _command(payload: dict[str, Any]) -> Line:
-    told = _mapping(payload.get("properties"))
+    told = as_mapping(payload.get("properties"))
     return Line("command", _joined(f"/{_text(told.get('name'))}", _text(told.get("arguments")), " "), "input")
 
 
@@ -217,7 +213,7 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "execution.output": _output,
     "agent.spawned": _spawned,
     "agent.error": _error,
-    "workflow.checkpoint": _checkpoint,
+    CHECKPOINT: _checkpoint,
     "capture.gap": _gap,
     "lifecycle.session.created": _session("session"),
     "lifecycle.session.resumed": _session("resumed"),
@@ -237,10 +233,6 @@ def _text(value: Any) -> str:
     return one_line((value if isinstance(value, str) else _json(value))[:LONGEST])
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _json(value: Any) -> str:
     import orjson
 
@@ -248,7 +240,8 @@ def _json(value: Any) -> str:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(value)
+    """True for a number worth showing: not 0."""
+    return is_number(value) and bool(value)
 
 
 def _joined(first: str, second: str, between: str) -> str:
@@ -257,6 +250,6 @@ def _joined(first: str, second: str, between: str) -> str:
 
 def _duration(payload: dict[str, Any], waited_ms: int) -> str:
     took = payload.get("duration_ms")
-    if not isinstance(took, int | float) or took < LEAST_SHOWN_MS:
+    if not is_number(took) or took < LEAST_SHOWN_MS:
         return ""
     return describe_span(took) + (f" (waited {describe_span(waited_ms)} for you)" if waited_ms else "")

@@ -1,4 +1,4 @@
-"""One event whole, for people: what was said or done first, then facts, ids last, nothing twice. Pure.
+"""One event in full, for people: content first, then facts, ids last, nothing twice. Pure.
 
 Payloads come from other programs, so any field may be missing or have another type.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from sidecar.views.approvals import CHECKPOINT, what_is_asked
-from sidecar.views.catalog import as_text, is_forgotten
 from sidecar.views.edits import file_changes
+from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number
 from sidecar.views.wording import local_time, money
 from streams.event import StreamEvent
 from streams.query import describe_span
@@ -23,13 +23,13 @@ IDS: Final = (
 )  # fmt: skip
 """Fields of a payload that name something by its id."""
 
-_KNOWN_TOLD: Final = ("preview", "display", "filediff", "diff", "files", "results", "interrupted", "parentSessionId")
-"""Fields of a tool's metadata that say again, in another form, what its output, its diff or its session says."""
+_REPEATED: Final = ("preview", "display", "filediff", "diff", "files", "results", "interrupted", "parentSessionId")
+"""Fields of a tool's metadata that repeat its output, its diff or its session in another form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of what was said or done."""
+    """A piece of the content."""
 
     kind: Kind
     text: str
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(slots=True)
 class Detail:
-    """``parts`` is the content, ``facts`` is what is known about it, ``rest`` all other fields, ``ids`` the names."""
+    """``parts`` is the content, ``facts`` are labelled values, ``rest`` holds all other fields."""
 
     parts: list[Part] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Detail:
 
 
 def detail(event: StreamEvent) -> Detail:
-    """What an event of any type holds."""
+    """The detail of an event of any type."""
     left = dict(event.payload)
     found = Detail()
     take = _CONTENT.get(event.type)
@@ -65,24 +65,24 @@ def detail(event: StreamEvent) -> Detail:
 
 
 def _take_facts(left: dict[str, Any], found: Detail) -> None:
-    """Move what is shown in its own form: durations, tokens, cost, the model."""
+    """Move durations, tokens, cost and model from ``left`` to the facts of ``found``."""
     started, ended = left.pop("started_ms", None), left.pop("ended_ms", None)
     took = left.pop("duration_ms", None)
-    if _is_number(started):
+    if is_number(started):
         found.facts.append(("started", local_time(int(started), "%H:%M:%S") + f".{int(started) % 1000:03}"))
-        if _is_number(ended) and not _is_number(took):
+        if is_number(ended) and not is_number(took):
             took = ended - started
-    if _is_number(took):
+    if is_number(took):
         found.facts.append(("took", describe_span(took)))
     model = left.get("model")
     if isinstance(model, dict) and set(model) == {"provider", "model"}:
         del left["model"]
         found.facts.append(("model", f"{model['provider']}/{model['model']}"))
     tokens = left.get("tokens")
-    if isinstance(tokens, dict) and all(map(_is_number, tokens.values())):
+    if isinstance(tokens, dict) and all(map(is_number, tokens.values())):
         counts = [f"{count} {name.replace('_', ' ')}" for name, count in left.pop("tokens").items() if count]
         found.facts.append(("tokens", ", ".join(counts) or "none"))
-    if _is_number(left.get("cost")) and (cost := left.pop("cost")):
+    if is_number(left.get("cost")) and (cost := left.pop("cost")):
         found.facts.append(("cost", money(cost)))
 
 
@@ -92,7 +92,7 @@ def _input(left: dict[str, Any]) -> list[Part]:
         return []
     found, others = [], []
     for part in parts:
-        told = part if isinstance(part, dict) else {}
+        told = as_mapping(part)
         kind = told.get("type")
         if kind == "text" and isinstance(told.get("text"), str):
             found.append(Part("aside" if told.get("synthetic") else "text", told["text"]))
@@ -112,8 +112,8 @@ def _step(left: dict[str, Any]) -> list[Part]:
     if left.get("kind") != "tool":
         return []
     found: list[Part] = []
-    changes = [change for change in file_changes(left) if change.diff]
-    given, metadata = dict(_mapping(left.get("input"))), dict(_mapping(left.get("metadata")))
+    changes = [change for change in file_changes(left) if change.patch and change.how != "replace"]
+    given, metadata = dict(as_mapping(left.get("input"))), dict(as_mapping(left.get("metadata")))
     if command := as_text(given.pop("command", None)):
         found.append(Part("command", command))
     for name in ("prompt", "content", "oldString", "newString", "patchText"):
@@ -124,12 +124,12 @@ def _step(left: dict[str, Any]) -> list[Part]:
                 found.append(Part("text", text))
     if changes:
         given.pop("filePath", None)  # the diff names it
-    found += [Part("diff", change.diff) for change in changes]
+    found += [Part("diff", change.patch) for change in changes]
     if output := as_text(left.pop("output", None)):
         found.append(Part("output", output))
     if error := as_text(left.pop("error", None)):
         found.append(Part("bad", error))
-    for name in _KNOWN_TOLD:
+    for name in _REPEATED:
         if output or changes or name == "interrupted":
             metadata.pop(name, None)
     for name, fields in (("input", given), ("metadata", metadata)):
@@ -150,13 +150,13 @@ def _checkpoint(left: dict[str, Any]) -> list[Part]:
     if left.get("state") != "asked":
         left.pop("state", None)
         answers, reply = left.pop("answers", None), as_text(left.pop("reply", None))
-        said = [", ".join(map(as_text, a)) for a in answers if isinstance(a, list)] if isinstance(answers, list) else []
+        said = [", ".join(map(as_text, a)) for a in as_list(answers) if isinstance(a, list)]
         return [Part("text", text) for text in (reply, *said, as_text(left.pop("message", None)))]
     del left["state"]
     questions = left.get("questions")
     if isinstance(questions, list):
-        return [part for each in left.pop("questions") for part in _question(_mapping(each))]
-    asked, metadata = what_is_asked(left), dict(_mapping(left.get("metadata")))
+        return [part for each in left.pop("questions") for part in _question(as_mapping(each))]
+    asked, metadata = what_is_asked(left), dict(as_mapping(left.get("metadata")))
     command = as_text(metadata.pop("command", None))
     found = [Part("command" if command else "text", command or asked)]
     if diff := as_text(metadata.pop("diff", None)):
@@ -171,9 +171,8 @@ def _checkpoint(left: dict[str, Any]) -> list[Part]:
 
 def _question(asked: dict[str, Any]) -> list[Part]:
     found = [Part("text", as_text(asked.get("question")))]
-    options = asked.get("options")
-    for option in options if isinstance(options, list) else []:
-        told = _mapping(option)
+    for option in as_list(asked.get("options")):
+        told = as_mapping(option)
         said = ": ".join(filter(None, (as_text(told.get("label")), as_text(told.get("description")))))
         found.append(Part("aside", f"- {said}"))
     return found
@@ -199,7 +198,7 @@ _CONTENT: dict[str, Callable[[dict[str, Any]], list[Part]]] = {
 
 
 def _unsaid(value: Any, said: set[str]) -> Any:
-    """``value`` without what ``said`` holds and what is empty; ``None`` if nothing is left."""
+    """``value`` without empty values and those in ``said``; ``None`` if nothing is left."""
     if isinstance(value, dict):
         kept = {key: inner for key, each in value.items() if (inner := _unsaid(each, said)) is not None}
         return kept or None
@@ -208,11 +207,3 @@ def _unsaid(value: Any, said: set[str]) -> Any:
     if isinstance(value, str):
         return value if value.strip() and value.strip() not in said else None
     return value
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

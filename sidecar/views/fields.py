@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
+
+
+def as_text(value: Any) -> str:
+    """``value`` if it is a string, else the empty string."""
+    return value if isinstance(value, str) else ""
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
@@ -22,5 +27,19 @@ def as_strings(value: Any) -> list[str]:
 
 def as_int(value: Any) -> int | None:
     """``value`` as a whole number if it is a number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and abs(value) < 2**53 else None
+    return int(value) if is_number(value) and abs(value) < 2**53 else None
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """True for a number, but not for a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def first_text(values: dict[str, Any], *names: str) -> str:
+    """The first named value that is a non-empty string, else the empty string."""
+    return next(filter(None, (as_text(values.get(name)) for name in names)), "")
+
+
+def is_forgotten(payload: dict[str, Any]) -> bool:
+    """True if only the digest of the payload is left."""
+    return set(payload) == {"$sha256"}

@@ -1,4 +1,4 @@
-"""Reading Markdown that somebody else wrote: raw HTML is text, and links lead to pages only. Pure."""
+"""Parse untrusted Markdown: raw HTML is text, and links lead to http and https only. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 DEEPEST: Final = 40
-"""Lists and quotes within each other, two levels each, up to which Markdown is rendered; the parser drops more."""
+"""How deep Markdown may be nested to be rendered; a list or quote is two levels. The parser drops what is deeper."""
 
 
 class _Markdown(MarkdownIt):
     def validateLink(self, url: str) -> bool:  # noqa: N802 - the library's name
-        """Only what leads to a page, openly."""
+        """Accept http and https only."""
         try:
             return urlsplit(url).scheme.lower() in ("http", "https")
         except ValueError:

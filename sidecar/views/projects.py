@@ -14,7 +14,7 @@ _NO_PROJECT = ("", "global")
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A directory, absolute and without symlinks, and all below it."""
+    """A directory (absolute, without symlinks) and everything below it."""
 
     root: str
 
@@ -31,7 +31,7 @@ class Project:
 
 
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:
-    """The stream that was written to last, a session's if there is one; only among ``streams`` if they are given."""
+    """The stream last written to, preferably one with a session; only among ``streams`` if given."""
     found = [stream for stream in catalog.streams.values() if streams is None or stream.id in streams]
     found.sort(key=lambda stream: (bool(stream.sessions), stream.last_position))
     return found[-1].id if found else None

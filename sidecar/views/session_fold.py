@@ -1,4 +1,4 @@
-"""Fold the records of one session into turns and what happened in them. Pure.
+"""Fold the records of one session into turns and their items. Pure.
 
 Records come in position order. Any field of a payload may be missing or of another type.
 """
@@ -6,16 +6,16 @@ Records come in position order. Any field of a payload may be missing or of anot
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.views.asks import answer, asked
-from sidecar.views.catalog import add_cost, as_text, is_forgotten
+from sidecar.views.approvals import CHECKPOINT, Approvals, add_answer, ask_of
+from sidecar.views.catalog import add_cost
 from sidecar.views.describe import describe, short_type
-from sidecar.views.diffs import diffs_of
-from sidecar.views.fields import as_int, as_list, as_mapping
-from sidecar.views.transcript import Ask, Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
+from sidecar.views.edits import Diff, file_changes, hunks_of, short_path
+from sidecar.views.fields import as_int, as_list, as_mapping, as_text, is_forgotten
+from sidecar.views.transcript import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 
@@ -25,7 +25,7 @@ _UNDONE = 60
 
 @dataclass(slots=True)
 class SessionFold:
-    """A session while it is folded. ``branch`` is where its turns go if a ``task`` call started it."""
+    """A session being folded. ``branch`` is where its turns go if a ``task`` call started it."""
 
     session: Session
     parent: str = ""
@@ -35,14 +35,12 @@ class SessionFold:
     prompts: dict[str, Prompt] = field(default_factory=dict)
     answered: dict[str, str] = field(default_factory=dict)
     """The user message that each assistant message answers."""
-    asks: dict[str, Ask] = field(default_factory=dict)
-    asked: dict[tuple[str, str], list[Ask]] = field(default_factory=dict)
-    """By turn and call: what was asked about a call that has not ended."""
+    approvals: Approvals = field(default_factory=Approvals)
     running: dict[tuple[str, str], Call] = field(default_factory=dict)
     """By turn and call: ``task`` calls whose child session was announced."""
 
     def apply(self, record: Record) -> None:
-        """Take one record of the session."""
+        """Apply one record of the session."""
         event, payload = record.event, record.event.payload
         self.session.first_ms = min(self.session.first_ms, event.ts)
         self.session.last_ms = max(self.session.last_ms, event.ts)
@@ -125,7 +123,7 @@ class SessionFold:
         text = "\n\n".join(filter(None, texts))
         prompt = Prompt(event.id, event.ts, event.actor, text, files, shell=as_text(payload.get("shell")))
         if not (text or files or prompt.shell):
-            return  # OpenCode said something to itself
+            return  # only synthetic text, which OpenCode adds itself
         message = as_text(payload.get("message")) or event.id
         self.prompts[message] = prompt
         self.turn(message).items.append(prompt)
@@ -164,33 +162,30 @@ class SessionFold:
         call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
         call.duration_ms = as_int(payload.get("duration_ms"))
         call.diffs = diffs_of(payload, self.session.directory)
-        if asks := self.asked.pop((turn.message, name), []):
-            call.asks = asks
-            turn.items = [item for item in turn.items if not any(item is ask for ask in asks)]
+        # An ask that an earlier call with this id has taken is no longer an item of the turn.
+        asks = [each.ask for each in self.approvals.of_step(payload)]
+        call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]
+        turn.items = [item for item in turn.items if not any(item is ask for ask in asks)]
 
     def _checkpoint(self, record: Record, payload: dict[str, Any]) -> None:
-        request = as_text(payload.get("request"))
-        ask = self.asks.get(request)
-        if ask is None or payload.get("state") == "asked":
-            # An answer without its question stands by itself.
-            ask = self.asks[request] = asked(record)
-            turn = self.turn(ask.turn)
-            turn.items.append(ask)
-            if ask.call:
-                self.asked.setdefault((turn.message, ask.call), []).append(ask)
-        if payload.get("state") != "asked":
-            answer(ask, record)
+        known = self.approvals.apply(record)
+        if known is None:  # an answer to an unknown ask is an item of its own
+            ask = ask_of(record)
+            add_answer(ask, record)
+            self.turn(ask.turn).items.append(ask)
+        elif known.asked is record:
+            self.turn(known.ask.turn).items.append(known.ask)
 
     def _end_asks(self, turn: str | None = None) -> None:
         """OpenCode keeps its asks in memory: they end with the turn and with the process."""
-        for ask in self.asks.values():
+        for ask in (each.ask for each in self.approvals):
             if ask.state == "waiting" and turn in (None, ask.turn):
                 ask.state = "over"
 
     # Everything else
 
     def notice(self, record: Record, what: NoticeKind, text: str, turn: str = "") -> None:
-        """Add a notice to a turn, or to the latest."""
+        """Add a notice to a turn, by default to the latest."""
         self.turn(turn).items.append(Notice(record.event.id, record.event.ts, what, text))
 
     def _error(self, record: Record, payload: dict[str, Any]) -> None:
@@ -235,7 +230,19 @@ class SessionFold:
         self.notice(record, "other", f"{short_type(record.event.type)} {describe(record.event).text}".strip())
 
     def _nothing(self, record: Record, payload: dict[str, Any]) -> None:
-        """What places sessions and shows nothing itself."""
+        """Ignore a record that only says where sessions belong."""
+
+
+def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
+    """The diffs of a tool step for a transcript: without file headers, with paths relative to ``directory``."""
+    found = []
+    for diff in file_changes(payload):
+        hunks = hunks_of(diff.patch)
+        if diff.how != "edit":
+            hunks = hunks.removesuffix("\n\\ No newline at end of file")
+        if hunks or diff.how == "new":
+            found.append(replace(diff, file=short_path(diff.file, directory), patch=hunks))
+    return found
 
 
 _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
@@ -252,7 +259,7 @@ _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     "execution.output": SessionFold._said,
     "execution.step": SessionFold._step,
     "agent.error": SessionFold._error,
-    "workflow.checkpoint": SessionFold._checkpoint,
+    CHECKPOINT: SessionFold._checkpoint,
     "capture.gap": SessionFold._gap,
     "opencode.message.removed": SessionFold._removed,
     "opencode.command.executed": SessionFold._command,

@@ -1,28 +1,29 @@
-"""How long turns took, and how long steps waited for a person: what an event's own payload does not say. Pure."""
+"""How long turns took and steps waited for a person, which needs earlier records. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sidecar.views.approvals import CHECKPOINT, Approvals
+from sidecar.views.fields import is_number
 from streams.event import StreamEvent
 from streams.store import Record
 
 STARTED, ENDED = "turn.started", "turn.ended"
 
 LEAST_SHOWN_MS = 1000
-"""A step that was quicker is shown without its duration."""
+"""Shorter steps are shown without their duration."""
 
 
 class Timing:
-    """Fold of the records that begin a turn, ask and answer; others change nothing."""
+    """Fold of the starts of turns, asks and answers; other records are ignored."""
 
     def __init__(self) -> None:
         self.approvals = Approvals()
         self._started: dict[tuple[str, str], int] = {}
 
     def apply(self, record: Record) -> None:
-        """Take one record; the same one again changes nothing."""
+        """Apply one record; applying it again changes nothing."""
         event = record.event
         if event.type == STARTED:
             self._started[_turn(event)] = event.ts
@@ -30,7 +31,7 @@ class Timing:
             self.approvals.apply(record)
 
     def took_ms(self, event: StreamEvent) -> int | None:
-        """How long the turn took that ends with ``event``; ``None`` if it ends none, or the start is not known."""
+        """How long the turn that ``event`` ends took; ``None`` if it ends no turn, or the start is not known."""
         started = self._started.get(_turn(event)) if event.type == ENDED else None
         return None if started is None else max(event.ts - started, 0)
 
@@ -39,16 +40,16 @@ class Timing:
         return self.approvals.waited_ms(event.payload) if event.type == "execution.step" else 0
 
     def lacks(self, event: StreamEvent) -> bool:
-        """Whether an earlier record may say more of what is shown of ``event``."""
+        """Whether an unseen earlier record may add a duration to ``event``."""
         if event.type == ENDED:
             return _turn(event) not in self._started
-        return event.type == "execution.step" and is_long(event.payload) and not self.approvals.of_step(event.payload)
+        return event.type == "execution.step" and _is_long(event.payload) and not self.approvals.of_step(event.payload)
 
 
-def is_long(payload: dict[str, Any]) -> bool:
-    """Whether a step is a call long enough for its duration to be shown."""
+def _is_long(payload: dict[str, Any]) -> bool:
+    """Whether a step is a call whose duration is shown."""
     took = payload.get("duration_ms")
-    return isinstance(took, int | float) and took >= LEAST_SHOWN_MS and bool(payload.get("call"))
+    return is_number(took) and took >= LEAST_SHOWN_MS and bool(payload.get("call"))
 
 
 def _turn(event: StreamEvent) -> tuple[str, str]:

@@ -1,7 +1,7 @@
-"""What a conversation is made of: sessions, their turns, and what happened in each. Pure data.
+"""The data of a conversation: sessions, their turns, and the items of each turn. Pure.
 
-``conversation`` makes it from records; the modules beside it write it as Markdown and as HTML, and the command line
-as text. Every string may hold anything that an agent or a file said: who writes it makes it harmless.
+``conversation`` builds it from records. Other modules write it as Markdown, HTML and text. The strings are hostile;
+whoever writes them must make them harmless.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-AskState = Literal["waiting", "replied", "rejected", "over"]
-"""``over``: the turn or the process ended before anybody answered."""
+from sidecar.views.approvals import Ask
+from sidecar.views.edits import Diff
 
 NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "other"]
 
 
 @dataclass(slots=True)
 class Prompt:
-    """What a person said, or for a child session its parent. ``files`` are names.
+    """The input of a person, or of the parent of a child session. ``files`` are names.
 
     ``command`` is the slash command that the text was made of (``/init now``), ``shell`` a command that the
     person ran without the model. ``undone`` prompts were taken back later.
@@ -43,54 +43,6 @@ class Said:
     actor: str
     text: str
     kind: Literal["answer", "reasoning", "summary"]
-
-
-@dataclass(slots=True)
-class Question:
-    """One question of an agent, and the labels of the answers that it offered."""
-
-    text: str
-    options: list[str]
-
-
-@dataclass(slots=True)
-class Ask:
-    """A permission or a question: what was asked exactly, and who answered what, after how long.
-
-    ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``.
-    """
-
-    event: str
-    ts: int
-    actor: str
-    request: str
-    call: str
-    turn: str
-    permission: str
-    wanted: list[str]
-    always: list[str]
-    questions: list[Question]
-    state: AskState = "waiting"
-    reply: str = ""
-    message: str = ""
-    answers: list[str] = field(default_factory=list)
-    by: str = ""
-    waited_ms: int | None = None
-    kind: Literal["ask"] = "ask"
-
-
-@dataclass(slots=True)
-class Diff:
-    """What a tool changed in one file: a unified diff without its file headers.
-
-    ``how`` is ``edit``, ``new``, or ``replace`` where only the new content is known.
-    """
-
-    file: str
-    patch: str
-    additions: int
-    deletions: int
-    how: Literal["edit", "new", "replace"] = "edit"
 
 
 @dataclass(slots=True)
@@ -127,9 +79,9 @@ class Call:
 
 @dataclass(slots=True)
 class Notice:
-    """Something that is neither said nor done by an agent: an error, a gap, a compaction, an end.
+    """Something that no agent said or did: an error, a gap, a compaction, an end.
 
-    ``count`` records are behind it; a quiet one (``other``) is of interest only if everything is.
+    ``count`` is the number of its records. The kind ``other`` is shown only with ``full``.
     """
 
     event: str
@@ -163,7 +115,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Session:
-    """A root session, or a child session of which no ``task`` call is known."""
+    """A root session, or a child session without a known ``task`` call."""
 
     id: str
     stream: str
@@ -184,7 +136,7 @@ class Reading:
     children: bool = False
     now_ms: int = 0
     notes: tuple[str, ...] = ()
-    """Sentences about the whole, shown at the top: what was pruned, for example."""
+    """Sentences shown at the top, for example that the beginning was pruned."""
 
 
 def asks_below(turns: list[Turn]) -> list[Ask]:

@@ -14,8 +14,10 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from sidecar.views import transcript_wording as words
+from sidecar.views.approvals import Ask
+from sidecar.views.edits import Diff
 from sidecar.views.markdown import is_whole, parser
-from sidecar.views.transcript import Ask, Call, Diff, Item, Prompt, Reading, Said, Session, Turn
+from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session, Turn
 from sidecar.views.wording import local_time, one_line, printable
 
 _STYLE = """
@@ -92,7 +94,7 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
 
 
 def markdown_html(text: str) -> str:
-    """Markdown as harmless HTML; characters that it names are as harmless as those that it holds."""
+    """Markdown as harmless HTML, also where it writes characters as entities."""
     tokens = _MARKDOWN.parse(text := printable(text))
     if not is_whole(tokens):
         return f"<pre>{escape(text)}</pre>"
@@ -110,7 +112,7 @@ def _lines(text: str) -> str:
 def _turns(turns: list[Turn], directory: str, reading: Reading) -> Iterator[str]:
     for turn in turns:
         is_said = False
-        items, later = words.parted(turn)
+        items, later = words.split_at_end(turn)
         for item in items:
             if not isinstance(item, Prompt) and not is_said and turn.agent:
                 is_said = True
@@ -144,10 +146,11 @@ def _item(item: Item, directory: str, reading: Reading) -> Iterator[str]:
 def _call(call: Call, directory: str, reading: Reading) -> Iterator[str]:
     facts = "".join(f' <span class="facts">· {_text(fact)}</span>' for fact in words.call_facts(call))
     text, output = words.call_text(call, directory), words.call_output(call, full=reading.full)
+    output = words.shortened_text(output, words.OUTPUT_LINES, full=reading.full)
     if call.tool == "bash":
-        text, output = "", "\n".join(filter(None, (f"$ {text}", _shortened(output, words.OUTPUT_LINES, reading))))
-    else:
-        text, output = f" <code>{_text(text)}</code>" * bool(text), _shortened(output, words.OUTPUT_LINES, reading)
+        text, output = "", "\n".join(filter(None, (f"$ {text}", output)))
+    elif text:
+        text = f" <code>{_text(text)}</code>"
     yield f'<section class="call"><p><b>{_text(call.tool)}</b>{text}{facts}</p>'
     for ask in call.asks:
         yield from _ask(ask, reading, asked=not words.is_about(ask, call))
@@ -170,7 +173,7 @@ def _diff(diff: Diff, reading: Reading, *, named: bool) -> Iterator[str]:
     if named:
         yield f"<p><code>{_text(diff.file)}</code> {_text(words.diff_facts(diff))}</p>"
     kinds = {"+": "add", "-": "del", "@": "hunk"}
-    lines = _shortened(diff.patch, words.DIFF_LINES, reading).split("\n")
+    lines = words.shortened_lines(diff.patch.split("\n"), words.DIFF_LINES, full=reading.full)
     spans = (f'<span class="{kinds.get(line[:1], "same")}">{_lines(line) or " "}</span>' for line in lines)
     yield f'<pre class="diff">{"".join(spans)}</pre>'
 
@@ -179,8 +182,3 @@ def _ask(ask: Ask, reading: Reading, *, asked: bool = True) -> Iterator[str]:
     about = f": <code>{_text(words.asked_text(ask))}</code>" if asked or ask.state == "waiting" else ""
     waiting = " waiting" * (ask.state == "waiting")
     yield f'<p class="ask{waiting}">{_text(words.answer_text(ask, reading.now_ms))}{about}</p>'
-
-
-def _shortened(text: str, most: int, reading: Reading) -> str:
-    head, hidden, tail = words.shortened(text.split("\n"), most, full=reading.full)
-    return "\n".join([*head, *([words.more_lines(hidden)] if hidden else []), *tail])

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 
 from sidecar.views import transcript_wording as words
-from sidecar.views.transcript import Ask, Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
+from sidecar.views.approvals import Ask
+from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
 from sidecar.views.wording import local_time, one_line, printable
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
@@ -53,7 +54,7 @@ def fenced(text: str, language: str = "") -> list[str]:
 
 
 def contained(text: str) -> list[str]:
-    """Lines of Markdown that somebody else wrote: what is open at its end is closed."""
+    """The lines of untrusted Markdown; an open code block is closed at the end."""
     lines, fence = [], ""
     for line in printable(text).strip("\n").split("\n"):
         found = _FENCE.match(line)
@@ -72,7 +73,7 @@ def _ticks(text: str, least: int) -> str:
 def _turns(turns: list[Turn], directory: str, reading: Reading, level: int) -> Iterator[str]:
     for turn in turns:
         is_said = False
-        items, later = words.parted(turn)
+        items, later = words.split_at_end(turn)
         for item in items:
             if not isinstance(item, Prompt) and not is_said and turn.agent:
                 is_said = True
@@ -97,9 +98,9 @@ def _item(item: Item, directory: str, reading: Reading, level: int) -> Iterator[
     elif isinstance(item, Said) and item.kind == "answer":
         yield from contained(item.text)
     elif isinstance(item, Said):
-        lines = contained(item.text)
-        head, hidden, tail = words.shortened(lines, words.OUTPUT_LINES, full=reading.full or item.kind == "summary")
-        yield from _quoted([f"_{item.kind}:_", "", *head, *([words.more_lines(hidden)] if hidden else []), *tail])
+        full = reading.full or item.kind == "summary"
+        lines = words.shortened_lines(contained(item.text), words.OUTPUT_LINES, full=full)
+        yield from _quoted([f"_{item.kind}:_", "", *lines])
     elif isinstance(item, Ask):
         yield from _ask(item, reading)
     elif isinstance(item, Call):
@@ -111,7 +112,7 @@ def _item(item: Item, directory: str, reading: Reading, level: int) -> Iterator[
 def _call(call: Call, directory: str, reading: Reading, level: int) -> Iterator[str]:
     text, output = words.call_text(call, directory), words.call_output(call, full=reading.full)
     facts = "".join(f" · {escaped(fact)}" for fact in words.call_facts(call))
-    shown = _shortened(output, words.OUTPUT_LINES, reading)
+    shown = words.shortened_text(output, words.OUTPUT_LINES, full=reading.full)
     if call.tool == "bash":
         shown = "\n".join(filter(None, (f"$ {text}", shown)))
         yield f"**bash**{facts}"
@@ -125,7 +126,7 @@ def _call(call: Call, directory: str, reading: Reading, level: int) -> Iterator[
         yield from ("", *fenced(shown, "console" if call.tool == "bash" else ""))
     for diff in call.diffs:
         named = [f"{code(diff.file)} {words.diff_facts(diff)}", ""] if len(call.diffs) > 1 else []
-        yield from ("", *named, *fenced(_shortened(diff.patch, words.DIFF_LINES, reading), "diff"))
+        yield from ("", *named, *fenced(words.shortened_text(diff.patch, words.DIFF_LINES, full=reading.full), "diff"))
     yield from _child(call, directory, reading, level)
 
 
@@ -137,20 +138,13 @@ def _child(call: Call, directory: str, reading: Reading, level: int) -> Iterator
     for ask in asks_below(turns):
         yield from _ask(ask, reading)
     if call.tool == "task" and (result := words.call_result(call)):
-        lines = contained(result)
-        head, hidden, tail = words.shortened(lines, words.OUTPUT_LINES, full=reading.full)
         yield ""
-        yield from _quoted([*head, *([words.more_lines(hidden)] if hidden else []), *tail])
+        yield from _quoted(words.shortened_lines(contained(result), words.OUTPUT_LINES, full=reading.full))
 
 
 def _ask(ask: Ask, reading: Reading, *, asked: bool = True) -> Iterator[str]:
     about = f" ({code(words.asked_text(ask))})" if asked or ask.state == "waiting" else ""
     yield from ("", f"- {escaped(words.answer_text(ask, reading.now_ms))}{about}")
-
-
-def _shortened(text: str, most: int, reading: Reading) -> str:
-    head, hidden, tail = words.shortened(text.split("\n"), most, full=reading.full)
-    return "\n".join([*head, *([words.more_lines(hidden)] if hidden else []), *tail])
 
 
 def _quoted(lines: list[str]) -> list[str]:

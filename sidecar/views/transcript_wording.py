@@ -1,6 +1,6 @@
 """The sentences of a transcript, the same in a terminal, in Markdown and in HTML. Pure.
 
-Nothing here is made harmless: who writes it does that.
+The results are not yet harmless; their writer must make them so.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import json
 import re
 from typing import Any, TypeVar
 
+from sidecar.views.approvals import Ask
 from sidecar.views.describe import spent, tool_text
-from sidecar.views.diffs import relative
+from sidecar.views.edits import Diff, short_path
 from sidecar.views.fields import as_list, as_mapping
-from sidecar.views.transcript import Ask, Call, Diff, Item, Notice, Prompt, Said, Session, Turn, asks_below
+from sidecar.views.timing import LEAST_SHOWN_MS
+from sidecar.views.transcript import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below
 from sidecar.views.wording import local_time, rough_span
 from streams.query import describe_span
 
@@ -24,8 +26,6 @@ OUTPUT_LINES = 12
 """Lines of an output, and of a child session's result, that are shown unless everything is."""
 DIFF_LINES = 40
 THOUGHT_LINES = 3
-LONG_MS = 1000
-"""Duration of a call from which on it is told."""
 
 _TODO = {"completed": "✓", "in_progress": "▸", "cancelled": "✗"}
 _RESULT = re.compile(r"<task_result>\n?(.*?)\n?</task_result>", re.DOTALL)
@@ -38,15 +38,26 @@ _OUTCOMES = {
 
 
 def shortened(lines: list[T], most: int, *, full: bool = False) -> tuple[list[T], int, list[T]]:
-    """The beginning of ``lines``, how many are left out, and the end; an output's end says how it went."""
+    """The beginning of ``lines``, how many are left out, and the end, which often says how a command went."""
     if full or len(lines) <= most + 1:  # one line more is as long as saying so
         return lines, 0, []
     tail = most // 3
     return lines[: most - tail], len(lines) - most, lines[len(lines) - tail :]
 
 
+def shortened_lines(lines: list[str], most: int, *, full: bool = False) -> list[str]:
+    """``lines``, with one line in place of those that are left out."""
+    head, hidden, tail = shortened(lines, most, full=full)
+    return [*head, *([more_lines(hidden)] if hidden else []), *tail]
+
+
+def shortened_text(text: str, most: int, *, full: bool = False) -> str:
+    """``text``, with one line in place of those that are left out."""
+    return "\n".join(shortened_lines(text.split("\n"), most, full=full))
+
+
 def more_lines(count: int) -> str:
-    """What stands for lines that are left out."""
+    """The line that replaces lines that are left out."""
     return f"… {count} more line{'s'[: count != 1]} (--full)"
 
 
@@ -59,7 +70,7 @@ def facts_of(session: Session) -> str:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """A prompt whole, with the names of its files below it."""
+    """A prompt in full, with the names of its files below it."""
     shell = f"!{prompt.shell}" if prompt.shell else ""
     files = "\n".join(f"[{name}]" for name in prompt.files)
     return "\n\n".join(filter(None, (prompt.command, shell, prompt.text, files)))
@@ -78,7 +89,7 @@ def call_text(call: Call, directory: str) -> str:
     if call.tool in _FILE_TOOLS:
         path = given.get("filePath") or (call.diffs[0].file if len(call.diffs) == 1 else "")
         if isinstance(path, str) and path:
-            return relative(path, directory)
+            return short_path(path, directory)
     if call.tool == "task":
         agent = call.child.agent if call.child is not None and call.child.agent else given.get("subagent_type")
         what = call.title or given.get("description") or (call.child.title if call.child is not None else "")
@@ -96,7 +107,7 @@ def call_facts(call: Call) -> list[str]:
     if call.status == "running":
         facts.append("not finished")
     facts += [diff_facts(diff) for diff in call.diffs] if len(call.diffs) == 1 else []
-    if call.duration_ms is not None and call.duration_ms >= LONG_MS:
+    if call.duration_ms is not None and call.duration_ms >= LEAST_SHOWN_MS:
         waited = max((ask.waited_ms or 0 for ask in call.asks), default=0)
         facts.append(describe_span(call.duration_ms - min(waited, call.duration_ms)))
     return facts
@@ -109,7 +120,7 @@ def diff_facts(diff: Diff) -> str:
 
 
 def call_output(call: Call, *, full: bool = False) -> str:
-    """What came out of a call, as far as a reader wants it: neither a file that was read nor "applied successfully"."""
+    """The output of a call worth reading: not the content of a file that was read, nor "applied successfully"."""
     if call.error:
         return call.error
     if call.diffs or call.tool == "question" or (call.tool == "task" and call_result(call)):
@@ -123,7 +134,7 @@ def call_output(call: Call, *, full: bool = False) -> str:
 
 
 def call_input(call: Call) -> str:
-    """The whole input of a call of which ``call_text`` says only a part; empty where that says it all."""
+    """The whole input of a call; empty if ``call_text`` already says it all."""
     if call.tool in {"bash", "question", "todowrite"} or call.diffs or len(call.input) <= 1:
         return ""
     return json.dumps(call.input, ensure_ascii=False, indent=2, default=str)
@@ -174,7 +185,7 @@ def answer_text(ask: Ask, now_ms: int = 0) -> str:
 
 
 def is_about(ask: Ask, call: Call) -> bool:
-    """True if the call's own heading says exactly what was asked."""
+    """True if the heading of the call already shows what was asked."""
     return ask.permission == call.tool and ask.wanted == [call.input.get("command")]
 
 
@@ -202,8 +213,8 @@ def turn_end(turn: Turn) -> str:
     return " · ".join(filter(None, [*said, spent({"tokens": turn.tokens, "cost": turn.cost})]))
 
 
-def parted(turn: Turn) -> tuple[list[Item], list[Item]]:
-    """What happened in a turn, and what was noticed after its end."""
+def split_at_end(turn: Turn) -> tuple[list[Item], list[Item]]:
+    """The items of a turn, and the notices after its end."""
     end = turn.ended_ms
     later: list[Item] = [item for item in turn.items if isinstance(item, Notice) and end is not None and item.ts > end]
     return [item for item in turn.items if not any(item is each for each in later)] if later else turn.items, later

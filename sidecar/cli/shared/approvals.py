@@ -1,4 +1,4 @@
-"""What a step asked a person for, found in the log."""
+"""Find in the log what a step asked a person for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ async def asked_for(reader: LogReader, step: Record) -> list[Record]:
     if event.type != "execution.step" or not event.payload.get("call"):
         return []
     approvals = Approvals()
-    records: dict[str | None, Record] = {}
     async for record in reader.query(Filter(types=(CHECKPOINT,), streams=(event.stream_id,))):
         approvals.apply(record)
-        records[record.event.id] = record
     asks = approvals.of_step(event.payload)
-    return [records[name] for ask in asks for name in (ask.asked_id, ask.answer_id) if name in records]
+    return [record for ask in asks for record in (ask.asked, ask.answer) if record is not None]

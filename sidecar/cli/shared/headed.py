@@ -1,4 +1,4 @@
-"""Records of many sessions, one after another: a heading where the session changes, and what waits for a person."""
+"""Print records of many sessions, with a heading where the session changes and marks for open asks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAITING_STYLE = "bold yellow"
 
 
 class HeadedLines:
-    """Prints records of all streams, or of one project's. The caller keeps ``catalog`` up to date.
+    """Prints records of all streams or of one project. The caller keeps ``catalog`` up to date.
 
     A pipe gets no headings: each of its lines names the stream.
     """
@@ -35,11 +35,11 @@ class HeadedLines:
         return None if self.project is None else self.project.streams(self._catalog)
 
     def filter(self) -> Filter:
-        """What to ask the log for, of what it holds already."""
+        """The filter for the records already in the log."""
         return self._wanted if self._streams is None else replace(self._wanted, streams=tuple(sorted(self._streams)))
 
     def fits(self, record: Record) -> bool:
-        """True if the record is of the project, and wanted."""
+        """True if the record belongs to the project and passes the filter."""
         if self._streams is not None:
             if record.event.type.startswith(("lifecycle.", "lineage.")):
                 self._streams = self._chosen()
@@ -56,7 +56,7 @@ class HeadedLines:
         await self._lines.look_up(reader, record)
 
     def print(self, record: Record, *, fresh: bool = False) -> None:
-        """One record; a ``fresh`` ask is marked as waiting for a person."""
+        """Print one record; a ``fresh`` ask is marked as waiting for a person."""
         root = self._catalog.root_stream(record.event.stream_id)
         if self._family is None or self._family.stream != root:
             self._family = Family(root, self._catalog.lineage)
@@ -68,7 +68,7 @@ class HeadedLines:
             self._mark(record)
 
     def print_waiting(self) -> None:
-        """Everything that waits now."""
+        """Print a line for each open ask."""
         if self._out.terminal:
             for line in waiting_lines(self._catalog, self._streams, system_identity().now_ms()):
                 self._out.prose("", line, WAITING_STYLE)

@@ -1,4 +1,4 @@
-"""Showing long text a screen at a time, with the user's own pager."""
+"""Show long text in the user's pager."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STRAIGHT = frozenset({"", "cat"})
 
 
 def pager_command() -> list[str]:
-    """``$PAGER``, else ``less`` if it is there; empty where text is printed straight."""
+    """``$PAGER``, else ``less`` if installed; empty if text is printed without a pager."""
     given = os.environ.get("PAGER")
     if os.environ.get("TERM") in (None, "dumb"):
         return []
@@ -36,7 +36,7 @@ def pager_command() -> list[str]:
 def page(lines: Iterable[str], height: int, *, wanted: bool = True) -> None:
     """Write ``lines`` to the terminal, through a pager unless they fit on it.
 
-    The pager gets them as they come. It may be left before the end.
+    The pager gets them one by one and may end before the last.
     """
     source = iter(lines)
     first: list[str] = []

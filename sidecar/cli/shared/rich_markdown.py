@@ -69,7 +69,7 @@ class _Table(TableElement):
 
 
 class _Markdown(Markdown):
-    """Raw HTML is text, as what an agent wrote about types and tags is; each of its lines stays a line."""
+    """Markdown with raw HTML as text and with its own line breaks."""
 
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False)
@@ -82,7 +82,7 @@ class _Markdown(Markdown):
                 part.type, part.content = "text", f"[image: {part.content} {part.attrGet('src') or ''}]"
 
     def texts(self) -> Iterator[str]:
-        """What must be on the lines."""
+        """The texts that the rendered lines must contain."""
         for block in self.parsed:
             if block.children is None:
                 yield block.content
@@ -98,7 +98,7 @@ class _Markdown(Markdown):
 
 
 def markdown_rows(console: Console, text: str, width: int) -> list[Row]:
-    """``text`` rendered on lines of at most ``width`` columns; what would lose a word is shown as it is."""
+    """Render ``text`` on lines of at most ``width`` columns; show the source if rendering would lose a word."""
     text = printable(text)
     options = console.options.update(width=width)
     console.push_theme(_THEME)
@@ -116,12 +116,12 @@ def markdown_rows(console: Console, text: str, width: int) -> list[Row]:
 
 
 def _words(texts: Iterable[str]) -> int:
-    """Letters and digits: rendering adds and takes other characters, but none of these."""
+    """The number of letters and digits: rendering adds and removes only other characters."""
     return sum(character.isalnum() for text in texts for character in text)
 
 
 def _harmless(part: Segment) -> str:
-    """Markdown can name a character (``&#x202e;``), so what was printable before may not be printable now."""
+    """Entities (``&#x202e;``) can put characters into the text that must not be printed."""
     return printable(part.text).replace("\n", " ").expandtabs(4)
 
 

@@ -1,4 +1,4 @@
-"""Making a transcript of a stream, and writing it in the form that was asked for."""
+"""Make a transcript of a stream and write it in the requested format."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".jsonl": "json"}
 
 
 def format_of(given: str | None, output: Path | None) -> str:
-    """The form to write: as given, or as a file's ending says, or Markdown."""
+    """The format to write: the given one, else that of the file's ending, else Markdown."""
     return given or _ENDINGS.get(output.suffix.lower() if output is not None else "", "markdown")
 
 
 async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Session], CorruptLog | None]:
-    """The sessions of a family that stand by themselves, and the fault that ended the log early, if one did."""
+    """The top-level sessions of a family, and the fault that ended the log early, if any."""
     from sidecar.views.conversation import Conversation
     from sidecar.views.select import records_of
     from streams.errors import CorruptLog
@@ -42,7 +42,7 @@ async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Sessi
 
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
-    """What a reader must know about the whole: that its beginning was pruned."""
+    """The notes for the top of the transcript: that its beginning was pruned."""
     from sidecar.views.select import pruned_text
 
     gone = (await reader.removed()).get(stream)
@@ -67,7 +67,7 @@ def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Itera
 
         lines = markdown_lines(roots, reading)
     for line in lines:
-        # Each of their texts is harmless already; a file is often shown by a program that does not ask.
+        # The texts are harmless already; this is a second guard, because a file is often shown in a terminal.
         yield f"{printable(line)}\n".encode(errors="replace")
 
 

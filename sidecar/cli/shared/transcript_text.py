@@ -10,7 +10,9 @@ from rich.text import Text
 
 from sidecar.cli.shared.rich_markdown import Row, markdown_rows
 from sidecar.views import transcript_wording as words
-from sidecar.views.transcript import Ask, Call, Diff, Item, Prompt, Reading, Said, Session, Turn, asks_below
+from sidecar.views.approvals import Ask
+from sidecar.views.edits import Diff
+from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
 from sidecar.views.wording import one_line, printable
 
 READING_WIDTH = 100
@@ -59,7 +61,7 @@ class _Writer:
 
     def _turn(self, turn: Turn, directory: str, width: int) -> Iterator[Row]:
         is_said = False
-        items, later = words.parted(turn)
+        items, later = words.split_at_end(turn)
         for item in items:
             if not isinstance(item, Prompt) and not is_said and turn.agent:
                 is_said = True

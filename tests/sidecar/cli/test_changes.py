@@ -12,7 +12,7 @@ import pytest
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.views.approvals import Approvals
-from sidecar.views.changes import Changes, totals
+from sidecar.views.changes import Changes, Edit, totals
 from sidecar.views.edits import diff_stat, file_changes, new_file_diff, short_path
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
@@ -99,12 +99,12 @@ class TestEdits:
         ],
     )  # fmt: skip
     def test_every_tool_of_the_client(self, payload: dict[str, Any], expected: list[Any]) -> None:
-        found = [(change.file, change.added, change.removed) for change in file_changes(payload)]
-        assert found == expected
+        edits = [Edit("e", 0, "build", "edit", change, []) for change in file_changes(payload)]
+        assert [(edit.change.file, edit.added, edit.removed) for edit in edits] == expected
 
     def test_what_a_person_was_shown_says_what_a_rewrite_changed(self) -> None:
         payload = {"tool": "write", "input": {"filePath": "/p/a", "content": "x"}, "metadata": {"exists": True}}
-        assert [(c.added, c.removed) for c in file_changes(payload, DIFF)] == [(2, 2)]
+        assert [(d.additions, d.deletions, d.how) for d in file_changes(payload, DIFF)] == [(2, 2, "edit")]
 
     @pytest.mark.parametrize("odd", [None, 7, "text", [], [None], {}, {"a": [1]}, True, [{"file": 3}], -1])
     def test_no_shape_is_too_odd(self, odd: Any) -> None:
@@ -151,7 +151,7 @@ class TestFold:
             changes.apply(record)
         first, second = changes.turns()
         (edit,) = first.edits
-        assert (first.prompt, edit.change.added, edit.change.diff) == ("do it", 2, "")
+        assert (first.prompt, edit.added, edit.change.patch) == ("do it", 2, "")
         assert [approval.text for approval in edit.approvals] == [
             "approved always by user after 1.0s",
             "approved once by user after 1.0s",
@@ -164,6 +164,22 @@ class TestFold:
             "files": 1, "added": 4, "removed": 4, "rewritten": 0, "approved": 0, "rejected": 1, "turns": 2,
             "sessions": 1,
         }  # fmt: skip
+
+    @pytest.mark.parametrize("second", ["/q/sub/a", "sub/a"])
+    def test_twin_calls_do_not_share_what_they_asked_for(self, second: str) -> None:
+        session = Session(seeded_identity(1))
+        for request, file in (("r1", "/q/a"), ("r2", "/q/a"), ("r3", "/q/sub/a")):
+            session.ask(request, "twin", metadata={"filepath": file})
+        for request in ("r3", "r1", "r2"):
+            session.answer(request, "once")
+        for file in (second, "/q/a"):
+            session.tool("edit", "twin", input={"filePath": file}, metadata={"diff": DIFF})
+        changes = Changes()
+        for record in records(session.events):
+            changes.apply(record)
+        (turn,) = changes.turns()
+        told = [[approval.ask.request for approval in edit.approvals] for edit in turn.edits]
+        assert told == [["r3"], ["r1", "r2"]] and not turn.decisions
 
     def test_only_what_happened_in_the_time_counts_but_who_asked_is_known(self) -> None:
         session = Session(seeded_identity(1))

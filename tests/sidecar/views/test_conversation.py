@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from sidecar.views.approvals import Ask
 from sidecar.views.conversation import MOST_DEPTH
-from sidecar.views.diffs import diffs_of
-from sidecar.views.transcript import Ask, Call, Notice, Prompt, Reading, Said, Session, Turn
+from sidecar.views.session_fold import diffs_of
+from sidecar.views.transcript import Call, Notice, Prompt, Reading, Said, Session, Turn
 from sidecar.views.transcript_wording import answer_text, asked_text, call_facts, turn_end
 from streams.event import StreamEvent
 from tests.sidecar.views.conversations import DEMO, NAMES, folded, happened, recorded, written
@@ -102,6 +103,29 @@ def test_an_answer_is_told_with_its_call(name: str, state: str, told: str) -> No
     assert call.call == ask.call
 
 
+def test_twin_commands_each_have_their_own_ask() -> None:
+    def asks(request: str, call: str, **more: Any) -> StreamEvent:
+        told = {"request": request, "call": call, "turn": "m", "kind": "permission", "permission": "bash"}
+        return happened("workflow.checkpoint", state="asked", **told, **more)
+
+    def ran(command: str, **more: Any) -> StreamEvent:
+        return happened("execution.step", turn="m", call="c", **step("bash", {"command": command}), **more)
+
+    events = [
+        asks("r1", "c", metadata={"command": "rm -rf build"}),
+        asks("r2", "c", patterns=["git add .", "git push"]),
+        asks("r3", "other", metadata={"command": "ls"}),
+        ran("git add . && git push"),
+        ran("ls"),
+        ran("rm -rf b", executed_input={"command": "rm -rf build"}),
+        ran("rm -rf build"),
+    ]
+    (root,) = folded(events)
+    calls = [item for item in root.turns[0].items if isinstance(item, Call)]
+    assert [[ask.request for ask in call.asks] for call in calls] == [["r2"], [], ["r1"], []]
+    assert [item.request for item in root.turns[0].items if isinstance(item, Ask)] == ["r3"]
+
+
 def test_what_nobody_answered_waits_and_is_told_at_the_top() -> None:
     events = recorded("permission_once")
     until = next(number for number, event in enumerate(events) if event.payload.get("state") == "asked")
@@ -176,7 +200,7 @@ def step(tool: str, given: object, **more: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("payload", "files"),
     [
-        (step("write", {"filePath": "/p/a", "content": "x\ny\n"}), [("a", 2, 0, "new")]),
+        (step("write", {"filePath": "/p/a", "content": "x\ny"}, metadata={"exists": False}), [("a", 2, 0, "new")]),
         (step("write", {"filePath": "/p/a", "content": "x"}, metadata={"exists": True}), [("a", 1, 0, "replace")]),
         (step("edit", {"filePath": "/p/b", "oldString": "1\n2", "newString": "1\n3"}), [("b", 1, 1, "edit")]),
         (step("edit", {"filePath": "/q/b", "oldString": "--- a", "newString": ""}), [("/q/b", 0, 1, "edit")]),

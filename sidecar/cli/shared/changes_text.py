@@ -1,4 +1,4 @@
-"""Printing what agents changed: grouped on a terminal, one line for each edit and decision in a pipe, or as diffs."""
+"""Print the result of ``changes``: grouped on a terminal, a line for each edit and decision in a pipe, or diffs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sidecar.views.catalog import Catalog
 
 PIPED = ("time", "stream", "session", "event", "actor", "action", "what", "added", "removed", "approval", "prompt")
-"""The first line that a pipe gets: what is between the tabs of the others."""
+"""The header line for a pipe."""
 
 _DIFF_INDENT = "    "
 _WIDEST_NAME = 50
@@ -30,18 +30,18 @@ def print_rows(out: Output, turns: Sequence[TurnChanges]) -> None:
     for turn in turns:
         for each in _in_order(turn):
             if isinstance(each, Edit):
-                change = each.change
-                said = (each.tool, change.file, _count(change.added), _count(change.removed), _approved(each.approvals))
+                counts = (_count(each.added), _count(each.removed))
+                said = (each.tool, each.change.file, *counts, _approved(each.approvals))
             else:
                 said = (_action(each), each.approval.what, "", "", each.approval.text)
             out.cells(iso_time(each.ts), turn.stream, turn.session, each.event, each.actor, *said, turn.prompt)
 
 
 def print_diffs(out: Output, turns: Sequence[TurnChanges]) -> None:
-    """The diffs alone, as a program that shows or applies patches takes them."""
+    """Only the diffs, for a program that shows or applies patches."""
     for turn in turns:
         for edit in turn.edits:
-            for line, _ in diff_lines(edit.change.diff) if edit.change.diff else ():
+            for line, _ in diff_lines(edit.change.patch) if edit.change.patch else ():
                 out.text(line)
 
 
@@ -89,12 +89,12 @@ def _print_turn(out: Output, turn: TurnChanges, directory: str, *, with_diffs: b
         _print_row(out, each[-1], said, _approved(approvals), is_bad=False)
         if with_diffs:
             for edit in each:
-                for line, style in diff_lines(edit.change.diff) if edit.change.diff else ():
+                for line, style in diff_lines(edit.change.patch) if edit.change.patch else ():
                     out.text(_DIFF_INDENT + line.rstrip("\r"), style)
 
 
 def _print_row(out: Output, each: Edit | Decision, said: list[tuple[str, str]], approval: str, *, is_bad: bool) -> None:
-    """Time, id and agent, what was done, and the approval next to it, or below it where there is no room."""
+    """Time, id, agent and action; the approval next to it, or below if there is no room."""
     from rich.cells import cell_len
 
     roomy = out.width >= ROOMY
@@ -121,11 +121,11 @@ def _in_order(turn: TurnChanges) -> Iterator[Edit | Decision]:
 
 
 def _action(decision: Decision) -> str:
-    return one_line(decision.approval.permission) or "permission"
+    return one_line(decision.approval.ask.permission)
 
 
 def _approved(approvals: Sequence[Approval]) -> str:
-    """Each answer once, in order."""
+    """The text of each distinct answer, in order."""
     return ", ".join(dict.fromkeys(approval.text for approval in approvals))
 
 
@@ -134,12 +134,11 @@ def _count(lines: int | None) -> str:
 
 
 def _stat(edits: Sequence[Edit]) -> list[tuple[str, str]]:
-    """``+3 −1  (2 edits)``; what nobody knows is not counted."""
-    changes = [edit.change for edit in edits]
+    """``+3 −1  (2 edits)``; ``rewritten`` if the old content is not known."""
     times = [(f"  ({len(edits)} edits)", "dim")] if len(edits) > 1 else []
-    if any(change.added is None for change in changes):
+    if any(edit.added is None for edit in edits):
         return [("rewritten", "yellow"), *times]
-    added, removed = sum(c.added or 0 for c in changes), sum(c.removed or 0 for c in changes)
+    added, removed = sum(edit.added or 0 for edit in edits), sum(edit.removed or 0 for edit in edits)
     return [(f"+{added} ", "green"), (f"−{removed}", "red"), *times]
 
 
