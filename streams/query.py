@@ -113,7 +113,7 @@ def _value_in(values: Iterable[Any], folded: str) -> str | None:
 
 
 def parse_moment(text: str, now_ms: int) -> int:
-    """A moment in milliseconds: ``2h``, ``30m``, ``7d`` before now, ``today``, ``yesterday``, an ISO time (local if unzoned), or ms.
+    """A moment in milliseconds: ``2h``, ``7d`` before now, ``today``, ``yesterday``, ISO (local if unzoned), or ms.
 
     Raises:
         ValueError: it lists the forms understood.

@@ -9,7 +9,7 @@ import typer
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
-from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_streams
+from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ async def changes(
         str | None,
         typer.Argument(
             metavar="[STREAM]",
-            help="Only this stream's family, or what is below this child session; else the whole log.",
+            help="Only this stream's family, or what is below this child session; default: the current project.",
             autocompletion=complete.sessions,
         ),
     ] = None,
@@ -57,7 +57,7 @@ async def changes(
     wanted = filter_of(since=since, until=until)
     reader = open_reader(home_of(context).store_path)
     catalog, torn = await catalog_of(reader)
-    chosen = project_streams(catalog, project)
+    chosen = project_or_here(catalog, project, stream)
     found = Changes(since_ms=wanted.since_ms, until_ms=wanted.until_ms, with_diffs=diff)
     fault = await _fold(found, await _records(reader, catalog, stream, wanted, chosen))
     turns = found.turns()[-limit if limit else 0 :]
@@ -75,7 +75,7 @@ async def changes(
     if (fault := fault or torn) is not None:
         raise fault
     if not turns:
-        nothing = NOTHING_THERE.format(project) if chosen == set() else "No agent changed a file."
+        nothing = NOTHING_THERE.format(project) if not chosen and chosen is not None else "No agent changed a file."
         note(nothing if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
 
 

@@ -30,7 +30,7 @@ async def tree(
         str | None,
         typer.Argument(
             metavar="[STREAM]",
-            help="Only this stream's family, or what is below this child session; else the whole log.",
+            help="Only this stream's family, or what is below this child session; default: the current project.",
             autocompletion=complete.sessions,
         ),
     ] = None,
@@ -40,13 +40,13 @@ async def tree(
 ) -> None:
     """Show sessions and turns, with their results."""
     from sidecar.cli.shared.output import Output
-    from sidecar.cli.shared.project import NOTHING_THERE, project_streams
+    from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
     from sidecar.views.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     if stream is None:
-        chosen = project_streams((await catalog_of(reader))[0], project) if project is not None else None
+        chosen = project_or_here((await catalog_of(reader))[0], project, stream)
         printed = await _whole_tree(out, reader, limit, chosen)
         if not printed and chosen is not None:
             note(NOTHING_THERE.format(project))

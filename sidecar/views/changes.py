@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,7 +13,8 @@ from sidecar.views.fields import as_text
 from streams.store import Record
 
 STEP: Final = "execution.step"
-TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT)
+UNDONE: Final = "opencode.message.removed"
+TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT, UNDONE)
 """The types of records that the fold needs."""
 
 
@@ -67,12 +68,16 @@ class Decision:
 
 @dataclass(slots=True)
 class TurnChanges:
-    """Every edit of one turn, and the decisions about calls that changed no file."""
+    """Every edit of one turn, and the decisions about calls that changed no file.
+
+    ``undone``: a person took the turn back later with ``/undo``, which also restores the files.
+    """
 
     stream: str
     session: str
     turn: str
     prompt: str
+    undone: bool = False
     edits: list[Edit] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
@@ -95,6 +100,7 @@ class TurnChanges:
             "session": self.session,
             "turn": self.turn,
             "prompt": self.prompt,
+            "undone": self.undone,
             "ts": self.first_ts,
             "files": [
                 {"file": file, **_sums(edits), "edits": [edit.as_json() for edit in edits]}
@@ -117,6 +123,7 @@ class Changes:
         self._turns: dict[tuple[str, str], TurnChanges] = {}
         self._decided: list[Approval] = []
         self._edited: set[str] = set()
+        self._undone: set[tuple[str, str]] = set()
 
     def apply(self, record: Record) -> None:
         """Apply one record."""
@@ -128,6 +135,9 @@ class Changes:
             self._checkpoint(record)
         elif event.type == STEP:
             self._step(record, session)
+        elif event.type == UNDONE:
+            removed = payload.get("properties")
+            self._undone.add((session, as_text(removed.get("messageID")) if isinstance(removed, dict) else ""))
         elif event.type in TYPES:
             self._prompts[session, str(payload.get("message"))] = input_text(payload)[:LONGEST]
 
@@ -143,6 +153,8 @@ class Changes:
             key = approval.session, approval.ask.turn
             turn = found[key] = found.get(key) or self._new_turn(answer, *key)
             turn.decisions.append(Decision(answer.event.id, answer.event.ts, event.actor, approval))
+        for key, turn in found.items():
+            turn.undone = key in self._undone
         return sorted(found.values(), key=lambda turn: turn.first_ts)
 
     def _checkpoint(self, record: Record) -> None:
@@ -180,9 +192,10 @@ class Changes:
         return (self._since_ms is None or ts >= self._since_ms) and (self._until_ms is None or ts < self._until_ms)
 
 
-def totals(turns: Iterable[TurnChanges]) -> dict[str, int]:
-    """The totals of ``turns``; ``rewritten`` counts files whose old content is not known."""
-    turns = list(turns)
+def totals(turns: Sequence[TurnChanges]) -> dict[str, int]:
+    """The totals of ``turns`` that were not undone; ``rewritten`` counts files whose old content is not known."""
+    undone = [turn for turn in turns if turn.undone]
+    turns = [turn for turn in turns if not turn.undone]
     edits = [(turn.stream, edit) for turn in turns for edit in turn.edits]
     replies = [decision.approval.reply for turn in turns for decision in turn.decisions]
     return {
@@ -193,6 +206,7 @@ def totals(turns: Iterable[TurnChanges]) -> dict[str, int]:
         "approved": sum(reply != "reject" for reply in replies),
         "rejected": sum(reply == "reject" for reply in replies),
         "turns": len(turns),
+        "undone": len(undone),
         "sessions": len({turn.session for turn in turns}),
     }
 

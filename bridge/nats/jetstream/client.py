@@ -39,6 +39,9 @@ _Callback = Callable[[Msg], Awaitable[None]]
 CLOSE_SECONDS: Final = 2.0
 """How long closing a connection waits for the last messages to leave."""
 
+FLUSH_SECONDS: Final = 10.0
+"""How long a sender waits for the socket; it goes on then, and the answer that it waits for next has a limit too."""
+
 _CONNECTS: Final = 2
 """How often the library tries each server before it gives up."""
 
@@ -86,6 +89,7 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
                 connect_timeout=options.connect_seconds,  # type: ignore[arg-type]
                 ping_interval=options.ping_seconds,  # type: ignore[arg-type]
                 max_outstanding_pings=2,
+                flush_timeout=FLUSH_SECONDS,
                 error_cb=note,
                 closed_cb=closed,
                 **more,
@@ -175,6 +179,11 @@ class GuardedClient(Client):
         # With unsent data, closing raises half way and leaves tasks behind.
         self._pending.clear()
         self._pending_data_size = 0
+        # The library forgets those who wait for its writer when that ends: they would wait forever.
+        while self._flush_queue is not None and not self._flush_queue.empty():
+            waiting = self._flush_queue.get_nowait()
+            if not waiting.done():
+                waiting.set_result(None)
 
     def facts(self) -> ServerFacts:
         info = self._server_info

@@ -55,7 +55,9 @@ def print_on_terminal(out: Output, catalog: Catalog, turns: Sequence[TurnChanges
             session = turn.session
             _print_session(out, catalog, turn)
         when = local_time(turn.first_ts, "%Y-%m-%d %H:%M")
-        out.line([(f"{when}  ", "dim"), (turn.prompt or "(prompt unknown)", "bold cyan" if turn.prompt else "dim")])
+        undone = [("undone  ", "yellow")] if turn.undone else []
+        prompt = (turn.prompt or "(prompt unknown)", "bold cyan" if turn.prompt else "dim")
+        out.line([(f"{when}  ", "dim"), *undone, prompt])
         _print_turn(out, turn, catalog.directory(turn.stream), with_diffs=with_diffs)
     if turns:
         out.text()
@@ -148,8 +150,13 @@ def _counted(number: int, noun: str) -> str:
 
 def _totals_text(turns: Sequence[TurnChanges]) -> str:
     found = totals(turns)
-    said = [f"{_counted(found['files'], 'file')} changed, +{found['added']} −{found['removed']}"]
-    if found["rewritten"]:
-        said[0] += f" and {found['rewritten']} rewritten"
+    said = []
+    if found["files"]:
+        rewritten = f" and {found['rewritten']} rewritten" if found["rewritten"] else ""
+        said = [f"{_counted(found['files'], 'file')} changed, +{found['added']} −{found['removed']}{rewritten}"]
     said += [f"{found[reply]} {reply}" for reply in ("approved", "rejected") if found[reply]]
-    return f"{' · '.join(said)} · in {_counted(found['turns'], 'turn')} of {_counted(found['sessions'], 'session')}"
+    if found["turns"]:
+        said.append(f"in {_counted(found['turns'], 'turn')} of {_counted(found['sessions'], 'session')}")
+    if found["undone"]:
+        said.append(f"{_counted(found['undone'], 'turn')} undone")
+    return " · ".join(said)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sidecar.cli.shared.command import note
+
 if TYPE_CHECKING:
     from sidecar.views.catalog import Catalog
     from sidecar.views.projects import Project
@@ -48,6 +50,21 @@ def project_streams(catalog: Catalog, given: str | None) -> set[str] | None:
     """The streams of the project that ``--project`` names; ``None`` for all, empty if nothing was recorded there."""
     project = named_project(given)
     return None if project is None else project.streams(catalog)
+
+
+def project_or_here(catalog: Catalog, given: str | None, stream: str | None) -> set[str] | None:
+    """The streams that a command without a stream shows: of ``--project``, else of the project here, else all.
+
+    Says so if it chose the project here and the log holds others.
+    """
+    if given is not None:
+        return project_streams(catalog, given)
+    here = streams_here(catalog) if stream is None else set()
+    if not here:
+        return None
+    if len(here) < sum(bool(each.sessions) for each in catalog.streams.values()):
+        note(f"Only {shown_directory(project_here().root)}; `--project all` shows every project.")
+    return here
 
 
 def streams_here(catalog: Catalog) -> set[str]:

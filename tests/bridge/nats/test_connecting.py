@@ -17,6 +17,7 @@ import nkeys
 import pytest
 import trustme
 
+from bridge.nats.jetstream.client import FLUSH_SECONDS
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import (
@@ -58,6 +59,22 @@ async def test_a_flush_that_is_given_up_does_not_harm_the_connection(session: Je
     await session.flush()
     await session.api("INFO")
     assert session.is_open
+
+
+async def test_senders_that_wait_for_the_socket_learn_of_its_end(tmp_path: Path, server: RealServer) -> None:
+    """The library's writer forgets those who wait for it when the connection ends."""
+    with real_server(tmp_path, server.version) as own:
+        session = await JetStream.connect(own.options)
+        own.hold()
+        large = [("x", {}, "", b"x" * 900_000)] * 20  # more than the socket takes while nobody reads
+        sending = [asyncio.create_task(session.send_all(large)) for _ in range(5)]
+        await asyncio.wait(sending, timeout=0.2)  # all of them wait now
+        assert not any(task.done() for task in sending)
+        own.kill()
+        done, waiting = await asyncio.wait(sending, timeout=FLUSH_SECONDS / 2)
+        assert not waiting and len(done) == 5
+        await asyncio.gather(*sending, return_exceptions=True)
+        await session.close()
 
 
 async def test_a_wrong_token_is_refused_and_not_shown(server: RealServer) -> None:

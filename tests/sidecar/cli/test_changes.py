@@ -161,7 +161,7 @@ class TestFold:
         assert second.turn == "m2" and [a.text for a in second.edits[0].approvals] == ["not answered"]
         assert not second.decisions
         assert totals([first, second]) == {
-            "files": 1, "added": 4, "removed": 4, "rewritten": 0, "approved": 0, "rejected": 1, "turns": 2,
+            "files": 1, "added": 4, "removed": 4, "rewritten": 0, "approved": 0, "rejected": 1, "undone": 0, "turns": 2,
             "sessions": 1,
         }  # fmt: skip
 

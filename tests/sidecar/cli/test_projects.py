@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sidecar.views.wording import rough_span
 from streams.event import StreamEvent
 from tests.sidecar.cli.helpers import append, run, run_and_stop
 from tests.sidecar.cli.test_live import Process
+from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 from tests.streams.builders import event
 
 
@@ -255,8 +257,49 @@ def test_changes_of_a_project(home: Path, places: Path) -> None:
         for type_ in ("turn.started", "execution.step")
     ]
     asyncio.run(append(home / "store", [made]))
-    assert {one["session"] for one in run(home, "changes", "--json").objects()} == {"ses_web", "ses_blog"}
+    assert {one["session"] for one in run(home, "changes", "--json").objects()} == {"ses_web"}, "of this project"
+    everything = run(home, "changes", "--project", "all", "--json").objects()
+    assert {one["session"] for one in everything} == {"ses_web", "ses_blog"}
     found = run(home, "changes", "--project", str(places / "blog"), "--json").objects()
     assert {one["session"] for one in found} == {"ses_blog"}
     assert str(places / "empty") in run(home, "changes", "--project", str(places / "empty")).err
     assert run(home, "changes", "ses_web", "--project", "all").code == 2
+
+
+def test_a_turn_that_was_undone_says_so_and_is_not_counted(home: Path, places: Path) -> None:
+    step = {"kind": "tool", "tool": "write", "input": {"filePath": "a.txt", "content": "x\n"}, "status": "completed"}
+    turn = {"message": "m_ses_web", "turn": "m_ses_web"}
+    removed = happened("ses_web", "opencode.message.removed", properties={"messageID": "m_ses_web"})
+    made = [happened("ses_web", "turn.started", **turn), happened("ses_web", "execution.step", **turn, **step), removed]
+    asyncio.run(append(home / "store", [made]))
+    [found] = run(home, "changes", "--json").objects()
+    assert found["undone"] is True
+    said = ANSI.sub("", on_terminal(home, "changes", width=100, cwd=places / "shop"))
+    assert "1 turn undone" in said and "1 file changed" not in said
+
+
+def test_what_a_command_says_of_its_choice_cannot_drive_a_terminal(home: Path, places: Path) -> None:
+    hostile = happened("ses_web", "lifecycle.session.resumed", title="\x1b]0;PWN\x07\u202eevil\x1b[31m")
+    asyncio.run(append(home / "store", [[hostile]]))
+    for verb in ("log", "read"):
+        told = run(home, verb).err
+        assert "evil" in told and not any(not c.isprintable() for c in told.replace("\n", ""))
+
+
+def test_ids_by_the_beginning_that_a_terminal_shows(places: Path) -> None:
+    home = places / "other-home"
+    home.mkdir(mode=0o700)
+    name = "ses_dff0a5b68ffegK4yUQGH09hey7"
+    asyncio.run(append(home / "store", [session(name, places / "shop", 4)]))
+    [first, *_] = run(home, "log", "UQG", "--json").objects()
+    assert first["event"]["stream_id"] == name
+    shown = first["event"]["id"][-6:]
+    assert run(home, "show", shown[:4], "--json").objects()[0]["event"]["id"] == first["event"]["id"]
+
+
+@pytest.mark.parametrize("day", ["today", "yesterday"])
+def test_days(home: Path, day: str) -> None:
+    now = int(time.time() * 1000)
+    asyncio.run(append(home / "store", [session("ses_now", "/tmp/x", now)]))
+    told = run(home, "query", "--since", day, "--json").objects()
+    assert {one["event"]["stream_id"] for one in told} == {"ses_now"}

@@ -91,9 +91,9 @@ class TestPrune:
         before = run(home, "query", "--json").out
         told = run(home, "prune", "--older-than", "1s")
         assert told.code == 0 and "would remove" in told.out and "--yes" in told.err
-        assert len(told.rows()) == len(streams(home)) + 1
+        assert len(told.rows()) == len(streams(home)) + 2, "a heading and the sum"
         titles = {s["stream_id"]: s["title"] for s in run(home, "streams", "--json").objects()}
-        assert {row[0]: row[-1] for row in told.rows()[:-1]} == titles
+        assert {row[0]: row[-1] for row in told.rows()[1:-1]} == titles
         plan = run(home, "prune", "--older-than", "1s", "--json").objects()[0]
         assert plan["done"] is None and plan["plan"]["records"] == sum(streams(home).values())
         assert run(home, "query", "--json").out == before
@@ -329,7 +329,7 @@ class TestForget:
         assert [s["parent"] for s in would["sessions"]] == [None, parent] and would["sessions"][0]["title"]
         told = run(home, "forget", parent)
         assert f"would forget the payloads of {counts[parent]} records in {parent}, its child session's too" in told.out
-        assert told.rows()[1][1:] == ["child", would["sessions"][1]["title"]]
+        assert told.rows()[2][1:] == ["child", would["sessions"][1]["title"]]
         assert run(home, "forget", parent, "--yes").code == 0
         again = run(home, "forget", parent)
         assert again.code == 0 and "payloads of 0 records" in again.out and again.err == "Nothing to forget.\n"
