@@ -6,7 +6,7 @@ sidecar keeps a snapshot of it, and commands read that and the few records after
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
@@ -22,7 +22,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """Name of its snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 2
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 3
 """Version of the dumped catalog and of the fold; snapshots of another version are not used."""
 
 
@@ -48,6 +48,9 @@ class SessionView:
     ended: str | None = None
     turn: str | None = None
     is_turn_open: bool = False
+    turn_ms: int = 0
+    pid: int = 0
+    """Of the OpenCode that began the turn; 0 if unknown."""
     asks: dict[str, OpenAsk] = field(default_factory=dict)
 
     @property
@@ -165,6 +168,8 @@ class Catalog:
             stream.turns += 1
             session.agent = session.agent or event.actor
             session.turn, session.is_turn_open = as_text(payload.get("message")), True
+            pid = event.metadata.get("pid")
+            session.turn_ms, session.pid = event.ts, pid if isinstance(pid, int) else 0
         elif event.type == "turn.ended" and payload.get("message") == session.turn:
             session.is_turn_open = False
             session.asks.clear()
@@ -180,6 +185,16 @@ class Catalog:
             session.asks[request] = OpenAsk(request, session.id, record.event.id, record.event.ts, text)
         else:
             session.asks.pop(request, None)
+
+    def end_dead(self, still_runs: Callable[[int, int], bool]) -> None:
+        """Close the open turns, with their asks, whose OpenCode process does not run any more.
+
+        The sidecar records their end. Until it does, or where none runs, readers must not show them as active.
+        """
+        for session in self.sessions.values():
+            if session.is_turn_open and session.pid and not still_runs(session.pid, session.turn_ms):
+                session.is_turn_open = False
+                session.asks.clear()
 
     # Queries
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Final, cast
 from weakref import WeakKeyDictionary
 
+from sidecar.processes import still_runs
 from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.views.wording import local_time
 from streams.errors import CorruptLog
@@ -101,6 +102,7 @@ async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
         await fold(catalog, reader.read_all(after=after))
     except CorruptLog as error:
         return catalog, error
+    catalog.end_dead(still_runs)
     _CATALOGS[reader] = catalog
     return catalog, None
 

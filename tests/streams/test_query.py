@@ -136,7 +136,6 @@ def test_a_time_without_a_zone_is_local() -> None:
     "text",
     [
         "",
-        "yesterday",
         "2y",
         "-5m",
         "12",

@@ -185,6 +185,26 @@ class TestWaiting:
         ]
 
 
+class TestDead:
+    def test_a_turn_of_a_dead_process_is_not_active_though_no_sidecar_runs(self, home: Path) -> None:
+        process = subprocess.Popen(["sleep", "60"])
+        started = event(
+            stream="ses_web",
+            type_="turn.started",
+            ts=int(time.time() * 1000),
+            payload={"session": "ses_web", "message": "m_ses_web"},
+            metadata={"pid": process.pid},
+        )
+        asyncio.run(append(home / "store", [[started, asked("ses_web", "per_1", permission="bash")]]))
+        try:
+            assert run(home, "streams", "--json").objects()[0]["status"] == "waiting"
+        finally:
+            process.kill()
+            process.wait()
+        assert run(home, "streams", "--json").objects()[0]["status"] == "idle"
+        assert "waiting for you" not in run(home, "status").out
+
+
 class TestTitles:
     def test_a_resumed_session_keeps_its_title(self, home: Path) -> None:
         asyncio.run(append(home / "store", [[happened("ses_web", "lifecycle.session.resumed")]]))
