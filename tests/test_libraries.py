@@ -23,6 +23,7 @@ OVERRIDDEN = ("_connect_command", "_process_msg", "_process_op_err", "_process_p
 USED_OF_CLIENT = {
     "_flush_pending",
     "_pending",
+    "_flush_queue",
     "_pending_data_size",
     "_pings_outstanding",
     "_pongs",
