@@ -13,7 +13,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # Compiled modules are kept: the tests start about a thousand Python processes of this checkout.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-python test-shim torture lint format docs bench opencode nats-server clean help
+.PHONY: demo test test-unit test-python test-shim torture lint format docs bench opencode nats-server clean help
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -25,6 +25,12 @@ test: test-shim test-python ## All tests, the real OpenCode included
 
 test-python: $(VENV)/installed opencode nats-server
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SHARED) --durations=10
+
+# Pure logic, the log and the stores, without the tests that kill processes or cut the power.
+test-unit: $(VENV)/installed ## The quick part of the tests, in half a minute
+	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist load tests/streams tests/bridge/opencode \
+		tests/bridge/test_twin_calls.py tests/bridge/test_unknown_shapes.py tests/sidecar/views tests/test_layers.py \
+		-k "not kill and not power_loss and not stores_answer"
 
 test-shim: $(SHIM)/node_modules/installed
 	cd $(SHIM) && npm test && npm pack --dry-run --silent >/dev/null
