@@ -16,6 +16,7 @@ from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
 from tests.nats_servers import RealServer, real_server
 from tests.sidecar.bad_stores import REFUSED, Backend, State, make_store, snapshot
 from tests.sidecar.cli.helpers import run
+from tests.sidecar.life import end_sidecars
 from tests.sidecar.nats.copies import Copy
 from tests.sidecar.test_bad_stores import explained, is_sentence
 
@@ -55,7 +56,10 @@ def test_it_is_refused_in_one_sentence(
     assert snapshot(copy.home.store_path) == before and len(copy.messages()) == messages
 
 
-def test_a_home_that_a_sidecar_has_or_that_has_no_log(tmp_path: Path, server: RealServer) -> None:
+def test_a_home_that_a_sidecar_has_or_that_has_no_log(
+    tmp_path: Path, server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.launch.START_SECONDS", 3.0)  # it waits that long for one that never answers
     copy = Copy(tmp_path / "home", server)
     copy.configure()
     for arguments in (["verify"], ["rebuild", "--yes"]):
@@ -65,6 +69,7 @@ def test_a_home_that_a_sidecar_has_or_that_has_no_log(tmp_path: Path, server: Re
         done = run(copy.home.path, "mirror", "rebuild", "--yes")
         assert is_sentence(done, r"another sidecar.* serves this home.*`durable-stream stop`"), done
     assert run(copy.home.path, "mirror", "status").code == 0
+    end_sidecars(copy.home)  # the one that waited for the home has it now
 
 
 @pytest.mark.parametrize("command", [["mirror", "verify"], ["mirror", "rebuild"]])
