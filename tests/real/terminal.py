@@ -35,15 +35,18 @@ class Terminal:
         command: the program and its arguments.
         directory: where it runs.
         environment: all of its environment; ``TERM`` is added.
+        columns: width of the screen.
     """
 
-    def __init__(self, command: Sequence[str], directory: Path, environment: dict[str, str]) -> None:
-        self._screen = pyte.Screen(COLUMNS, ROWS)
+    def __init__(
+        self, command: Sequence[str], directory: Path, environment: dict[str, str], *, columns: int = COLUMNS
+    ) -> None:
+        self._screen = pyte.Screen(columns, ROWS)
         self._stream = pyte.ByteStream(self._screen)
         self._drawing = threading.Lock()
         self._ended = False
         self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         self.process = subprocess.Popen(
             list(command),
             cwd=directory,
