@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def main() -> None:
     """The entry point ``durable-stream``; ends the process with 0, 1 (finding or failure) or 2 (usage)."""
-    from sidecar.cli.app import app
+    import sys
 
-    app(prog_name="durable-stream")
+    from sidecar.cli.app import build, named
+
+    build(named(sys.argv[1:]))(prog_name="durable-stream")

@@ -1,40 +1,72 @@
-"""The list of commands. Modules that a command needs are imported when it runs, never here."""
+"""The commands, and the app that runs one of them. Modules that a command needs are imported when it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from sidecar.cli import (
-    changes,
-    demo,
-    doctor,
-    export,
-    forget,
-    install,
-    listen,
-    log,
-    migrate,
-    mirror,
-    play,
-    prune,
-    query,
-    read,
-    repair,
-    serve,
-    show,
-    status,
-    stop,
-    streams,
-    tree,
-    verify,
-    why,
-)
 from sidecar.cli.shared.command import add_command
 from sidecar.version import VERSION
+
+LOOK, CHECK, RUN, SETUP = "Inspect", "Check", "Run", "Set up"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A command: its name, its heading in the help, and its examples. ``module`` holds it under its name."""
+
+    name: str
+    panel: str
+    examples: tuple[str, ...]
+    module: str = ""
+
+
+COMMANDS = (
+    Row("streams", LOOK, ("streams", "streams --limit 20", "streams --json")),
+    Row("log", LOOK, ("log", "log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow")),
+    Row("read", LOOK, ("read", "read ses_1a2b --full --children", "read ses_1a2b --output session.html")),
+    Row("tree", LOOK, ("tree", "tree --limit 5", "tree ses_1a2b")),
+    Row("changes", LOOK, ("changes --since 1d", "changes ses_1a2b --diff", "changes --json")),
+    Row("show", LOOK, ("show 01KAPXW3", "show 5F3Q --json")),
+    Row(
+        "query",
+        LOOK,
+        ("query --type agent.error --since 2d", "query --type 'execution.*' --text pytest --limit 10"),
+    ),
+    Row("why", LOOK, ("why 5F3Q",)),
+    Row(
+        "export",
+        LOOK,
+        ("export ses_1a2b --output session.jsonl", "export ses_1a2b --format html -o session.html"),
+    ),
+    Row("status", CHECK, ("status",)),
+    Row("doctor", CHECK, ("doctor",)),
+    Row("verify", CHECK, ("verify", "verify --json")),
+    Row("repair", CHECK, ("repair --dry-run", "repair")),
+    Row("migrate", RUN, ("migrate --to sqlite", "migrate --rollback", "migrate --discard-old")),
+    Row("prune", RUN, ("prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes")),
+    Row("forget", RUN, ("forget ses_1a2b", "forget ses_1a2b --yes")),
+    Row("listen", LOOK, ("listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json")),
+    Row("serve", RUN, ("serve",)),
+    Row("stop", RUN, ("stop",)),
+    Row("play", RUN, ("play recording.jsonl --speed max",)),
+    Row("demo", RUN, ("demo",)),
+    Row("install", SETUP, ("install", "install --project .")),
+    Row("uninstall", SETUP, ("uninstall", "uninstall --project ."), module="install"),
+)
+
+MIRROR = "mirror"
+MIRROR_COMMANDS = (
+    Row("status", CHECK, ("mirror status",), module="mirror"),
+    Row("verify", CHECK, ("mirror verify", "mirror verify --json"), module="mirror"),
+    Row("rebuild", CHECK, ("mirror rebuild", "mirror rebuild --yes"), module="mirror"),
+)
 
 
 class Sections(TyperGroup):
@@ -53,27 +85,12 @@ class Sections(TyperGroup):
                 formatter.write_dl(rows)
 
 
-# Rich's help would add a third of a second to every `--help`.
-app = typer.Typer(
-    cls=Sections,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"durable-stream {VERSION}")
         raise typer.Exit
 
 
-@app.callback(
-    epilog="\b\nExample:\n  durable-stream install      record every OpenCode session from now on\n"
-    "  durable-stream streams      what was recorded\n"
-    "  durable-stream log ses_1a2  what happened in one session"
-)
 def root(
     context: typer.Context,
     home: Annotated[
@@ -88,68 +105,58 @@ def root(
     context.obj = home
 
 
-LOOK, CHECK, RUN, SETUP = "Inspect", "Check", "Run", "Set up"
+_EXAMPLE = (
+    "\b\nExample:\n  durable-stream install      record every OpenCode session from now on\n"
+    "  durable-stream streams      what was recorded\n"
+    "  durable-stream log ses_1a2  what happened in one session"
+)
 
-add_command(app, streams.streams, panel=LOOK, examples=["streams", "streams --limit 20", "streams --json"])
-add_command(
-    app,
-    log.log,
-    panel=LOOK,
-    examples=["log", "log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow"],
-)
-add_command(
-    app,
-    read.read,
-    panel=LOOK,
-    examples=["read", "read ses_1a2b --full --children", "read ses_1a2b --output session.html"],
-)
-add_command(app, tree.tree, panel=LOOK, examples=["tree", "tree --limit 5", "tree ses_1a2b"])
-add_command(
-    app, changes.changes, panel=LOOK, examples=["changes --since 1d", "changes ses_1a2b --diff", "changes --json"]
-)
-add_command(app, show.show, panel=LOOK, examples=["show 01KAPXW3", "show 5F3Q --json"])
-add_command(
-    app,
-    query.query,
-    panel=LOOK,
-    examples=["query --type agent.error --since 2d", "query --type 'execution.*' --text pytest --limit 10"],
-)
-add_command(app, why.why, panel=LOOK, examples=["why 5F3Q"])
-add_command(
-    app,
-    export.export,
-    panel=LOOK,
-    examples=["export ses_1a2b --output session.jsonl", "export ses_1a2b --format html -o session.html"],
-)
-add_command(app, status.status, panel=CHECK, examples=["status"])
-add_command(app, doctor.doctor, panel=CHECK, examples=["doctor"])
-add_command(app, verify.verify, panel=CHECK, examples=["verify", "verify --json"])
-add_command(app, repair.repair, panel=CHECK, examples=["repair --dry-run", "repair"])
-add_command(
-    app, migrate.migrate, panel=RUN, examples=["migrate --to sqlite", "migrate --rollback", "migrate --discard-old"]
-)
-add_command(
-    app,
-    prune.prune,
-    panel=RUN,
-    examples=["prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes"],
-)
-add_command(app, forget.forget, panel=RUN, examples=["forget ses_1a2b", "forget ses_1a2b --yes"])
-add_command(app, listen.listen, panel=LOOK, examples=["listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json"])
-add_command(app, serve.serve, panel=RUN, examples=["serve"])
-add_command(app, stop.stop, panel=RUN, examples=["stop"])
-add_command(app, play.play, panel=RUN, examples=["play recording.jsonl --speed max"])
-add_command(app, demo.demo, panel=RUN, examples=["demo"])
-add_command(app, install.install, panel=SETUP, examples=["install", "install --project ."])
-add_command(app, install.uninstall, panel=SETUP, examples=["uninstall", "uninstall --project ."])
 
-mirror_app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(mirror_app, name="mirror", help="Check or rebuild the log's copy on NATS.", rich_help_panel=CHECK)
-add_command(mirror_app, mirror.status, panel=CHECK, examples=["mirror status"])
-add_command(mirror_app, mirror.verify, panel=CHECK, examples=["mirror verify", "mirror verify --json"])
-add_command(mirror_app, mirror.rebuild, panel=CHECK, examples=["mirror rebuild", "mirror rebuild --yes"])
+def build(only: str | None = None) -> typer.Typer:
+    """The app with all commands, or with one: building the others takes longer than most commands run."""
+    # Rich's help would add a third of a second to every `--help`.
+    options: dict[str, Any] = {
+        "rich_markup_mode": None,
+        "pretty_exceptions_enable": False,
+        "no_args_is_help": True,
+        "context_settings": {"help_option_names": ["-h", "--help"]},
+    }
+    built = typer.Typer(cls=Sections, **options)
+    built.callback(epilog=_EXAMPLE)(root)
+    for row in COMMANDS:
+        if only in (None, row.name):
+            _add(built, row)
+    if only in (None, MIRROR):
+        mirror = typer.Typer(**options)
+        built.add_typer(mirror, name=MIRROR, help="Check or rebuild the log's copy on NATS.", rich_help_panel=CHECK)
+        for row in MIRROR_COMMANDS:
+            _add(mirror, row)
+    return built
+
+
+def named(arguments: Sequence[str]) -> str | None:
+    """The command that the arguments name; ``None`` where the whole list is needed: for help, or an unknown name."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--home":
+            next(rest, None)
+        elif not argument.startswith("--home="):
+            known = argument == MIRROR or any(row.name == argument for row in COMMANDS)
+            return argument if known else None
+    return None
+
+
+def _add(built: typer.Typer, row: Row) -> None:
+    function = getattr(import_module(f"sidecar.cli.{row.module or row.name}"), row.name)
+    add_command(built, function, panel=row.panel, examples=list(row.examples))
+
+
+if TYPE_CHECKING:
+    app: typer.Typer
+    """All commands."""
+
+
+def __getattr__(name: str) -> typer.Typer:
+    if name != "app":
+        raise AttributeError(name)
+    return build()
