@@ -264,7 +264,7 @@ class RetentionContract(Opened):
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        # Cancelling ends the wait, not the removal: the last one may be under way. After this one, nothing is left to do.
+        # Cancelling ends the wait, not the removal: the last one may be under way. After this one, none is.
         await store.prune({"ses_0": 7, "ses_1": 7, "ses_2": 1}, at_ms=NOW)
         gone = await store.removed()
         assert gone["ses_0"] == gone["ses_1"] and gone["ses_0"].first_offset == 7
