@@ -1,1 +1,1 @@
-"""``make bench``: ratios against limits that are measured in the same run."""
+"""``make bench``: performance as ratios to limits measured in the same run."""

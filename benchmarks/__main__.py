@@ -31,13 +31,13 @@ GROUPS = {
 
 
 def machine() -> str:
-    """The machine in one line, to interpret the figures."""
+    """Describe the machine in one line, to interpret the figures."""
     cores = os.cpu_count()
     return f"{platform.system()} {platform.machine()}, {cores} cores, Python {platform.python_version()}"
 
 
 def main() -> int:
-    """Run everything; ten to fifteen minutes."""
+    """Run everything, which takes ten to fifteen minutes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="time for each row (default 4)")
     parser.add_argument("--only", choices=GROUPS, action="append", help="this group of rows; repeatable")
@@ -52,7 +52,7 @@ def main() -> int:
             found = asyncio.run(measure(Path(name), given.seconds))
             print(table(found), flush=True)
             rows += found
-            if given.json is not None:  # after each group, so that a run that is cut off leaves what it has
+            if given.json is not None:  # after each group, so that an interrupted run keeps its figures
                 figures = {"machine": machine(), "rows": [row.as_json() for row in rows]}
                 given.json.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     return 1 if any(row.verdict == "BELOW FLOOR" for row in rows) else 0

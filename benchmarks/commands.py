@@ -1,4 +1,4 @@
-"""The command line: how long a command takes, next to one that does nothing."""
+"""The command line: how long a command takes, compared with one that does nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ STARTS = 9
 RECORDING = Path(__file__).parents[1] / "sidecar" / "recordings" / "demo.jsonl"
 
 COMMANDS = (("streams", 0.64, 0.8), ("log", 0.64, 0.8), ("status", 0.64, 0.8), ("doctor", 0.16, 0.3))
-"""Reading commands with floor and aim: ``--version``'s time in theirs, 0.16 s in 0.25 s (``doctor``: in 1 s)."""
+"""Reading commands with floor and aim of ``--version``'s time over theirs: 0.16 s / 0.25 s (``doctor``: / 1 s)."""
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Medians of nine runs, in turns, on a home of an ordinary size with its sidecar; all files are in the cache."""
+    """Measure medians of nine alternating runs on a home of ordinary size with its sidecar; all files are cached."""
     home = directory / "ordinary"
     home.mkdir(mode=0o700)
     _timed(home, "play", str(RECORDING), "--speed", "max")
@@ -45,5 +45,5 @@ def _timed(home: Path, *arguments: str) -> float:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"DURABLE_STREAM_HOME": str(home)},
-    )  # `doctor` ends with 1 where no plugin is installed
+    )  # `doctor` exits with 1 if no plugin is installed
     return time.perf_counter() - start

@@ -1,7 +1,7 @@
-"""The limits that ratios are compared with, and how to measure them side by side.
+"""The limits that our rates are compared with, and how to measure them side by side.
 
-Machines are noisy and their noise comes in spells, so the work and its limit
-take turns in short slices and the medians are compared.
+Machines are noisy and the noise comes in bursts, so the work and its limit
+alternate in short slices, and the medians are compared.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ GROUP = 64
 
 
 def raw_rate(directory: Path, seconds: float) -> float:
-    """R: writes of 1 KiB a second, each followed by its own sync."""
+    """R: writes of 1 KiB per second, each followed by its own sync."""
     return _raw(directory / "raw", 1, seconds)
 
 
 def raw_group_rate(directory: Path, seconds: float) -> float:
-    """Lines of 1 KiB a second, 64 in one write with one sync: the upper bound of a group commit."""
+    """Lines of 1 KiB per second, 64 in one write with one sync: the upper bound of a group commit."""
     return _raw(directory / "raw-groups", GROUP, seconds)
 
 
@@ -44,9 +44,9 @@ def _raw(path: Path, group: int, seconds: float) -> float:
 
 
 def bare_sqlite_rate(directory: Path, seconds: float) -> float:
-    """Rows of 1 KiB a second with ``sqlite3`` alone: ``executemany`` of 64 and a commit; as durable as the store.
+    """Rows of 1 KiB per second with plain ``sqlite3``: ``executemany`` of 64 and a commit; as durable as the store.
 
-    WAL and ``synchronous=FULL``, one table with an integer key and no other index, the library's own checkpoints.
+    WAL and ``synchronous=FULL``, one table with an integer key and no other index, SQLite's default checkpoints.
     """
     connection = sqlite3.connect(directory / "bare.db", isolation_level=None)
     try:
@@ -68,7 +68,7 @@ def bare_sqlite_rate(directory: Path, seconds: float) -> float:
 async def beside(
     limit: Callable[[float], float | Awaitable[float]], work: Callable[[float], Awaitable[float]], seconds: float
 ) -> tuple[float, float]:
-    """(rate, limit): medians of ``ROUNDS`` alternating slices each."""
+    """Return (rate, limit), medians over ``ROUNDS`` rounds of alternating slices."""
 
     async def measured(slice_: float) -> float:
         found = limit(slice_)

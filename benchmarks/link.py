@@ -23,9 +23,9 @@ from streams.log.reader import LogReader
 
 IDENTITY = system_identity()
 ASKED, ANSWER = "msg_1", "msg_2"
-"""As OpenCode's ids ascend: an answer before its question would be taken for history that a fork copied."""
+"""In order, as OpenCode's ids ascend: an answer below its question would pass for history that a fork copied."""
 START_SECONDS = 180.0
-"""Timeout of a start that hangs: a first start may read a million events."""
+"""A start that takes longer counts as hung; a first start may read a million events."""
 
 
 def _bus(number: int, type_: str, properties: dict[str, object]) -> HookItem:
@@ -34,7 +34,7 @@ def _bus(number: int, type_: str, properties: dict[str, object]) -> HookItem:
 
 
 def first_hooks() -> list[HookItem]:
-    """A session and a turn for the parts to belong to."""
+    """The hooks of a session and a turn to which the parts belong."""
     info = {"id": "ses_bench", "title": "bench", "directory": "/bench"}
     message = {"id": ANSWER, "role": "assistant", "parentID": ASKED, "agent": "build", "time": {"created": 1}}
     return [_bus(-2, "session.created", {"info": info}), _bus(-1, "message.updated", {"info": message})]
@@ -54,12 +54,12 @@ def a_hook(number: int) -> HookItem:
 
 
 _numbers = count()
-"""Of the hooks of ``record_for``: no two of a run make one event."""
+"""Numbers for the hooks of ``record_for``, so that each makes its own event."""
 
 
 @asynccontextmanager
 async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A sidecar of its own home; ``settings`` are environment variables."""
+    """Run a sidecar for ``home``; ``settings`` are environment variables."""
     process = subprocess.Popen(
         [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), "serve"],
         stdout=subprocess.DEVNULL,
@@ -77,7 +77,7 @@ async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen
 
 
 async def record_for(home: Home, seconds: float) -> int:
-    """Send hooks to a running sidecar for a time, 64 at once; return how many made an event."""
+    """Send hooks to a running sidecar for this many seconds, 64 at a time; return how many made an event."""
     identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
     async with await ShimClient.connect(Address.of(home), identity=identity, nonce=IDENTITY.nonce) as client:
         await client.send(first_hooks())
@@ -90,7 +90,7 @@ async def record_for(home: Home, seconds: float) -> int:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Hook to durable ack at three windows."""
+    """Measure from hook to durable ack with three windows."""
     rows = []
     for window, floor, aim in ((1, None, None), (64, 2.5, 5.0), (512, None, None)):
         home = Home(directory / f"window-{window}")

@@ -1,6 +1,6 @@
 """A log of a million events, as a sidecar would write it, and the commands that use it.
 
-Encoding and chaining are the store's own; only the waiting for each commit is left out, through ``copy_in``.
+The store itself encodes and chains the records; ``copy_in`` only skips the wait for each commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streams.stores.stored import Stored
 
 EVENTS = 1_000_000
 SESSION_TURNS = 24
-"""Turns of a session: with the steps below about 500 events."""
+"""Turns per session: with the steps below about 500 events."""
 
 TURN_CALLS = 6
 CHUNK = 4096
@@ -51,7 +51,7 @@ TEXT = "It reads the file, changes a line and runs the tests again. " * 9
 
 
 def session_events(identity: Identity, number: int) -> Iterator[dict[str, object]]:
-    """What one session and its child leave in the log."""
+    """The events that one session and its child leave in the log."""
     root, child = f"ses_{number:08d}root", f"ses_{number:08d}child"
     boot = f"boot{number // 20:06d}"
 
@@ -101,7 +101,7 @@ def session_events(identity: Identity, number: int) -> Iterator[dict[str, object
 
 
 def records(count: int) -> Iterator[Stored]:
-    """The first ``count`` records of such a log, each a batch of its own."""
+    """The first ``count`` records of such a log, each in its own batch."""
     identity = seeded_identity(1)
     position = number = 0
     while True:
@@ -119,7 +119,7 @@ def records(count: int) -> Iterator[Stored]:
 
 
 async def build(store: Path, count: int) -> None:
-    """A jsonl log of ``count`` events in ``store``, which must be new. A million take half a minute."""
+    """Build a jsonl log of ``count`` events in ``store``, which must be new. A million take half a minute."""
     log = await Log.open(store, seeded_identity(2), backend="jsonl")
     waiting: list[Stored] = []
     for record in records(count):
@@ -133,7 +133,7 @@ async def build(store: Path, count: int) -> None:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Start time and memory of ``serve`` with a long log, and the time to open a store."""
+    """Measure start time and memory of ``serve`` with a long log, and the time to open a store."""
     count = int(os.environ.get("BENCH_EVENTS", EVENTS))
     name = f"{count:,} events" if count != EVENTS else "1 M events"
     home = Home(directory / "million")
@@ -158,7 +158,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 
 class Served(NamedTuple):
-    """One life of a sidecar: seconds until it served, and MiB resident, the most and what recording added."""
+    """One run of a sidecar: seconds until it served, its peak resident MiB, and the MiB that recording added."""
 
     ready: float
     memory: float
@@ -166,7 +166,7 @@ class Served(NamedTuple):
 
 
 async def _moved(store: Path, name: str) -> list[Row]:
-    """Move the log to sqlite; the pause of recording must stay under a second."""
+    """Move the log to sqlite; recording must pause for less than a second."""
     log = await Log.open(store, seeded_identity(4))
     start = time.perf_counter()
     done = await Migration(log, "sqlite").run()
@@ -196,7 +196,7 @@ async def _served(home: Home, seconds: float) -> Served:
         if seconds:
             reader = LogReader(home.store_path)
             before, sent = reader.head, 0
-            # Half the time to become warm, so that what is gained afterwards is growth.
+            # The first half of the time warms up, so that memory gained afterwards is growth.
             for _ in range(4):
                 sent += await record_for(home, seconds / 4)
                 seen.append(_resident(process.pid))
@@ -206,7 +206,7 @@ async def _served(home: Home, seconds: float) -> Served:
 
 
 def _resident(pid: int) -> float:
-    """Resident MiB of a process."""
+    """Return a process's resident MiB."""
     if sys.platform == "linux":
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -215,8 +215,8 @@ def _resident(pid: int) -> float:
 
 
 async def _commands(home: Home, name: str) -> list[Row]:
-    """Commands that read, with a stopped sidecar's snapshots."""
-    # The catalog is kept from time to time, and at the end of a sidecar if it is not far behind.
+    """Measure commands that read, with the snapshots of a stopped sidecar."""
+    # A sidecar writes the catalog from time to time, and at its end if the catalog is not far behind.
     async with sidecar(home), asyncio.timeout(CATALOG_SECONDS):
         reader = LogReader(home.store_path)
         kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
@@ -232,7 +232,7 @@ async def _commands(home: Home, name: str) -> list[Row]:
 async def _command(home: Home, arguments: tuple[str, ...]) -> float:
     start = time.perf_counter()
     command = [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), *arguments]
-    # What they print besides (that nothing fits) is of no interest; that they fail is.
+    # Their output (say, that nothing matches) does not matter; a failure does.
     done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if await done.wait():
         raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}")

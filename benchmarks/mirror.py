@@ -1,4 +1,4 @@
-"""The mirror on JetStream against a bare publisher of atomic batches: the client library, ready bodies, no log."""
+"""The mirror on JetStream against a bare publisher of atomic batches: the client library, ready-made bodies, no log."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from streams.log.log import Log
 
 IDENTITY = system_identity()
 CHUNK = 16_000
-"""Records to catch up with at a time: its beginning and its end, when nothing overlaps, are small next to it."""
+"""Records per catch-up: so many that its beginning and end, where nothing overlaps, hardly count."""
 
 LOOK_SECONDS = 0.005
 """How often to read the mirror's position; each read slows the mirror, which shares the event loop."""
 
 BATCH = 1000
-"""Of the bare publisher: as many as a server takes."""
+"""Messages per batch of the bare publisher: the most that a server accepts."""
 
 APPEND = 200
 ATOMIC_SINCE = (2, 12)
@@ -55,7 +55,7 @@ def a_step(number: int) -> StreamEvent:
 
 
 class Bare:
-    """Atomic batches of ready bodies; nothing but an id and the batch's own headers goes with a message."""
+    """Publishes atomic batches of ready-made bodies; each message has only an id and the batch's own headers."""
 
     def __init__(self, client: Any, stream: str) -> None:
         self._client, self._stream = client, stream
@@ -83,7 +83,7 @@ class Bare:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """The rows of the mirror; an empty list, with a line on stderr, if the server has no atomic batches."""
+    """Measure the mirror's rows; return none, and say so on stderr, if the server has no atomic batches."""
     async with _server(directory / "nats") as server:
         found = server.status()["version"]
         if server_version(found) < ATOMIC_SINCE:
@@ -127,7 +127,7 @@ class _Mirroring:
                     await store.append([self._make(done + n) for n in range(APPEND)])
                     done += APPEND
                 task.resume()
-                # What is asked of the server before is a connection's, not a record's.
+                # The requests before this are per connection, not per record.
                 while task.status()["state"] in ("waiting", "resuming"):
                     await asyncio.sleep(0.001)
                 start, first = time.perf_counter(), task.status()["position"]

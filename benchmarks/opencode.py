@@ -1,8 +1,8 @@
 """The plugin's cost to the user: prompts and starts of the real OpenCode, with and without the plugin.
 
-Two projects of one OpenCode are prompted in turn, so that both meet the same machine: one with the
-plugin, one without. A prompt is one tool call and one answer of a scripted model that takes no time.
-Starts are measured in a namespace without a network, with the plugin and without it in turn.
+One OpenCode gets prompts for two projects in turn, one with the plugin and one without, so that both
+meet the same conditions. A prompt is one tool call and one answer of a scripted model that takes no time.
+Starts are measured in a namespace without a network, alternately with and without the plugin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROMPT = f"CALL:bash {json.dumps({'command': 'true', 'description': 'd'})} THEN:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Prompts a second with a healthy sidecar and under each fault, against those without the plugin."""
+    """Measure prompts per second with a healthy sidecar and under each fault, against those without the plugin."""
     return [*await asyncio.to_thread(_measure), await asyncio.to_thread(_measure_starts, directory / "starts")]
 
 
@@ -44,7 +44,7 @@ def _measure() -> list[Row]:
         RealOpenCode(binary_path(), model.port, config={"snapshot": False}) as client,
         Scene(client, "bench") as scene,
     ):
-        # As the scene's project: without a repository.
+        # Without a repository, like the scene's project.
         plain = OpenCodeApi(_directory(client.root / "plain"))
         plain.port = client.port
         for state, fault in {"recorded": healthy, **FAULTS}.items():
@@ -58,7 +58,7 @@ def _measure() -> list[Row]:
 
 
 def _measure_starts(root: Path) -> Row:
-    """The median of three starts with the plugin against three without, in turn."""
+    """Compare the median of three starts with the plugin to that of three without, alternating."""
     namespace = namespace_command()
     if namespace is None:
         raise RuntimeError("no network namespace: neither `unshare -n` nor `unshare -rn` is allowed here")

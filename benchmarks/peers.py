@@ -1,14 +1,14 @@
-"""Peers: the same 64 in flight, as durable, in the same rounds; each in its best documented way.
+"""Peers: also with 64 in flight, equally durable, in the same rounds, each used in its best documented way.
 
-What is compared is one event of 1 KiB that its writer knows to be on the disk.
+The unit is one event of 1 KiB that its writer knows to be on the disk.
 
-- ``eventsourcing``: ``SQLiteApplicationRecorder.insert_events``, which is what a repository's ``save`` ends in. It sets
-  WAL; SQLite's default is ``synchronous=FULL``. Two rows: 64 threads that save one event each, and one caller that
-  saves 64 at once, which needs somebody who has collected them.
+- ``eventsourcing``: ``SQLiteApplicationRecorder.insert_events``, which a repository's ``save`` calls in the end. It
+  sets WAL; SQLite's default is ``synchronous=FULL``. Two rows: 64 threads that save one event each, and one caller
+  that saves 64 at once, for which somebody must have collected them.
 - ``dbos``: ``DBOS.write_stream`` in 64 workflows at a time, the nearest it has to a durable append: each call is
-  a transaction of its SQLite system database, as each step of a workflow is.
-- Redis streams: ``XADD`` with ``appendonly yes`` and ``appendfsync always``. Redis syncs once for all commands that it
-  finds waiting. Two rows: 64 connections with one command each, and one pipeline of 64.
+  a transaction of its SQLite system database, like each step of a workflow.
+- Redis streams: ``XADD`` with ``appendonly yes`` and ``appendfsync always``. Redis syncs once for all waiting
+  commands. Two rows: 64 connections with one command each, and one pipeline of 64.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from streams.stores.sqlite.store import SqliteStore
 
 BODY = b"x" * ROW_BYTES
 WRITES = 8
-"""Of a workflow. With an endless one, 64 of them starve each other at SQLite's lock."""
+"""Writes per workflow. Endless workflows, 64 at a time, starve each other at SQLite's lock."""
 
 START_SECONDS = 20.0
 NOT_HERE = {
@@ -49,7 +49,7 @@ NOT_HERE = {
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Both of our stores against each peer; a ratio above 1 means ours is faster."""
+    """Measure both of our stores against each peer; a ratio above 1 means ours is faster."""
     try:
         import dbos  # noqa: F401
         import eventsourcing.sqlite  # noqa: F401
@@ -65,7 +65,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     rows: list[Row] = []
 
     async def against(name: str, peer: Callable[[float], Awaitable[float]]) -> None:
-        # Both of our stores in the same rounds: a slice of a slow peer takes seconds, however short it is to be.
+        # Both of our stores in the same rounds: a slow peer's slice takes seconds, however short we ask for.
         await peer(seconds / 10)  # warm
         theirs: list[float] = []
         taken: dict[str, list[float]] = {ours: [] for ours in stores}
@@ -95,7 +95,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 
 def _in_threads(work: Callable[[threading.Event], int], seconds: float) -> float:
-    """Events a second of 64 threads that work until stopped."""
+    """Events per second of 64 threads that work until stopped."""
     stop = threading.Event()
     done: list[int] = []
     threads = [threading.Thread(target=lambda: done.append(work(stop))) for _ in range(GROUP)]
@@ -116,7 +116,7 @@ class EventSourcing:
         from eventsourcing.persistence import StoredEvent
         from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteDatastore
 
-        # The longest waiting it offers: 64 threads share one writing connection.
+        # The longest timeout it offers, because 64 threads share one writing connection.
         self._datastore = SQLiteDatastore(str(path), pool_timeout=60, lock_timeout=60)
         self._recorder = SQLiteApplicationRecorder(self._datastore)
         self._recorder.create_table()
@@ -127,7 +127,7 @@ class EventSourcing:
         self._new_id = uuid4
 
     async def one_by_one(self, seconds: float) -> float:
-        """64 threads, each of which saves one event at a time to an aggregate of its own."""
+        """64 threads, each saving one event at a time to its own aggregate."""
 
         def work(stop: threading.Event) -> int:
             originator, saved = self._new_id(), 0
@@ -183,7 +183,7 @@ class Dbos:
     async def rate(self, seconds: float) -> float:
         """64 workflows at a time, each of which writes to its stream and waits until that is stored.
 
-        Their own beginning and end, two more transactions for eight, count among the time.
+        The time includes each workflow's start and end: two more transactions for eight writes.
         """
 
         def work() -> float:
@@ -199,7 +199,7 @@ class Dbos:
 
 @asynccontextmanager
 async def redis_server(directory: Path) -> AsyncIterator[int]:
-    """A server of its own on a free port, which syncs before it answers."""
+    """Run a separate server on a free port that syncs before it answers."""
     directory.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -225,7 +225,7 @@ def _listens(port: int) -> bool:
 
 
 async def redis_connections(port: int, seconds: float) -> float:
-    """64 connections, each with one XADD on its way."""
+    """64 connections, each with one XADD in flight."""
     from redis.asyncio import Redis
 
     async def one(deadline: float) -> int:
@@ -243,7 +243,7 @@ async def redis_connections(port: int, seconds: float) -> float:
 
 
 async def redis_pipeline(port: int, seconds: float) -> float:
-    """One connection that sends 64 XADDs, then takes 64 answers."""
+    """One connection that sends 64 XADDs, then reads 64 answers."""
     from redis.asyncio import Redis
 
     client = Redis(host="127.0.0.1", port=port)

@@ -1,4 +1,4 @@
-"""What ``make bench`` prints."""
+"""The output of ``make bench``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure and what it is compared with.
+    """A figure and its comparison.
 
-    ``unit`` "R" and the like: ``value`` and ``limit`` are rates, and their ratio
-    must not be under ``floor``. ``unit`` "µs", "s" and "MiB": ``value`` is a time or a size that must
-    not be over ``floor``; there is no limit. ``floor`` ``None``: nothing is promised.
+    With ``unit`` "R" and the like, ``value`` and ``limit`` are rates, and their ratio must be at least
+    ``floor``. With ``unit`` "µs", "s" or "MiB", ``value`` is a time or a size, at most ``floor``; there is
+    no limit. ``floor`` ``None``: nothing is promised.
     """
 
     label: str
@@ -22,16 +22,16 @@ class Row:
     floor: float | None = None
     aim: float | None = None
     is_peer: bool = False
-    """Compared with a peer: nothing is promised, but the verdict names the faster one."""
+    """True if compared with a peer: nothing is promised, but the verdict says which is faster."""
 
     @property
     def figure(self) -> float:
-        """The ratio, or the time."""
+        """The ratio; without a limit, the value itself."""
         return self.value / self.limit if self.limit else self.value
 
     @property
     def verdict(self) -> Literal["", "aim met", "floor met", "BELOW FLOOR", "ahead", "behind"]:
-        """Whether the figure meets its promise; empty if there is none."""
+        """How the figure compares with its floor and aim, or with its peer; empty if nothing is promised."""
         if self.is_peer:
             return "ahead" if self.figure > 1 else "behind"
         if self.floor is None or self.aim is None:

@@ -21,7 +21,7 @@ LIMIT_S = 120
 
 
 async def cost(home: Path) -> float:
-    """Mean microseconds a hook takes."""
+    """Return the mean microseconds per hook."""
     process = await asyncio.create_subprocess_exec(
         str(binary_path()),
         str(HERE / "shim.mjs"),
@@ -37,7 +37,7 @@ async def cost(home: Path) -> float:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Three states of the sidecar."""
+    """Measure with the sidecar in three states."""
     taken: dict[str, float] = {}
     up = Home(directory / "shim-up")
     async with sidecar(up):

@@ -41,7 +41,7 @@ class SlowDisk(Disk):
 
 
 class SlowSqlite(SqliteStore):
-    """SQLite syncs once a commit, its log: each commit takes 5 ms longer."""
+    """SQLite syncs its log once per commit: each commit takes 5 ms longer."""
 
     def _commit(self, group: Sequence[Pending]) -> float:
         time.sleep(SLOWER_SECONDS)
@@ -49,7 +49,7 @@ class SlowSqlite(SqliteStore):
 
 
 def an_event(number: int) -> StreamEvent:
-    """An event of about 1 KiB as it is stored."""
+    """An event that takes about 1 KiB in the store."""
     return IDENTITY.stamp(
         {
             "type": "execution.output",
@@ -63,7 +63,7 @@ def an_event(number: int) -> StreamEvent:
 
 
 async def append_rate(store: StreamStore, in_flight: int, seconds: float, chunk: int | None = None) -> float:
-    """Appends a second with so many waiting at a time; encoding is included, making the events is not."""
+    """Appends per second with this many waiting at a time; includes encoding the events, but not making them."""
     chunk = chunk or CHUNK
     done, spent = 0, 0.0
     while spent < seconds:
@@ -90,7 +90,7 @@ def _rate(lines: list[bytes], read: Callable[[bytes], object], seconds: float) -
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """The rows of both stores."""
+    """Measure the rows of both stores."""
     return [
         *await _jsonl(directory, seconds),
         *await _sqlite(directory, seconds),
@@ -151,8 +151,8 @@ def _made(directory: Path) -> Path:
 
 
 class _SameTable:
-    """The rows that the store writes, into a table with its indexes, by ``executemany`` of 64 and a commit: what
-    ``sqlite3`` itself needs for them. They are made beforehand."""
+    """Writes the store's rows, made beforehand, to a table with the store's indexes, by ``executemany`` of 64 and a
+    commit: the time that ``sqlite3`` itself needs for them."""
 
     def __init__(self, path: Path) -> None:
         self._connection = connect_to_write(path, STEPS)
@@ -161,7 +161,7 @@ class _SameTable:
         self._next = 0
 
     def rate(self, seconds: float) -> float:
-        """Rows a second."""
+        """Rows per second."""
         count, spent = 0, 0.0
         while spent < seconds:
             rows = [self._row(number) for number in range(self._next, self._next + 2048)]

@@ -51,10 +51,10 @@ async def serve(
 
     SIGTERM, SIGINT and the request ``stop`` drain it, or cancel its start: 0. If
     the log can no longer be written, it returns 1, so that a shim starts another
-    sidecar, which verifies the tail. With ``idle_exit``, as shims start it, it
-    exits when idle; if another sidecar serves the home it returns 0, and it waits
-    for one that is stopping. ``announce`` gets the port once everything is
-    ready; ``complain`` gets the reason for a 1.
+    sidecar, which verifies the tail. Shims pass ``idle_exit``: it exits when idle,
+    returns 0 if another sidecar serves the home, and waits for one that is
+    stopping. ``announce`` gets the port once everything is ready; ``complain``
+    gets the reason for a 1.
 
     Raises:
         HomeError, StreamError, OSError: it could not start; nothing was changed.
@@ -89,7 +89,7 @@ async def serve(
 
 
 async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitStack) -> tuple[Sidecar, Ingest] | None:
-    """Lock the home and open its log; None if another sidecar serves it. ``stack`` stops what was started."""
+    """Lock the home and open its log; None if another sidecar serves it. ``stack`` stops everything started here."""
     lock = await _lock(home, wait=idle_exit)
     if lock is None:
         return None
@@ -128,10 +128,10 @@ async def _close(opening: asyncio.Task[Log]) -> None:
 
 
 async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
-    """The home's lock. With ``wait``, None as soon as another sidecar serves the home.
+    """Lock the home. With ``wait``, return None as soon as another sidecar serves it.
 
-    A holder of the lock that ``running`` does not find is starting or stopping.
-    Returning now could leave the home without a sidecar, so this waits.
+    If the lock is held but ``running`` finds no sidecar, one is starting or stopping.
+    Returning then could leave the home without a sidecar, so this waits.
 
     Raises:
         HomeLocked: another process holds it.
@@ -174,7 +174,7 @@ async def _run(
     idle_exit: bool,
     announce: Callable[[int], None],
 ) -> str | None:
-    """Serve until there is a reason to stop; returns the reason if the log can no longer be written, else None."""
+    """Serve until there is a reason to stop; return it if the log can no longer be written, else None."""
     link = config.link
     identity = system_identity()
     sidecar.boot, sidecar.started_ms = identity.ulid(), identity.now_ms()

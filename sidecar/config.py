@@ -45,7 +45,7 @@ class StoreConfig(_Section):
     """Size at which a segment file is closed and the next one is started."""
 
     backend: Backend = "jsonl"
-    """Backend of a new log; an existing log keeps its backend."""
+    """Backend of a new log. An existing log keeps its own."""
 
     migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
     """Size at which a jsonl log moves to sqlite automatically, without a pause in recording; 0: never."""
@@ -54,7 +54,7 @@ class StoreConfig(_Section):
     """Size on the disk above which the sidecar prunes the oldest streams; 0: no cap."""
 
     max_age_days: Annotated[float, Field(ge=0)] = 0
-    """Age of its last record at which the sidecar prunes a stream; 0: streams are kept for ever."""
+    """The sidecar prunes a stream when its last record is this old; 0: streams are kept forever."""
 
 
 class LinkConfig(_Section):
@@ -67,19 +67,19 @@ class LinkConfig(_Section):
     """Most unacknowledged items a shim keeps in flight."""
 
     max_frame_bytes: Annotated[int, Field(ge=64 * 1024, le=64 * MIB)] = 16 * MIB
-    """Largest frame taken; a larger one closes its link."""
+    """Largest frame accepted; a larger one closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
     """Most proved connections; as many unproved ones may exist in addition."""
 
     handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
-    """How long a peer may take to open a connection, and again to prove itself."""
+    """How long a peer may take to open a connection, and then again to prove itself."""
 
     idle_exit_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """How long a sidecar that a shim started stays when it has no link and no work."""
+    """How long a sidecar started by a shim keeps running without a link and without work."""
 
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
-    """How long a hook may wait for its pair or its parent before it is written without it."""
+    """How long a hook waits for its pair or its parent before it is written without it."""
 
 
 class RedactConfig(_Section):
@@ -87,10 +87,10 @@ class RedactConfig(_Section):
 
     enabled: bool = True
     patterns: dict[str, str] = Field(default_factory=dict)
-    """More secrets to remove, name = regular expression; the name is written instead."""
+    """More secrets to remove: name = regular expression. The name is written in place of the secret."""
 
     literals: dict[str, Annotated[str, Field(min_length=4)]] = Field(default_factory=dict)
-    """More secrets to remove, name = the exact text."""
+    """More secrets to remove: name = the exact text."""
 
     keys: tuple[str, ...] = ()
     """More object keys whose values are removed."""
@@ -169,7 +169,7 @@ class NatsConfig(_Section):
     """``external`` connects to ``servers``; ``embedded`` starts a server on this machine."""
 
     servers: tuple[str, ...] = ()
-    """External: addresses such as ``tls://nats.example.org:4222``; all of one cluster."""
+    """External: addresses such as ``tls://nats.example.org:4222``, all in one cluster."""
 
     credentials: Path | None = None
     """External: a credentials file (``.creds``), absolute or from ``~``."""
@@ -181,36 +181,36 @@ class NatsConfig(_Section):
     """External: a directory with ``ca.pem`` and, if the server asks for them, ``cert.pem`` and ``key.pem``."""
 
     tls_hostname: str | None = None
-    """External: the name in the server's certificate, where it is not the one in ``servers``."""
+    """External: the name in the server's certificate, if it differs from the one in ``servers``."""
 
     tls_handshake_first: bool = False
     """External: start TLS before the server's first message; the server must be configured for this too."""
 
     inbox_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")] = "_INBOX"
-    """Prefix of the subjects of replies, for accounts that allow only one."""
+    """Prefix of the reply subjects, for accounts that allow only one prefix."""
 
     connect_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
     """How long connecting to one server may take."""
 
     request_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
-    """How long a server's answer may take."""
+    """How long a server may take to answer."""
 
     ping_interval_seconds: Annotated[float, Field(ge=0.1, le=300)] = 10.0
     """How often a connection is tested; it is closed after two missing answers."""
 
     executable: Path | None = None
-    """Embedded: the server's program. Default: ``nats-server`` on the PATH, then the one from the extra ``nats``."""
+    """Embedded: the server's executable. Default: ``nats-server`` on the PATH, then the one from the extra ``nats``."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Embedded: port on 127.0.0.1; 0 takes a free one."""
 
     max_store_bytes: Annotated[int, Field(ge=16 * MIB)] = 8192 * MIB
-    """Embedded: most that the server keeps on disk."""
+    """Embedded: most bytes the server keeps on disk."""
 
     max_mirror_bytes: Annotated[int, Field(ge=0)] = 0
-    """Most bytes of the log's copy on the server; the oldest messages are removed first.
+    """Maximum size in bytes of the log's copy on the server; the oldest messages are removed first.
 
-    0: no limit, or three quarters of ``max_store_bytes`` on an embedded server."""
+    0: no limit, but on an embedded server three quarters of ``max_store_bytes``."""
 
     deltas: bool = True
     """Whether token deltas are published on core NATS, to current subscribers only."""
@@ -246,7 +246,7 @@ class NatsConfig(_Section):
 
 
 class Config(_Section):
-    """All sections. Make one with ``load_config``."""
+    """All sections. Create one with ``load_config``."""
 
     store: StoreConfig = StoreConfig()
     link: LinkConfig = LinkConfig()
@@ -257,7 +257,7 @@ class Config(_Section):
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
-    """Read ``path`` (a missing file is an empty one) and the environment.
+    """Read ``path`` and the environment. A missing file counts as empty.
 
     ``flags`` are sections: ``load_config(path, link={"port": 7000})``.
 

@@ -1,4 +1,4 @@
-"""How the user adds an extra's libraries to this installation."""
+"""The command that adds an extra's libraries to this installation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def extra_command(extra: str, prefix: str = sys.prefix) -> str:
 
 def _libraries(extra: str) -> str:
     """The extra's requirements, quoted for a shell."""
-    from importlib.metadata import PackageNotFoundError, requires  # not needed before something is missing
+    from importlib.metadata import PackageNotFoundError, requires  # needed only if something is missing
 
     try:
         found = requires(PACKAGE) or []

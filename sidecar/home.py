@@ -28,7 +28,7 @@ from streams.files import write_durably
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
-"""Names that alone do not make a directory foreign: a plugin makes the spool first; a kill may leave the others."""
+"""A directory with only these names is not foreign: a plugin creates the spool first; a kill may leave the others."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
@@ -48,7 +48,7 @@ class HomeError(Exception):
 
 
 class HomeLocked(HomeError):
-    """Another sidecar serves this home."""
+    """Another process serves or repairs this home."""
 
     code: ClassVar[str] = "home-locked"
 
@@ -96,14 +96,14 @@ class Home:
             private_directory(path)
 
     def was_used(self) -> bool:
-        """Whether a sidecar or its user has written here before."""
+        """True if a sidecar or the user has written here before."""
         return any(os.path.lexists(path) for path in (self.token_path, self.lock_path, self.config_path))
 
     def check_owner(self) -> None:
         """Refuse another user's home before anything is written there. A home that does not exist yet passes.
 
         Raises:
-            HomeError: it belongs to another user. Root is refused too: the owner could not write the files it creates.
+            HomeError: it belongs to another user. Root is refused too: the owner could not write root's files.
         """
         try:
             owner = self.path.stat().st_uid
@@ -138,7 +138,7 @@ class Home:
         Two processes may call this at once: both get the token of the first.
 
         Raises:
-            HomeError: as ``read_token``, or it cannot be written.
+            HomeError: see ``read_token``, or the token cannot be written.
         """
         if not os.path.lexists(self.token_path):
             token = generate()
@@ -159,7 +159,7 @@ class Home:
         return self.read_token()
 
     def read_token(self) -> str:
-        """The token, after checking that it is a regular file, ours, and closed to others.
+        """Return the token, after checking that its file is regular, ours, and closed to others.
 
         Raises:
             HomeError: it is missing, or one of the checks fails.
@@ -211,7 +211,7 @@ class Home:
         raise self._locked()
 
     def refuse_locked(self) -> None:
-        """Raise ``HomeLocked``, as ``lock`` does, if another process holds the lock. Takes no lock."""
+        """Raise ``HomeLocked`` if another process holds the lock, without taking it."""
         if self.is_locked():
             raise self._locked()
 
@@ -235,7 +235,7 @@ class Home:
             raise _cannot("write", self.info_path, error) from None
 
     def read_info(self) -> SidecarInfo | None:
-        """The content of ``sidecar.json``, which may be stale; None if missing, invalid, not ours or open to others."""
+        """Read ``sidecar.json``, which may be stale; None if it is missing, invalid, not ours or open to others."""
         try:
             descriptor = os.open(self.info_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -262,12 +262,12 @@ class Home:
         self.info_path.unlink(missing_ok=True)
 
     def running(self) -> SidecarInfo | None:
-        """The sidecar that serves this home: its process runs and the lock is held. None if there is none."""
+        """The sidecar that serves this home: its process runs and the lock is held. None if no sidecar does."""
         info = self.read_info()
         return info if info is not None and is_alive(info.pid) and self.is_locked() else None
 
     def is_locked(self) -> bool:
-        """Whether a process holds the lock, including a sidecar that is starting or stopping."""
+        """True if a process holds the lock. It may be a sidecar that is starting or stopping."""
         try:
             descriptor = self._open_lock(create=False)
         except HomeError:
@@ -291,7 +291,7 @@ class Home:
         return descriptor
 
     def _is_ours(self) -> bool:
-        """Whether the directory was used as a home, holds a restored store, or holds only our names.
+        """True if the directory was used as a home, holds a restored store, or holds only our names.
 
         The content of ``store/`` is checked when the store is opened.
         """
@@ -301,7 +301,7 @@ class Home:
 
 
 class HomeLock:
-    """The held lock. Release keeps the file; the end of the process releases too. A context manager."""
+    """The held lock, a context manager. Releasing it keeps the file; the end of the process releases it too."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -330,7 +330,7 @@ def _flock(descriptor: int, mode: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process with this pid exists: the original one, or a later one with the same pid."""
+    """True if a process with this pid exists: the original one, or a later one with the same pid."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -341,7 +341,7 @@ def is_alive(pid: int) -> bool:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that must not exist yet, mode 0600, synced."""
+    """Write and sync a file with mode 0600. It must not exist yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -387,7 +387,7 @@ def make_directories(path: Path, mode: int) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file of the home that another program is about to open; a missing one is fine.
+    """Check a file of the home that another program is about to open; a missing one is fine.
 
     Raises:
         HomeError: it is a link, not a regular file, or belongs to somebody else.
@@ -421,7 +421,7 @@ def check_tree(path: Path) -> None:
 
 
 def open_file(path: Path) -> int:
-    """Open a regular file of the home for reading, without following links; returns the descriptor.
+    """Open a regular file of the home for reading, without following links; return the descriptor.
 
     Raises:
         OSError: it is missing, a link, not a regular file, or belongs to somebody else.

@@ -29,7 +29,7 @@ def command(home: Home) -> list[str]:
 
 
 class LastWords:
-    """The stderr of the sidecars we start, which says why they ended even if a full disk keeps it out of their log.
+    """The stderr of the sidecars we start: it says why they ended, even if a full disk keeps that out of their log.
 
     Blocks briefly. Empty if no temporary file can be created.
     """
@@ -50,7 +50,7 @@ class LastWords:
 
     @property
     def size(self) -> int:
-        """How many bytes they have written so far."""
+        """How many bytes the sidecars have written so far."""
         return 0 if self.file is None else os.fstat(self.file.fileno()).st_size
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class LastWords:
 
 
 def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
-    """Start a sidecar that outlives this process and exits when idle, or at once if another one runs."""
+    """Start a sidecar that outlives this process. It exits when idle, or at once if another one runs."""
     return subprocess.Popen(  # noqa: S603 - our own command, no shell
         command(home),
         stdin=subprocess.DEVNULL,
@@ -75,8 +75,8 @@ async def ensure_running(home: Home, seconds: float | None = None, words: LastWo
     """Return the running sidecar of ``home``; start one if there is none. ``words`` collects its stderr.
 
     Raises:
-        LinkUnavailable: it did not start in time, or ended; gives its reason, or names its log.
-        HomeError: the path belongs to another user or is not a home, or another process than a sidecar holds it.
+        LinkUnavailable: the sidecar did not start in time, or ended; the error gives its reason or names its log.
+        HomeError: the path belongs to another user or is not a home, or a process that is not a sidecar holds it.
     """
     home.check_owner()
     home.check_kind()
@@ -113,7 +113,7 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
 
 
 def _let_live(process: subprocess.Popen[bytes] | None) -> None:
-    """Keep Popen from warning when it is collected: the sidecar outlives this process on purpose."""
+    """Keep Popen from warning when it is garbage-collected: the sidecar outlives this process on purpose."""
     if process is not None:
         process.returncode = 0
 

@@ -1,8 +1,8 @@
 """``sidecar.log``: the sidecar's own log. It is rotated, readable only by the user, and never holds payloads.
 
-Only the process that holds the home's lock rotates the file. A sidecar that
-could not start only appends a line: two processes that rotate would overwrite
-each other's files.
+Only the process that holds the home's lock rotates the file: two processes
+that rotate would overwrite each other's files. A sidecar that could not start
+only appends a line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def note_failure(home: Home, error: Exception) -> None:
 
 
 class FailedStart(NamedTuple):
-    """A failed start of a sidecar: when, as the log shows it, and why."""
+    """A failed start of a sidecar: when (as written in the log) and why."""
 
     when: str
     reason: str
@@ -49,7 +49,7 @@ _OUTCOME: Final = re.compile(
     r"^(\S+ [\d:]+)\S* (?:ERROR sidecar: could not serve: (.*)|INFO sidecar: serving on port .*)$", re.MULTILINE
 )
 _LOOKED_AT: Final = 256 * 1024
-"""Bytes at the end of the log that are searched for the last start; few lines follow a failed one."""
+"""How many bytes at the end of the log are searched for the last start; few lines follow a failed one."""
 
 
 def failed_start(home: Home) -> FailedStart | None:
@@ -67,7 +67,7 @@ def failed_start(home: Home) -> FailedStart | None:
 
 
 class _Private:
-    """Open the file with mode 0600, whatever the umask, and never through a link; also after a rotation."""
+    """Open the file with mode 0600 whatever the umask, and never through a link, even after a rotation."""
 
     baseFilename: str  # noqa: N815 - the name that logging gave it
 
@@ -75,7 +75,7 @@ class _Private:
         return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """Print no traceback for a line that cannot be written; a sidecar that ends says why on stderr."""
+        """Print no traceback if a line cannot be written; a sidecar that ends says why on stderr."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)  # type: ignore[misc] # of the handler that this is mixed into
 
@@ -86,7 +86,7 @@ class _Private:
 
 
 class OneLine(logging.Formatter):
-    """Escape what a peer sends (a version, a name), so that it can neither forge a line nor control a terminal."""
+    """Escape unprintable characters: text from a peer must neither forge a line nor control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().format(record))

@@ -13,8 +13,8 @@ _SLACK_MS: Final = 2000
 def still_runs(pid: int, told_ms: int) -> bool:
     """True if the process that had this pid at ``told_ms`` (ms since 1970) still runs.
 
-    A process of another user, or one that started later, only has the same pid. One that ended and was not waited
-    for does not run. Where the system says neither (macOS), a pid that is there counts.
+    A process of another user, or one that started later, merely has the same pid. A zombie does not run.
+    If the system reports neither (macOS), any process with the pid counts.
     """
     try:
         os.kill(pid, 0)

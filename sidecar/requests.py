@@ -78,13 +78,13 @@ class Sidecar:
         log.info("link opened: pid %d, instance %s, OpenCode %s", link.pid, link.instance, version)
 
     async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
-        """See ``links.Handler``. Returns at once; items are finished when durable."""
+        """See ``links.Handler``. Returns at once; the items are finished when they are durable."""
         if not link.opencode_version:
             self._learn_version(link, items)
         self._ingest.take(Origin(link.boot_id, link.instance, link.pid), first_seq, items, link)
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
-        """See ``links.Handler``. Token deltas: never stored, published while there is a connection to NATS."""
+        """See ``links.Handler``. These are token deltas: never stored, published while NATS is connected."""
         self._translator.counts["lossy"] += len(items)
         if self.nats is not None:
             self.nats.deltas(items)
@@ -98,7 +98,7 @@ class Sidecar:
             self._make_room(link.shim_version, link.pid)
 
     def refused(self, peer: Refused) -> None:
-        """See ``links.Handler``. For a newer plugin this sidecar stops, so that the plugin can start its own."""
+        """See ``links.Handler``. If the plugin is newer, this sidecar stops so that the plugin can start its own."""
         who = "plugin" if peer.role == "shim" else "command"
         log.warning(
             "refused a %s (%s, pid %d): it speaks link protocol %d, this sidecar %d",
@@ -150,7 +150,7 @@ class Sidecar:
             del self._versions[next(iter(self._versions))]
 
     async def request(self, method: str, args: dict[str, Any]) -> Any:
-        """See ``links.Handler``: what the command line asks for."""
+        """See ``links.Handler``: answer a request of the command line."""
         try:
             return await self._requested(method, args)
         except StreamError as error:
@@ -283,7 +283,7 @@ class Sidecar:
     # Background tasks
 
     async def watch_spools(self) -> None:
-        """Record the spools of dead processes: at the start, after each closed link, and periodically."""
+        """Record the spools of dead processes at the start, after each closed link, and periodically."""
         while True:
             self._scan.clear()
             await self._take_spools()
@@ -312,7 +312,7 @@ class Sidecar:
     async def wait_idle(self) -> None:
         """Return after the configured time without a link and without work.
 
-        Work is items that are not durable yet, and spools whose process is gone. The spool of a living process
+        Work means items that are not durable yet, and spools whose process is gone. The spool of a running process
         does not count: its shim sends it, and starts a sidecar if it needs one.
         """
         loop = asyncio.get_running_loop()
@@ -342,10 +342,10 @@ def _content(path: Path) -> bytes:
 
 
 def _shown(version: str) -> str:
-    """A version that is safe to log: a peer could send any text as its version."""
+    """Return the version if it is safe to log, else "unknown": a peer could send any text as its version."""
     return version if _VERSION.fullmatch(version) else "unknown"
 
 
 def _names(given: Any) -> list[str] | None:
-    """A list of strings, if it is one."""
+    """Return ``given`` if it is a list of strings, else None."""
     return given if isinstance(given, list) and all(isinstance(name, str) for name in given) else None

@@ -11,9 +11,9 @@ _RELEASE: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 def is_newer(one: str, other: str) -> bool:
-    """Whether ``one`` is a later release than ``other``; false if either does not begin with three numbers.
+    """True if ``one`` is a later release than ``other``; false if either does not begin with three numbers.
 
-    Only the three numbers count: a shim and a sidecar of one release work together, whatever follows the numbers.
+    Only these numbers count: a shim and a sidecar of the same release work together, whatever follows the numbers.
     """
     first, second = _RELEASE.match(one), _RELEASE.match(other)
     if first is None or second is None:

@@ -1,4 +1,4 @@
-"""Write ``docs/events.md`` from the rules table; with ``--check`` fail if the page is stale."""
+"""Write ``docs/events.md`` from the rules table; with ``--check``, fail if the page is stale."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ twice (two plugin copies, a resend, a recording played again), the key is the sa
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     recorded = [rule for rule in (*RULES, UNKNOWN) if rule.kind == "event"]
     states = [rule for rule in RULES if rule.kind == "state"]
     dropped = [rule for rule in RULES if rule.kind == "drop"]
@@ -62,7 +62,7 @@ def _list(names: frozenset[str]) -> str:
 
 
 def main() -> int:
-    """Write the page, or with ``--check`` compare it."""
+    """Write the page, or compare it with ``--check``."""
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page())
         return 0

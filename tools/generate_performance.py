@@ -1,4 +1,4 @@
-"""Write ``docs/performance.md`` and its plot from a run's figures in ``docs/performance.json``.
+"""Write ``docs/performance.md`` and its plot from the figures of a run in ``docs/performance.json``.
 
 python -m benchmarks --json docs/performance.json
 python tools/generate_performance.py          write the page and the plot
@@ -39,7 +39,7 @@ Machine of the run below: {machine}.
 
 
 def page(figures: dict[str, Any], notes: str) -> str:
-    """The page's text. ``notes`` is the hand-written part below the table, kept as it is."""
+    """Return the page. ``notes`` is the hand-written part below the table, kept unchanged."""
     rows = [_row(row) for row in figures["rows"]]
     return HEAD.format(machine=figures["machine"]) + "\n".join(rows) + "\n" + notes
 

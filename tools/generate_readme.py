@@ -1,8 +1,8 @@
-"""Runs the commands that the README shows and puts what they print into it.
+"""Run the commands that the README shows, and put their output into it.
 
-A block that begins with ``$ durable-stream`` is such a command. It is run on a
-terminal of 100 columns, in a home into which the demo's recording was played.
-``stale_blocks`` compares instead, with ids, times and pids left out.
+Such a command is a block that begins with ``$ durable-stream``. It runs on a
+terminal of 100 columns, in a home with the demo's recording.
+``stale_blocks`` only compares, ignoring ids, times and pids.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _VARIES = re.compile(
 
 _EVENT = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{6}\b")
 WHY_POSITION = 22
-"""The record that stands for "an event" in a command: the answer of the first child agent."""
+"""The record used for "an event" in a command: the answer of the first child agent."""
 
 
 def told(arguments: str, home: Path) -> str:
-    """``arguments`` with an event's id as it is in ``home``: each play makes other ids."""
+    """Return ``arguments`` with the event's id in ``home``, because each play makes new ids."""
     if _EVENT.search(arguments) is None:
         return arguments
     line = (next((home / "store" / "log").iterdir())).read_text().splitlines()[WHY_POSITION]
@@ -53,7 +53,7 @@ def told(arguments: str, home: Path) -> str:
 
 
 def run(arguments: str, home: Path) -> str:
-    """What ``durable-stream ARGUMENTS`` prints on a terminal, without colours and trailing spaces."""
+    """Return what ``durable-stream ARGUMENTS`` prints on a terminal, without colours and trailing spaces."""
     command = [sys.executable, "-m", "sidecar.cli", *shlex.split(arguments)]
     environment = {
         **os.environ,
@@ -79,7 +79,7 @@ def _read(master: int) -> Iterator[bytes]:
     while True:
         try:
             chunk = os.read(master, 65536)
-        except OSError:  # Linux says EIO where others say end of file
+        except OSError:  # Linux reports EIO where others report end of file
             return
         if not chunk:
             return
@@ -102,7 +102,7 @@ class DemoHome:
 
 
 def stale_blocks(home: Path) -> list[str]:
-    """The commands whose output in the README is not what they print now."""
+    """Return the commands whose output in the README is stale."""
     stale = []
     for block in _BLOCK.finditer(README.read_text()):
         actual = run(told(block["arguments"], home), home)
@@ -112,12 +112,12 @@ def stale_blocks(home: Path) -> list[str]:
 
 
 def _lasting(output: str) -> str:
-    """What two runs have in common: columns are as wide as what varies in them."""
+    """Return the part that two runs share. Column widths vary too, so spaces and lines are collapsed."""
     return re.sub(r"[ ─]+", " ", _VARIES.sub("#", output))
 
 
 def main() -> int:
-    """Write all blocks again."""
+    """Rewrite all blocks."""
     with DemoHome() as home:
 
         def anew(block: re.Match[str]) -> str:

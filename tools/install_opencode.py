@@ -34,7 +34,7 @@ def package_name(system: str, machine: str, *, avx2: bool, musl: bool) -> str:
     """The npm package with the executable for a platform.
 
     Args:
-        system, machine: as ``platform.system()`` and ``platform.machine()`` say them.
+        system, machine: the results of ``platform.system()`` and ``platform.machine()``.
         avx2: whether the CPU has AVX2; without it the baseline build is needed.
         musl: whether the system's C library is musl (Alpine).
 
@@ -53,12 +53,12 @@ def package_name(system: str, machine: str, *, avx2: bool, musl: bool) -> str:
 
 
 def this_package() -> str:
-    """The package for the machine this runs on."""
+    """The package for this machine."""
     return package_name(platform.system(), platform.machine(), avx2=_has_avx2(), musl=_has_musl())
 
 
 def cache(version: str = VERSION) -> Path:
-    """Where a version is installed: the pinned one in ``CACHE``, any other in a directory of its own next to it."""
+    """The directory of a version: ``CACHE`` for the pinned one, a separate one next to it for any other."""
     return CACHE if version == VERSION else CACHE.with_name(f"{CACHE.name}-{version}")
 
 
@@ -68,7 +68,7 @@ def binary_path(version: str = VERSION) -> Path:
 
 
 def install(version: str = VERSION) -> Path:
-    """Install the package unless it is there, check that it runs, return the executable.
+    """Install the package unless it is there, check that OpenCode runs, and return the executable.
 
     Raises:
         InstallError: npm is missing or failed, or the executable does not run.
@@ -92,7 +92,7 @@ def _npm_install(package: str, place: Path) -> None:
 
 
 def npm_failure(package: str, output: str, place: Path = CACHE) -> str:
-    """What a failed ``npm install`` means and what to do about it."""
+    """Explain a failed ``npm install`` and what to do about it."""
     if any(code in output for code in _NETWORK_CODES):
         what = f"npm could not reach its registry to fetch {package}."
         todo = "Check the network, proxy and registry settings (`npm config list`), then try again."
@@ -106,7 +106,7 @@ def npm_failure(package: str, output: str, place: Path = CACHE) -> str:
 
 
 def _installed_version(binary: Path) -> str | None:
-    """The version in the cache, None when there is none that can be read."""
+    """The version in the cache; None if none can be read."""
     try:
         return str(json.loads((binary.parents[1] / "package.json").read_text())["version"])
     except (OSError, ValueError, KeyError):

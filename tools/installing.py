@@ -1,4 +1,4 @@
-"""What the installers of the tests' programs share: running pip or npm, looking at what came, and the command line.
+"""Shared code of the installers of the tests' programs: run pip or npm, check the result, and the command line.
 
 Only the standard library: they run before anything is installed.
 """
@@ -17,7 +17,7 @@ class InstallError(Exception):
 
 
 def fetch(manager: str, command: Sequence[str], what: str, limit_s: float, meaning: Callable[[str], str]) -> None:
-    """Run a package manager to its end; ``meaning`` turns what it printed when it failed into words for a person.
+    """Run a package manager and wait for it; ``meaning`` turns the output of a failure into an explanation.
 
     Raises:
         InstallError: it failed, or did not finish within ``limit_s`` seconds.
@@ -41,7 +41,7 @@ def check_version(binary: Path, expected: str, place: Path, limit_s: float) -> N
     """Ask the installed program for its version.
 
     Raises:
-        InstallError: it does not run, or says something else than ``expected``; ``place`` is to be removed then.
+        InstallError: it does not run, or its version is not ``expected``; the user should then remove ``place``.
     """
     try:
         done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=limit_s, check=False)
@@ -60,7 +60,7 @@ def command_line(
     binary_path: Callable[[str], Path],
     install: Callable[[str], Path],
 ) -> int:
-    """Parse the options, install or only look, print the executable's path. Returns the exit code: 0 ok, 1 failed."""
+    """Parse the options, install or only look, print the executable's path. Return the exit code: 0 ok, 1 failed."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--path", action="store_true", help="print the executable's path, install nothing")
     parser.add_argument("--version", default=version, metavar="V", help="another version than the pinned %(default)s")

@@ -38,7 +38,7 @@ class Part:
     chunks: int = 1
     sizes: dict[str, int] = field(default_factory=dict)
     limit_s: float = 3600.0
-    """A chunk that takes longer hangs."""
+    """A chunk that takes longer counts as hanging."""
 
 
 KILL_TEST = f"{STREAMS}/test_kill.py::test_nothing_acknowledged_is_lost_and_nothing_is_invented"
@@ -122,7 +122,7 @@ PLAN = (
 
 
 class State:
-    """What was reached, on disk after every chunk."""
+    """The progress so far, written to disk after every chunk."""
 
     def __init__(self, fingerprint: str, seed: int, *, fresh: bool) -> None:
         found = json.loads(STATE.read_text()) if STATE.exists() else {}
@@ -157,7 +157,7 @@ class State:
 
 
 def fingerprint() -> str:
-    """Of all that a figure depends on."""
+    """Return a digest of everything that a figure depends on."""
     digest = hashlib.sha256(repr(PLAN).encode())
     for folder in ("streams", "bridge", "sidecar", "tests/torture", "tests/streams"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -166,7 +166,7 @@ def fingerprint() -> str:
 
 
 def run(part: Part, number: int, seed: int, state: State) -> bool:
-    """One chunk; false when it failed."""
+    """Run one chunk; return false if it failed."""
     name = f"{part.name}:{number}"
     figures, log = STATE.parent / f"{part.name}-{number}.figures", STATE.parent / f"{part.name}-{number}.log"
     figures.unlink(missing_ok=True)
@@ -205,7 +205,7 @@ SUMMED = (
 
 
 def rows(state: State) -> Iterator[str]:
-    """The figures of all finished chunks: sums of what is counted, the worst of what is measured."""
+    """Yield the figures of all finished chunks: sums of counts, the worst of measurements."""
     by_part: dict[str, list[dict[str, Any]]] = {}
     for chunk in state.done.values():
         for figure in chunk["figures"]:
@@ -226,7 +226,7 @@ def rows(state: State) -> Iterator[str]:
 
 
 def main() -> int:
-    """0 when every wanted chunk is done and passed."""
+    """Return 0 if every wanted chunk is done and passed."""
     parser = argparse.ArgumentParser(prog="make torture", description=__doc__)
     parser.add_argument("only", nargs="*", choices=[[], *(part.name for part in PLAN)], help="parts to run; all")
     parser.add_argument("--seed", type=int, default=1, help="of everything random; chunk n takes seed + n")
@@ -240,7 +240,7 @@ def main() -> int:
         missing = [n for n in range(part.chunks) if f"{part.name}:{n}" not in state.done]
         print(f"{part.name}: {part.what}; {part.chunks - len(missing)} of {part.chunks} chunks done", flush=True)
         chunks += [(part, number) for number in missing]
-    chunks.sort(key=lambda chunk: chunk[1])  # a run that is interrupted has tried a little of everything
+    chunks.sort(key=lambda chunk: chunk[1])  # so that even an interrupted run has tried some of each part
     pool = ThreadPoolExecutor(options.jobs)
     runs = [pool.submit(run, *chunk, options.seed, state) for chunk in chunks]
     try:

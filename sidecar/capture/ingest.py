@@ -110,7 +110,7 @@ class Ingest:
     # Items
 
     def take(self, origin: Origin, first_seq: int, items: Iterable[HookItem], link: Link | None) -> None:
-        """Feed consecutive items; each is finished on ``link`` once what it makes is durable.
+        """Feed consecutive items; each is finished on ``link`` once its events are durable.
 
         ``link`` is ``None`` for a spool; ``at_most`` waits for those items.
         """
@@ -133,7 +133,7 @@ class Ingest:
             try:
                 self._translator.feed(token, item, now)
             except BaseException:
-                self._drop(token)  # else it would count as on its way when it is sent again
+                self._drop(token)  # else a resent copy would count as already on its way
                 raise
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
@@ -185,7 +185,7 @@ class Ingest:
             for record in records:
                 if record.duplicate:
                     self.duplicates += 1
-                    # The first record's id is the one that causes; the translator made another.
+                    # Later events must name the first record's id as their cause; the translator made another.
                     self._translator.state.apply(record.event)
                 else:
                     self.appended += 1

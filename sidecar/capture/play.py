@@ -1,8 +1,8 @@
 """Play a recording: send raw hooks through a real link, as the shim does.
 
 A recording is JSON lines ``{"t": ms, "hook": name, "input": …, "output": …}``.
-The boot is the file's digest and each item's seq its line number, so a
-recording that is played twice adds nothing the second time.
+The boot is the file's digest and each item's seq is its line number, so
+playing a recording twice adds nothing the second time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_recording(path: Path) -> Recording:
     """Parse a recording.
 
     Raises:
-        RecordingError: a line is not a hook; names the line.
+        RecordingError: a line is not a hook; the error names the line.
         OSError: the file cannot be read.
     """
     content = path.read_bytes()
@@ -126,17 +126,17 @@ async def play(
     start_seconds: float = START_SECONDS,
     give_up_seconds: float = GIVE_UP_SECONDS,
 ) -> PlayResult:
-    """Send a recording to the home's sidecar (started if none runs); returns when all of it is durable.
+    """Send a recording to the home's sidecar, which is started if none runs; return when all of it is durable.
 
-    ``speed`` is a factor on the recorded pace, ``None`` as fast as acks allow.
+    ``speed`` is a factor on the recorded pace; ``None``: as fast as acks allow.
     If the sidecar dies, play restarts it and resends what it had
     not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
-    Calls of the sidecar are answered ``unavailable``.
-    Cancelling leaves a first part recorded; playing again completes it.
+    The sidecar's calls are answered with ``unavailable``.
+    Cancelling leaves the first part recorded; playing again completes it.
 
     Raises:
-        RecordingError, OSError: the file; nothing was sent.
-        LinkUnavailable, HomeError: no sidecar could be reached or none took anything, or another process plays
+        RecordingError, OSError: the file cannot be used; nothing was sent.
+        LinkUnavailable, HomeError: no sidecar could be reached or accepted anything, or another process plays
             the same recording.
     """
     recording = await asyncio.to_thread(read_recording, path)
@@ -187,10 +187,10 @@ async def _played(
             when = "again and again without taking anything"
             failure = LinkUnavailable(*ended(home, when, words))
         except LinkUnavailable as error:
-            # It may have died between the look and the connection, or while it started.
+            # It may have died between the check and the connection, or while it started.
             failure = error
             if starting and words.size > heard:
-                raise  # it said why it cannot start
+                raise  # it gave the reason why it cannot start
         if progress.acked > acked:
             failures = explained = 0
             give_up_at = loop.time() + give_up_seconds
@@ -251,7 +251,7 @@ class _Player:
             self._note(client)
 
     def _chunk(self, place: int) -> tuple[int, list[HookItem]]:
-        """The next items with consecutive line numbers; one at a time at a recorded pace."""
+        """Return the next items with consecutive line numbers; only one if the pace is kept."""
         first = self._items[place][0]
         items: list[HookItem] = []
         for seq, item in self._items[place : place + (_CHUNK if self._speed is None else 1)]:
@@ -277,7 +277,7 @@ def _identity(recording: Recording) -> ShimIdentity:
         shim_version=VERSION,
         boot_id=recording.boot_id,
         instance=INSTANCE,
-        pid=0,  # that of the OpenCode which was recorded is not known
+        pid=0,  # the recorded OpenCode's pid is unknown
         project="",
         directory="",
         worktree="",

@@ -1,9 +1,9 @@
 """Record spools: the files to which shims write while no sidecar runs.
 
-A running shim empties its spool itself, over its link. A spool whose
-process is dead, or which its shim left (as its name says), is taken in here and
-then deleted; the events' keys make it harmless if its shim had sent part of it
-before. Source: ``docs/protocol.md``.
+A running shim empties its spool itself, over its link. A spool whose process
+is dead, or that its shim left (the name says so), is recorded here and then
+deleted. If the shim had already sent part of it, the events' keys prevent
+duplicates. Source: ``docs/protocol.md``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def boots(directory: Path) -> set[str]:
 async def take_left(directory: Path, ingest: Ingest) -> int:
     """Record and delete the spools that no shim will send; return how many items they held.
 
-    A spool stays when its process lives and did not leave it, when it is not ours, or when the log fails meanwhile.
+    A spool stays if its process runs and did not leave it, if it is not ours, or if the log fails meanwhile.
     """
     taken = 0
     for path in _spools(directory):
@@ -155,7 +155,7 @@ class _Lines:
         self._file = file
 
     def __iter__(self) -> Iterator[bytes]:
-        # A longer line than the shim writes is damage: it comes in pieces, and none of them is readable.
+        # A line longer than a shim writes is damaged: it comes in pieces, none of them readable.
         while line := self._file.readline(_MAX_LINE):
             self.bytes += len(line)
             if line != b"\n":

@@ -18,7 +18,7 @@ class SidecarSilent(Exception):
 
 
 class NotAsked(SidecarSilent):
-    """The sidecar was not asked, because this command cannot use the home: its token is open to others, say."""
+    """The sidecar was not asked because this command cannot use the home; its token may be open to others."""
 
 
 async def ask_sidecar(home: Home, method: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def check_port(scene: Scene) -> list[Check]:
         text = f"the running sidecar listens on {info.port}, but {port} is configured"
         return [Check("port", "note", text, "run `durable-stream stop`; the next sidecar uses the configured port")]
     with socket.socket() as probe:
-        # As the sidecar itself binds: connections that just closed do not block it.
+        # Bind as the sidecar does, so that connections that just closed do not block it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

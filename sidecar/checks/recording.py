@@ -90,7 +90,7 @@ def check_sidecar(scene: Scene) -> list[Check]:
 
 
 def check_start(scene: Scene) -> list[Check]:
-    """Whether the last start of a sidecar failed. What OpenCode sends then waits in the spool."""
+    """Whether the last start of a sidecar failed. Until one succeeds, OpenCode's hooks wait in the spool."""
     failed = None if scene.home.is_locked() else failed_start(scene.home)
     if failed is None:
         return []

@@ -70,7 +70,7 @@ async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
 
 
 def quick_checks(home: Home) -> list[Check]:
-    """The cheap checks of what could keep a session from being recorded: for ``status``.
+    """Run the cheap checks, for ``status``, of what could keep a session from being recorded.
 
     They run no program and do not read the log.
     """

@@ -1,14 +1,14 @@
 """Keeping OpenCode's start from waiting for npm, in each of its config directories.
 
-Once there is any plugin, OpenCode does not start before an npm install has
-ended in **every** config directory: without a network that takes over a minute
-each time. It installs nothing where ``node_modules`` exists and the lock file
-names the packages it needs, and it fails at once where npm is set not to retry.
+Once there is any plugin, OpenCode starts only after an npm install has ended in
+**every** config directory: without a network that takes over a minute each
+time. It installs nothing where ``node_modules`` exists and the lock file names
+the packages it needs, and it fails at once where npm is set not to retry.
 
-So a directory gets an empty ``node_modules`` and a lock file (*the stub*) where
-nobody needs packages, and one setting in its ``.npmrc`` where somebody does: a
-stub would keep those packages from being installed. What is made has a *kind*,
-and is undone only while it is still exactly what was made.
+So a directory where nobody needs packages gets an empty ``node_modules`` and a
+lock file (*the stub*). Where somebody does, a stub would keep them from being
+installed, so its ``.npmrc`` gets one setting. Each thing that we make has a
+*kind*, and is removed only if it is unchanged.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _BOM: Final = b"\xef\xbb\xbf"
 class Places:
     """OpenCode's config directories for one working directory.
 
-    ``user`` is the user's own and may not exist yet; ``others`` exist: a
-    ``.opencode`` in the directory or above it up to the repository's root, one
-    in the user's home, and ``OPENCODE_CONFIG_DIR``.
+    ``user`` is the user's own and may not exist yet. ``others`` exist: each
+    ``.opencode`` from the directory up to the repository's root, the one in
+    the user's home, and ``OPENCODE_CONFIG_DIR``.
     """
 
     user: Path
@@ -64,7 +64,7 @@ class Places:
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """All of them, the user's first."""
+        """All config directories, the user's first."""
         return (self.user, *self.others)
 
     @classmethod
@@ -113,7 +113,7 @@ def needs_packages(directory: Path) -> bool:
 
 
 def _is_used(directory: Path) -> bool:
-    """A ``package.json``, another plugin, a tool, or a configuration that names plugins."""
+    """True if there is a ``package.json``, another plugin, a tool, or a configuration that names plugins."""
     if os.path.lexists(directory / "package.json"):
         return True
     for folder in ("plugin", "plugins", "tool", "tools"):
@@ -259,8 +259,8 @@ def undo(directory: Path, kind: str) -> bool:
 def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
     """Create or replace a file; a reader sees the old or the new one, never half.
 
-    Others cannot write a new file, regardless of the umask. An old file's mode is
-    kept; in a file that is ours, others lose the right to write.
+    Others cannot write a new file, regardless of the umask. An old file keeps its
+    mode, but if it is ours, others lose the right to write.
 
     Raises:
         OSError: it cannot be written; the old file is as it was.

@@ -1,9 +1,9 @@
 """Write and remove the plugin file that makes OpenCode load the shim.
 
 ``install`` never overwrites a file that it did not write, and ``uninstall``
-removes only what ``install`` made: the ledger, one file in the user's OpenCode
-configuration, says what that was in which directory. It is written before
-anything is made, so that an install that was interrupted can be undone too.
+removes only what ``install`` made. The ledger, one file in the user's OpenCode
+configuration, says what was made in which directory. It is written first, so
+that an interrupted install can be undone too.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Target:
 
     @classmethod
     def everywhere(cls, environ: Mapping[str, str] = os.environ) -> Target:
-        """The user's own config directory, which counts in every project."""
+        """The user's own config directory, which applies to every project."""
         return cls("global", Places.of(Path("/"), environ).user)
 
     @classmethod
     def project(cls, directory: Path) -> Target:
-        """A project's; ``directory`` is the project's root."""
+        """A project's ``.opencode``; ``directory`` is the project's root."""
         return cls("project", directory.expanduser().resolve() / ".opencode")
 
     @property
@@ -95,7 +95,7 @@ def shim_path() -> Path:
     """The path of the shim's module: inside an installed package, or next to it in a checkout.
 
     Raises:
-        InstallError: neither is there.
+        InstallError: neither exists.
     """
     package = Path(__file__).resolve().parents[1]
     for directory in (package / "shim", package.parent / "plugin-shim" / "src"):
@@ -143,8 +143,8 @@ def install(
     """Write the plugin file, and keep OpenCode's start from waiting for npm.
 
     It does the latter in every config directory that OpenCode reads when it starts in
-    ``cwd`` (for a project's target, in the project). Idempotent: doing it again
-    changes nothing, or updates what is outdated.
+    ``cwd``, or in the project if the target is a project's. Idempotent: a repeat
+    only updates what is outdated.
 
     Raises:
         InstallError: a file that is not ours is in the way.
@@ -283,7 +283,7 @@ def _undone(directory: Path, kind: str) -> str:
 class Ledger:
     """The ledger of ``install``: the plugin files, and what it made in which directory.
 
-    It is in the user's config directory ``user``, for all targets, and is gone when nothing is left of them.
+    It is in the user's config directory ``user``, covers all targets, and is removed when nothing of them is left.
     """
 
     user: Path

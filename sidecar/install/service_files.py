@@ -80,10 +80,10 @@ class Service:
         return f"systemctl --user stop {UNIT_NAME}; systemctl --user daemon-reload"
 
     def content(self, command: Sequence[str], home: Path) -> bytes:
-        """The file: ``command`` starts this program and begins with an absolute path.
+        """The file's content. ``command`` starts this program and begins with an absolute path.
 
         Raises:
-            ServiceError: systemd takes no executable of that name.
+            ServiceError: systemd accepts no executable of that name.
         """
         if self.manager == "launchd":
             return plistlib.dumps(launchd_job([*command, "--home", str(home)]))
@@ -103,7 +103,7 @@ class Service:
         """Write the file; return false if it is already up to date.
 
         Raises:
-            ServiceError: another file is in the way, or as ``content``.
+            ServiceError: another file is in the way, or see ``content``.
             OSError: it cannot be written.
         """
         if os.path.lexists(self.path) and not self.is_ours():
@@ -131,15 +131,15 @@ class Service:
 
 
 def systemd_unit(command: Sequence[str]) -> str:
-    """The unit for ``systemctl --user``. It takes the home over from a sidecar that a shim started.
+    """The unit for ``systemctl --user``. It takes over the home from a sidecar that a shim started.
 
     Raises:
-        ServiceError: systemd takes no executable of that name.
+        ServiceError: systemd accepts no executable of that name.
     """
     program, *arguments = command
     if any(character in "\"'\\" or not character.isprintable() for character in program):
         raise ServiceError(f"systemd runs no program at {program!r}: install durable-stream at a plainer path")
-    # Variables are expanded in arguments and not in the program's name.
+    # systemd expands variables in arguments, but not in the program's name.
     words = " ".join([_quoted(program), *(_quoted(word).replace("$", "$$") for word in arguments)])
     return f"""{FIRST_LINE}
 [Unit]

@@ -1,1 +1,1 @@
-"""Keeping the log: background upkeep, and pruning and forgetting with what capture knows."""
+"""Keeping the log: background upkeep, and pruning and forgetting with capture's state."""

@@ -1,6 +1,6 @@
 """Prune and forget with capture's state: which sessions are not finished, and what capture must forget too.
 
-Works on the running sidecar's own log and state, or, where none runs, on those
+Works on the running sidecar's own log and state, or, if none runs, on those
 that the caller opened.
 """
 
@@ -40,8 +40,8 @@ class StillNeeded(StreamError):
 async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRequest, *, now_ms: int) -> PrunePlan:
     """Plan which streams of this log a request removes; nothing is changed.
 
-    Age takes any stream. Size leaves ``system`` alone: it is small, and about every session.
-    Neither takes a stream in which a turn is in progress: capture still needs it.
+    Age removes any stream. Size spares ``system``, which is small and concerns every session.
+    Neither removes a stream in which a turn is in progress: capture still needs it.
     """
     sizes = await log.sizes()
     open_turns = _in_progress(state)
@@ -58,7 +58,7 @@ async def prune(log: Log, state: CaptureState, plan: PrunePlan, *, now_ms: int) 
     """Carry out a plan. Records that were written after the plan was made stay.
 
     Raises:
-        StreamError: a migration runs, or the disk failed; what was begun is finished at the next start.
+        StreamError: a migration runs, or the disk failed; the next start finishes what was begun.
     """
     done = await log.prune(plan.offsets, at_ms=now_ms)
     state.drop(plan.offsets)
@@ -74,10 +74,10 @@ async def forget(
     *,
     now_ms: int,
 ) -> Forgotten:
-    """Replace payloads by their digests: of all records in ``streams``, in ``elsewhere`` of those of ``sessions``.
+    """Replace payloads by their digests: in ``streams`` of all records, in ``elsewhere`` of those of ``sessions``.
 
     Raises:
-        StillNeeded: a turn is in progress in one of the streams, or in that of a session.
+        StillNeeded: a turn is in progress in one of the streams, or in a session's stream.
         StreamError: as ``prune``.
     """
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
@@ -94,7 +94,7 @@ async def forget(
 def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessions: Collection[str]) -> set[str]:
     """Streams besides ``streams`` that may hold records of these sessions: ``system``, and a child session's own.
 
-    In ``system`` are the hooks whose session could not be read.
+    ``system`` holds the hooks whose session could not be read.
     """
     return ({SYSTEM} | {known[name].stream for name in sessions if name in known}) - set(streams)
 
@@ -102,7 +102,7 @@ def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessi
 async def records_to_forget(
     log: Log | LogReader, streams: Collection[str], sessions: Collection[str], elsewhere: Collection[str]
 ) -> AsyncIterator[Record]:
-    """The records that still have a payload: all of ``streams``, and of ``elsewhere`` those of these sessions."""
+    """The records that still have a payload: all in ``streams``, and those of these sessions in ``elsewhere``."""
     async for record in log.query(Filter(streams=tuple(sorted({*streams, *elsewhere})))):
         event = record.event
         if not is_digest(event.payload) and (event.stream_id in streams or _is_of(event, sessions)):
@@ -110,7 +110,7 @@ async def records_to_forget(
 
 
 def _is_of(event: StreamEvent, sessions: Collection[str]) -> bool:
-    """Whether an event belongs to one of these sessions: it says so, or names one anywhere if it says nothing."""
+    """True if an event's ``session`` is one of these; without one, if the payload contains the id of one."""
     session = event.payload.get("session")
     if isinstance(session, str):
         return session in sessions

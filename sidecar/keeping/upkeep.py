@@ -1,8 +1,8 @@
 """Background upkeep of the log: snapshots, the search index, moves, limits, pruning and forgetting.
 
-The recorded data is right without any of this: a snapshot makes the
-next start quick, the index makes a search quick, and a move that is cut off is
-continued later. So a failure is logged and counted, and recording continues.
+The recorded data is right without any of this: a snapshot makes the next start
+quick, the index makes a search quick, and an interrupted move continues later.
+So a failure is logged and recording continues.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
 
 
 class Upkeep:
-    """One for the sidecar; belongs to its event loop.
+    """There is one per sidecar, bound to its event loop.
 
-    ``is_quiet`` says whether ``state`` is what a fold over the log to its head gives:
+    ``is_quiet`` returns true if ``state`` equals a fold over the log to its head:
     nothing is on its way to the disk. ``kept`` is the position of its last snapshot.
     """
 
@@ -81,11 +81,11 @@ class Upkeep:
         self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
         self._config = config
         self._files = asyncio.Lock()
-        """Held while the files of the log are replaced or removed: a move and a removal wait for each other."""
+        """Held while the log's files are replaced or removed: a move and a removal wait for each other."""
         self._removing = asyncio.Lock()
         self._next_prune = 0.0
         self.kept_over_limit = 0
-        """Streams over the configured age or size that are still needed and so were not pruned."""
+        """Streams over the configured age or size that were not pruned because they are still needed."""
         self._kept = kept
         self._catalog: Catalog | None = None
         self._catalog_kept = NOTHING
@@ -106,7 +106,7 @@ class Upkeep:
 
     async def look(self) -> None:
         """Run the upkeep that is due now."""
-        async with self._removing:  # else a snapshot could again hold what is being forgotten
+        async with self._removing:  # else a snapshot could bring back what is being forgotten
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
@@ -152,7 +152,7 @@ class Upkeep:
             if self._store.head - catalog.position <= SLOW_TAIL:
                 await self.keep_catalog(1)
             else:
-                # Building the catalog for the first time would delay the end: keep what is done so far.
+                # Building the catalog for the first time would delay the exit: keep what is done so far.
                 await self._put_catalog(1)
         except (StreamError, OSError) as error:
             log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
@@ -175,9 +175,9 @@ class Upkeep:
     def migration(self) -> dict[str, Any]:
         """The last move: ``{backend, kept, running, failed, failed_code, progress}``.
 
-        ``progress`` is null where none was begun; ``failed`` is a sentence, ``failed_code`` its code.
-        ``kept`` is ``{backend, head, there}``, null where no old store is kept; it is not ``there`` when somebody else
-        than us deleted it.
+        ``progress`` is null if no move was begun; ``failed`` is a sentence, ``failed_code`` its code.
+        ``kept`` is ``{backend, head, there}``, or null if no old store is kept; ``there`` is false if somebody else
+        deleted it.
         """
         return {
             "backend": self._store.backend,
@@ -194,7 +194,7 @@ class Upkeep:
         return self._removing.locked() or (self._migration is not None and not self._migration.done())
 
     async def discard(self) -> int:
-        """Delete the store that the last move left behind; returns the bytes freed.
+        """Delete the store that the last move left behind; return the bytes freed.
 
         Raises:
             StoreUnavailable: a move runs, or the log does not verify: nothing was deleted. Or the disk is full or
@@ -239,7 +239,7 @@ class Upkeep:
         return plan, done
 
     async def forget(self, streams: Sequence[str], sessions: Sequence[str] = ()) -> Forgotten:
-        """Replace payloads by their digests: of all records in these streams, and of all of these sessions.
+        """Replace payloads by their digests: those of all records in these streams and of these sessions.
 
         Raises:
             StreamError: a turn is in progress there, a migration runs, or the disk failed.
@@ -310,7 +310,7 @@ class Upkeep:
             return
         indexed = 1
         while indexed and self._is_quiet():
-            async with self._removing:  # which closes the index
+            async with self._removing:  # a removal closes the index
                 if self._store.backend != "sqlite":
                     return  # it was moved meanwhile
                 if self._index is None:

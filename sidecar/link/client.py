@@ -1,7 +1,7 @@
 """The calling end: ``ShimClient`` (as the plugin, for ``play``) and ``ControlClient`` (the command line).
 
-One of the files that know the websockets package; its errors never leave it.
-Neither client reconnects: what to do about a lost link is the caller's decision.
+One of the files that use the websockets package, whose errors never leave it.
+Neither client reconnects: the caller decides what to do about a lost link.
 
 ::
 
@@ -92,7 +92,7 @@ class ImpostorError(LinkUnavailable):
 
 
 class LinkClosed(ClientError):
-    """The link ended: the sidecar's ``bye`` reason, or "lost" when the socket just closed."""
+    """The link ended: the sidecar's ``bye`` reason, or "lost" if the socket closed without a bye."""
 
     code: ClassVar[str] = "link-closed"
 
@@ -117,8 +117,8 @@ class Address:
         """The address of the home's running sidecar.
 
         Raises:
-            LinkUnavailable: none runs.
-            HomeError: its token is missing or not to be trusted.
+            LinkUnavailable: no sidecar runs.
+            HomeError: the home's token is missing or cannot be trusted.
         """
         info = home.running()
         if info is None:
@@ -249,14 +249,14 @@ class ShimClient(_Client):
         return self._link.acked
 
     async def send(self, items: Sequence[HookItem], *, first_seq: int | None = None) -> int:
-        """Send ``items``; returns the last seq. Waits while the window is full, not for the last acks.
+        """Send ``items``; return the last seq. Waits while the window is full, but not for the last acks.
 
-        ``first_seq`` follows the last one sent by default, 1 at first. Items at
-        or below ``acked`` are passed over. Cancelling may leave a first part sent.
+        ``first_seq`` defaults to the seq after the last one sent, at first 1. Items
+        up to ``acked`` are skipped. After cancelling, some of the first items may have been sent.
 
         Raises:
             LinkClosed: the link ended; items up to ``acked`` need not be sent again.
-            LocalProtocolError: ``first_seq`` was sent before.
+            LocalProtocolError: ``first_seq`` was already sent.
         """
         seq = self._link.last_sent + 1 if first_seq is None else first_seq
         last = seq + len(items) - 1
@@ -430,7 +430,7 @@ async def _open(
 
 async def _connect(address: Address) -> ClientConnection:
     loop = asyncio.get_running_loop()
-    # A socket of our own: then websockets takes no proxy from the environment and follows no redirect.
+    # With a socket of our own, websockets uses no proxy from the environment and follows no redirect.
     raw = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         raw.setblocking(False)
@@ -453,7 +453,7 @@ async def _connect(address: Address) -> ClientConnection:
 
 
 async def _welcome(connection: ClientConnection, link: ClientLink) -> Welcome:
-    """hello to welcome. An impostor sees our hello and a closed socket, nothing else."""
+    """Run the handshake from hello to welcome. An impostor sees only our hello and a closed socket."""
     while True:
         for text in link.data_to_send():
             await connection.send(text)

@@ -1,7 +1,7 @@
 """One websocket and its link: the sidecar's side of a single connection.
 
-With ``server.py`` and ``client.py`` one of the files that know the websockets
-package; its errors never leave them.
+Only this file, ``server.py`` and ``client.py`` use the websockets package; its
+errors never leave them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The interface between links and the sidecar: ``Handler``, which it implements, and ``ShimConnection``.
+"""The interface between links and the sidecar: ``Handler``, which the sidecar implements, and ``ShimConnection``.
 
 ``server.py`` handles sockets. Here a link is a ``Wire``, and no websocket error can appear.
 
-One link runs three tasks: a reader, a writer, and a worker that awaits the
-handler's ``hooks``. Reader and worker are apart so that a handler may await a
-``call`` on the link whose hooks it is handling.
+Each link runs three tasks: a reader, a writer, and a worker that awaits the
+handler's ``hooks``. Reader and worker are separate so that a handler may await
+a ``call`` on the link whose hooks it is handling.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Handler(Protocol):
         ...
 
     async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
-        """New items with consecutive seqs from ``first_seq``; called one at a time a link, in order.
+        """Handle new items with consecutive seqs from ``first_seq``; each link's calls come in order, one at a time.
 
-        While it runs, further items queue and then the shim is slowed down.
-        Each seq must be given to ``link.finish`` once it is durable or known
-        to make no event: now or later, in any order.
+        While it runs, further items queue up; beyond a limit the shim is slowed
+        down. Pass each seq to ``link.finish``, now or later and in any order,
+        once the item is durable or known to make no event.
         """
         ...
 
@@ -109,7 +109,7 @@ class Handler(Protocol):
 
 
 class Wire(Protocol):
-    """A link and the connection under it, as ``server.py`` supplies it."""
+    """A link and the connection under it. ``server.py`` supplies it."""
 
     link: SidecarLink
     counters: Counters
@@ -124,7 +124,7 @@ class Wire(Protocol):
         ...
 
     async def write(self) -> None:
-        """Send what the link has until it is closed, then close the connection."""
+        """Send what the link queues until the link closes, then close the connection."""
         ...
 
     def bye(self, reason: ByeReason, code: int | None = None) -> None:
@@ -132,7 +132,7 @@ class Wire(Protocol):
         ...
 
     def noted(self, event: Closed) -> None:
-        """True once the link has ended."""
+        """Take note of the link's end: keep the reason, count errors, and wake the writer."""
         ...
 
     def crowded(self) -> bool:
@@ -141,7 +141,7 @@ class Wire(Protocol):
 
 
 class AckMemory:
-    """The acked seq of each instance, across its links, for the life of this sidecar."""
+    """The acked seq of each instance, kept across its links while this sidecar runs."""
 
     def __init__(self) -> None:
         self._acked: OrderedDict[tuple[str, str], int] = OrderedDict()
@@ -161,8 +161,8 @@ class AckMemory:
 class ShimConnection:
     """One open link of one plugin instance, as the handler sees it.
 
-    ``acked_seq`` goes out in the welcome: set it in ``Handler.opened`` if more
-    is known durable than this server remembers of the instance.
+    ``acked_seq`` goes out in the welcome. Set it in ``Handler.opened`` if more
+    is known to be durable than this server remembers of the instance.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class ShimConnection:
 
     @property
     def key(self) -> tuple[str, str]:
-        """(boot_id, instance): what owns one sequence of seqs."""
+        """(boot_id, instance): each such pair numbers its own seqs."""
         return self.boot_id, self.instance
 
     @property
@@ -202,18 +202,18 @@ class ShimConnection:
 
     @property
     def reason(self) -> str | None:
-        """The bye's reason once the link is over; None while open, or when the socket just closed."""
+        """The reason of the bye; None while the link is open, or if the socket closed without a bye."""
         return self._wire.reason
 
     async def call(self, method: str, args: Mapping[str, Any], timeout: float = 10.0) -> Any:  # noqa: ASYNC109
-        """Run a method of OpenCode's client in the shim; returns the response's data.
+        """Run a method of OpenCode's client in the shim; return the response's data.
 
         ``timeout`` is in seconds and includes waiting for the welcome.
         Cancelling ends the wait but does not stop the method.
 
         Raises:
             CallError: the shim's own code, or ``timeout``, ``closed``, ``too_large``.
-            FrameError: ``args`` hold something JSON has no form for.
+            FrameError: ``args`` hold something that JSON cannot represent.
         """
         self._call_count += 1
         call_id = f"c{self._call_count}"
@@ -235,9 +235,9 @@ class ShimConnection:
             self._calls.pop(call_id, None)
 
     def finish(self, seqs: Iterable[int]) -> None:
-        """Mark items as durable, or as making no event. A cumulative ack goes out once a loop tick.
+        """Mark items as durable, or as making no event. One cumulative ack goes out per loop tick.
 
-        Also legal after the link closed: a reconnecting instance then need not send them again.
+        Also legal after the link closed: an instance that reconnects need not resend them.
 
         Raises:
             ValueError: a seq was never received on this link.
@@ -248,14 +248,14 @@ class ShimConnection:
             self._wire.wake()
 
     def push_context(self, context: Mapping[str, Any]) -> None:
-        """Replace the shim's context; before the welcome, that is what the welcome carries."""
+        """Replace the shim's context. Before the welcome, this sets the context that the welcome carries."""
         self._context = dict(context)
         if self.is_open and not self._wire.crowded():
             self._wire.link.push_context(self._context)
             self._wire.wake()
 
     def close(self, reason: ByeReason) -> None:
-        """Say bye and close; returns at once, and ``Handler.closed`` follows."""
+        """Say bye and close. Returns at once; ``Handler.closed`` follows."""
         self._wire.bye(reason)
 
     async def settled(self) -> None:
@@ -305,7 +305,7 @@ class ShimConnection:
                         return
                     case _:
                         raise AssertionError(type(event).__name__)
-            self._wire.wake()  # an ack said again, or a tool's answer
+            self._wire.wake()  # a repeated ack, or a tool's answer
             if self._wire.crowded():
                 return
             while self._queued_bytes > MAX_QUEUED_BYTES:
@@ -338,7 +338,7 @@ class ShimConnection:
             future.set_exception(CallError(error.code, error.message, error.status))
 
     def end(self) -> None:
-        """Fail the waiting calls. Called by the server."""
+        """Fail the pending calls. Called by the server."""
         self._closed = True
         self._open.set()
         self._moved.set()

@@ -1,14 +1,14 @@
 """The sidecar's listening end: websockets in, calls of a ``Handler`` out.
 
 Only this file, ``connection.py`` and ``client.py`` import the websockets package;
-its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; here are sockets,
-tasks, limits and time.
+its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; this file handles
+sockets, tasks, limits and time.
 
 Nothing a peer does may stop the server or another link. Each connection is
 bounded: before its proof in number, time and frame size; after it in frame
 size, in bytes waiting for the handler, and in frames waiting for the peer.
-Proved and unproved connections have limits of their own, so that those
-without a proof never take the place of those with one.
+Proved and unproved connections have separate limits, so unproved ones never
+take the place of proved ones.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ _TRY_LATER: Final = 1013
 class LinkServer:
     """Listens on loopback for shims and the command line.
 
-    ``nonce`` gives 64 fresh hex characters a call. ``boot`` names this life of
-    the sidecar. ``port`` 0 takes a free one. Usable as an async context
-    manager, which starts and drains.
+    ``nonce`` returns 64 fresh hex characters per call. ``boot`` identifies this
+    run of the sidecar. ``port`` 0 takes a free one. As an async context manager
+    it starts on entry and drains on exit.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class LinkServer:
         return len(self._wires)
 
     async def start(self) -> int:
-        """Listen; returns the port.
+        """Listen; return the port.
 
         Raises:
             OSError: the port is taken.
@@ -406,5 +406,5 @@ def _bounded(owner: LinkServer) -> type[ServerConnection]:
 
 
 def _allow(socket: ServerConnection, size: int) -> None:
-    """Raise the frame limit of a proved peer. The library has no public way; ``tests/test_libraries.py`` names this."""
+    """Raise the frame limit of a proved peer. The library has no public API for it; see ``tests/test_libraries.py``."""
     socket.protocol.max_message_size = size

@@ -147,9 +147,9 @@ class NatsService:
             await self._server.stop()
 
     def status(self) -> dict[str, Any]:
-        """For ``status``: ``mode``, ``connected``, ``servers`` (host and port without secrets, null while there is
-        none), ``version``, ``problem``; ``server`` and ``mirror``, the embedded server's and the mirror's own accounts,
-        or null; ``deltas``, counts.
+        """For ``status``: ``mode``, ``connected``, ``servers`` (host and port without secrets, or null), ``version``,
+        ``problem``; ``server`` and ``mirror``, the embedded server's and the mirror's own status, or null;
+        ``deltas``, counts.
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None

@@ -1,4 +1,4 @@
-"""Reads ahead: makes the mirror's next run while the one before is in flight."""
+"""Reads ahead: makes the mirror's next run while the previous one is in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ YIELD_RECORDS: Final = 16
 
 
 class Ahead:
-    """Reads the log and makes the next run while the one before is in flight."""
+    """Reads the log and makes the next run while the previous one is in flight."""
 
     def __init__(self, store: StreamStore, state: MirrorState, mirror: Mirror, l0_after_ms: int) -> None:
         self._store, self._state, self._mirror, self._l0_after_ms = store, state, mirror, l0_after_ms

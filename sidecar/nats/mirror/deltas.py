@@ -27,17 +27,17 @@ MAX_WAITING: Final = 256
 """Most chunks in the queue: a few seconds of several agents."""
 
 HOLD_S: Final = 3.0
-"""How long the last word of a text waits for more of it: its end is not announced."""
+"""How long the last word of a text waits for more text: no event marks the end."""
 
 MAX_HELD: Final = 1024
-"""Most sessions whose last text is held; of the one that was quiet longest, the rest leaves first."""
+"""Most sessions whose last text is held; beyond that, the text of the one quiet longest is sent."""
 
 _TYPE: Final = "message.part.delta"
 
 
 @dataclass(slots=True)
 class _Held:
-    """The text that a session is saying; ``last`` is its newest delta."""
+    """The text that a session is producing; ``last`` is its newest delta."""
 
     text: HeldText
     last: Delta
@@ -47,7 +47,7 @@ class DeltaStream:
     """Joins and publishes token deltas. Bound to its event loop.
 
     ``turn_of`` returns the user message that a session currently answers, ``project_of`` a session's project, and
-    ``clean`` redacts a text. A word is sent when it is complete, so that no secret passes in two deltas; ``hold_s``
+    ``clean`` redacts a text. A word is sent only when complete, so that no secret passes in two halves; ``hold_s``
     after the last delta the rest is sent as it is. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped`` (chunks,
     for lack of a connection or of room), and the coalescer's counts.
     """
@@ -147,7 +147,7 @@ class DeltaStream:
         self._timer = None
         now = self._loop.time()
         while self._quiet_at and next(iter(self._quiet_at.values())) <= now:
-            # Only its last word leaves: what was said gives a meaning to what may still come.
+            # Only the last word is released: later text is redacted in the context of the earlier.
             self._end(self._held[self._quiet_at.popitem(last=False)[0]], now)
         self._send(self._coalescer.due(now))
         self._wake_when_due()

@@ -1,9 +1,9 @@
 """``mirror rebuild``: this log's messages are removed from the server and published again, in order.
 
-Records are removed by the filter of this log alone, and what they mean in the L0
-protocol one by one, by the log that each message names; other homes' messages stay.
-A rebuild that stops at any step leaves a mirror that the next start or the
-next rebuild brings to the same end: the task asks the stream how far it is.
+Records are removed by this log's subject filter; L0 messages one by one, by the
+log that each names. Other homes' messages stay. A rebuild may stop at any step:
+the next start or rebuild finishes it, because the task asks the stream how far
+it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE_SECONDS: Final = 30.0
 """The rebuild gives up after a problem lasts this long with nothing published."""
 
 SILENT_SECONDS: Final = 300.0
-"""How long nothing may be published without a problem: removing millions of messages takes a while."""
+"""The rebuild gives up after this long without progress, even without a problem: removing millions takes a while."""
 
 
 class RebuildStopped(Exception):

@@ -113,7 +113,7 @@ class MirrorCheck:
             CorruptLog: a record is damaged; the mirror may hold it whole.
             Disturbed: see there.
         """
-        # In this order: all that was mirrored by then is in the streams and the log read next.
+        # In this order: everything mirrored by now is in the streams and the log, which are read next.
         mirrored_to = await asyncio.to_thread(self._mirrored_to)
         session = await self._sessions.get()
         sides = [
@@ -321,7 +321,7 @@ class _Side:
 
 
 async def count_from(session: JetStream, stream: str, sequence: int) -> int:
-    """Count the messages that a stream keeps from a sequence on, of any subject.
+    """Count the messages on any subject that a stream keeps from a sequence on.
 
     Raises:
         NatsError: no answer, or there is no such stream.

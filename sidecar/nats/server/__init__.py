@@ -1,1 +1,1 @@
-"""The embedded NATS server: its life, its process, its program."""
+"""The embedded NATS server: its states, its process, its program."""

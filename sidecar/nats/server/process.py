@@ -44,7 +44,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, executable: Path, directory: Path, config: str) -> ServerProcess:
-        """Write the configuration and start the program. The directory is there, and no other server uses it.
+        """Write the configuration and start the program. The directory must exist and be used by no other server.
 
         Raises:
             StartFailed: a file cannot be written or is a link, or the program cannot be run.
@@ -53,7 +53,7 @@ class ServerProcess:
         try:
             private_directory(ports)
             private_directory(directory / STORE)
-            # The server opens these by name and follows links. Nobody else can put one into a directory at 0700.
+            # The server opens these by name and follows links. Nobody else can put a link into a 0700 directory.
             check_tree(directory / STORE)
             check_file(log_file)
             for stale in ports.iterdir():

@@ -175,7 +175,7 @@ class EmbeddedServer:
             raise StartFailed(taken) from None
 
     async def _first_answer(self, options: ConnectOptions) -> ServerFacts:
-        """JetStream may still be reading its store when the port is open."""
+        """Wait for the first answer: JetStream may still be reading its store when the port is open."""
         assert self._process is not None
         while True:
             try:
