@@ -20,8 +20,9 @@ PACKAGES = ("streams", "bridge", "sidecar")
 LIBRARIES: dict[str, frozenset[str]] = {
     "streams": frozenset({"pydantic", "typing_extensions", "orjson", "msgspec", "aiofiles"}),
     "bridge": frozenset({"pydantic", "msgspec", "orjson", "ahocorasick_rs", "nats"}),
+    "sidecar/runtime": frozenset({"pydantic"}),
 }
-"""Libraries that a package may import next to the standard library; ``sidecar`` may import what it declares."""
+"""Libraries that a package or room may import next to the standard library; ``sidecar``: any declared one."""
 
 _STREAMS = ("streams", "streams/bus", "streams/log")
 _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
@@ -49,6 +50,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/views": (*_STREAMS, _CAPTURE, "sidecar"),
     "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
+    "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
+    "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
     "sidecar/nats": (*_STREAMS, *_NATS, _LINK, "sidecar", "sidecar/link", "sidecar/nats/mirror", "sidecar/nats/server"),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
@@ -125,9 +128,9 @@ def faults_of(path: str, source: str) -> list[str]:
         if top in PACKAGES:
             faults += [f"{path}:{line}: {fault}" for fault in _breach(path, module)]
             continue
-        allowed = LIBRARIES.get(package)
-        if allowed is not None and top not in sys.stdlib_module_names and top not in allowed:
-            faults.append(f"{path}:{line}: {package} must not import {module}")
+        room = next((room for room in LIBRARIES if path.startswith(f"{room}/")), None)
+        if room is not None and top not in sys.stdlib_module_names and top not in LIBRARIES[room]:
+            faults.append(f"{path}:{line}: {room} must not import {module}")
         if top in ONLY_IN and not any(fnmatch(path, pattern) for pattern in ONLY_IN[top]):
             faults.append(f"{path}:{line}: {module} is imported in {', '.join(ONLY_IN[top]) or 'no file'} only")
     if package in LIBRARIES and path != IDENTITY:
@@ -255,6 +258,10 @@ DOC = '"""A file."""\n'
         ("sidecar/views/a.py", "from sidecar.cli.shared.output import one_line", "sidecar must not import sidecar.cli"),
         ("sidecar/keeping/a.py", "from streams.stores.sqlite import reader", "sidecar must not import streams.stores"),
         ("sidecar/capture/a.py", "from sidecar.app import Sidecar", "a room may not know what composes it"),
+        ("sidecar/runtime/a.py", "import orjson", "sidecar/runtime must not import orjson"),
+        ("sidecar/runtime/effects/a.py", "import langchain", "sidecar/runtime must not import langchain"),
+        ("sidecar/runtime/a.py", "from bridge.nats import headers", "sidecar/runtime may not know bridge/nats"),
+        ("sidecar/runtime/a.py", "from sidecar.config import Config", "sidecar/runtime may not know sidecar"),
         ("sidecar/app.py", "import nats", "nats is imported in bridge/nats/jetstream/client*.py only"),
         ("streams/a.py", "import time\ntime.time()", "time.time outside"),
         ("streams/a.py", "import time as t\nt.time_ns()", "time.time_ns outside"),
