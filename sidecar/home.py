@@ -53,6 +53,12 @@ class HomeLocked(HomeError):
     code: ClassVar[str] = "home-locked"
 
 
+class HomeNotEmpty(HomeError):
+    """A deterministic sidecar needs an empty log, and this home's log has records."""
+
+    code: ClassVar[str] = "home-not-empty"
+
+
 @dataclass(frozen=True, slots=True)
 class SidecarInfo:
     """How to find the running sidecar: the content of ``sidecar.json``."""

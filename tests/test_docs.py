@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from sidecar.registry import Requests
+from sidecar.requests import register_requests
 from tools.generate_readme import DemoHome, stale_blocks
 
 ROOT = Path(__file__).parents[1]
@@ -47,12 +49,15 @@ def test_generated_pages_are_fresh() -> None:
         subprocess.run([sys.executable, str(ROOT / "tools" / tool), "--check"], check=True, timeout=60)
 
 
-def test_the_protocol_page_lists_the_requests_that_a_sidecar_answers() -> None:
-    tree = ast.parse((ROOT / "sidecar" / "requests.py").read_text())
-    (answering,) = [each for each in ast.walk(tree) if getattr(each, "name", "") == "_requested"]
-    cases = [case.pattern for each in ast.walk(answering) if isinstance(each, ast.Match) for case in each.cases]
-    answered = {each.value for case in cases for each in ast.walk(case) if isinstance(each, ast.Constant)}
+def test_the_protocol_page_lists_the_requests_as_they_are_registered() -> None:
+    sidecar = MagicMock(requests=Requests())
+    register_requests(sidecar, MagicMock(), MagicMock(), MagicMock())
+    rows = {}
+    for request in sidecar.requests.table:
+        fields = request.args.model_fields.items()
+        rows[request.name] = ["; ".join(f"`{name}`: {field.description}" for name, field in fields), request.value]
     page = (ROOT / "docs" / "protocol.md").read_text()
     section = page.partition("### Requests\n")[2].partition("\n## ")[0]
-    listed = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    assert len(answered) >= 12 and sorted(listed) == sorted(answered)
+    listed = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", section, re.MULTILINE)
+    assert len(rows) >= 13
+    assert {name: [args.strip(), value.strip()] for name, args, value in listed} == rows

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,7 +22,6 @@ from sidecar.capture.exclusion import Exclusion
 from sidecar.processes import still_runs
 from streams.errors import StreamError
 from streams.event import StreamEvent
-from streams.identity import system_identity
 from streams.store import MAX_BATCH, StreamStore
 
 log = logging.getLogger("sidecar.capture.ingest")
@@ -55,12 +55,19 @@ class Ingest:
     acknowledged after that, and the owner must stop.
     """
 
-    def __init__(self, store: StreamStore, translator: Translator, *, exclude: Iterable[Path] = ()) -> None:
+    def __init__(
+        self,
+        store: StreamStore,
+        translator: Translator,
+        now_ms: Callable[[], int],
+        *,
+        exclude: Iterable[Path] = (),
+    ) -> None:
         self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
         self.excluded = 0
         self.appended = 0
         self.duplicates = 0
-        self._store, self._translator = store, translator
+        self._store, self._translator, self._now_ms = store, translator, now_ms
         self._exclusion = Exclusion(exclude)
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
@@ -75,6 +82,14 @@ class Ingest:
         self._loop = asyncio.get_running_loop()
         self._finisher = asyncio.create_task(self._finish_in_order())
 
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        stack.push_async_callback(self.close)
+
+    def owes(self) -> bool:
+        """True while an accepted item is not durable."""
+        return bool(self._unfinished)
+
     # Links
 
     def opened(self, link: Link) -> None:
@@ -87,7 +102,7 @@ class Ingest:
         if self._links.get(origin) is link:
             del self._links[origin]
             self._delivering.discard(origin)
-            self._lost[link.boot_id] = system_identity().now_ms()
+            self._lost[link.boot_id] = self._now_ms()
 
     def is_linked(self, origin: Origin) -> bool:
         """True if a link of this instance is open."""

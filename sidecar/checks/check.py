@@ -96,6 +96,8 @@ class Scene:
     answer: Mapping[str, Any] | None = None
     silence: str = ""
     survey: Survey = field(default_factory=Survey)
+    now_ms: int = 0
+    """When the survey ended."""
 
     @property
     def is_everywhere(self) -> bool:

@@ -12,6 +12,7 @@ from sidecar.checks import nats, opencode, recording
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.checks.check import Check, Scene, has_defaults, scene_of
 from sidecar.home import Home
+from streams.identity import Identity
 
 CheckFunction = Callable[[Scene], list[Check]]
 
@@ -47,12 +48,12 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
 """Checks that need the log, which takes a while to read if it is long, and those that follow them."""
 
 
-async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
+async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> AsyncIterator[Check]:
     """Run every check and yield each finding at once. ``command`` starts this program."""
     scene = await asyncio.to_thread(scene_of, home, tuple(command))
     if home.running() is not None:
         try:
-            scene = replace(scene, answer=await ask_sidecar(home, "status"))
+            scene = replace(scene, answer=await ask_sidecar(home, "status", identity.nonce))
         except NotAsked:
             scene = replace(scene, silence="")  # the token's own check says why
         except SidecarSilent as error:
@@ -63,7 +64,7 @@ async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
     for task in running:
         for found in await task:
             yield found
-    scene = replace(scene, survey=await surveying)
+    scene = replace(scene, survey=await surveying, now_ms=identity.now_ms())
     for check in WITH_THE_LOG:
         for found in await asyncio.to_thread(check, scene):
             yield found

@@ -65,22 +65,22 @@ async def export(
 
 
 async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes]) -> None:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.transcript import conversation_of, notes_of, transcript_bytes
     from sidecar.views.transcript import Reading
-    from streams.identity import system_identity
 
     roots, fault = await conversation_of(reader, family)
     if fault is not None:
         raise fault
     notes = await notes_of(reader, family.stream)
-    reading = Reading(full=True, children=True, now_ms=system_identity().now_ms(), notes=notes)
+    reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes)
     file.writelines(transcript_bytes(roots, reading, form))
 
 
 async def _write(reader: LogReader, family: Family, log_id: object, file: IO[bytes]) -> int:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import json_line
     from sidecar.views.select import records_of
-    from streams.identity import system_identity
 
     # The header counts the records, so what arrives meanwhile stays out.
     head = reader.head
@@ -93,7 +93,7 @@ async def _write(reader: LogReader, family: Family, log_id: object, file: IO[byt
         "streams": sorted(family.streams, key=lambda name: (name != family.stream, name)),
         "records": count,
         "log_id": log_id,
-        "exported_ms": system_identity().now_ms(),
+        "exported_ms": own_identity().now_ms(),
     }
     file.write(json_line(header))
     async for record in records_of(reader, family, up_to=head):

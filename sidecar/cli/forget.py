@@ -111,15 +111,15 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 
 async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
     """Why it cannot be done now, each to be read after "it will be refused"; nothing is taken or written."""
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import busy_streams
     from sidecar.keeping.upkeep import restore
     from streams.errors import CorruptLog
-    from streams.identity import system_identity
 
     found = []
     try:
         state, _ = await restore(reader)
-        if busy := await busy_streams(reader, state, streams, now_ms=system_identity().now_ms()):
+        if busy := await busy_streams(reader, state, streams, now_ms=own_identity().now_ms()):
             found.append(f"while a turn is in progress in {', '.join(busy)}: wait until it has ended")
     except CorruptLog as error:
         found.append(f"because the log is damaged: {error}")

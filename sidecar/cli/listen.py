@@ -184,10 +184,10 @@ class _Listening:
 
     def _print(self, message: Received) -> None:
         from sidecar.cli.shared.heard import as_json, heard
+        from sidecar.cli.shared.identity import own_identity
         from sidecar.views.wording import iso_time
-        from streams.identity import system_identity
 
-        now = system_identity().now_ms()
+        now = own_identity().now_ms()
         if self._out.json:
             self._out.object(as_json(message.subject, message.headers, message.body, now))
             return

@@ -137,12 +137,12 @@ async def _print(
 
 
 async def _note_waiting(reader: LogReader, out: Output, streams: set[str] | None) -> None:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import waiting_lines
     from sidecar.views.select import catalog_of
-    from streams.identity import system_identity
 
     catalog, _ = await catalog_of(reader)
-    for line in waiting_lines(catalog, streams, system_identity().now_ms()):
+    for line in waiting_lines(catalog, streams, own_identity().now_ms()):
         if out.terminal:
             out.prose("", line, "bold yellow")
         else:

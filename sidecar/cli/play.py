@@ -31,12 +31,14 @@ async def play(
 
     from sidecar.capture.play import play as run
     from sidecar.cli.shared.bar import bar
+    from sidecar.cli.shared.identity import own_identity
 
     out = Output(json)
     with bar(out, "playing", "hooks") as shown:
         result = await run(
             home_of(context),
             file,
+            nonce=own_identity().nonce,
             speed=factor,
             on_progress=lambda progress: shown.set(progress.acked, progress.total, "playing"),
         )

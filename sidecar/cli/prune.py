@@ -140,15 +140,15 @@ async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
     """Preview what would go. Only reads, because the home may be read-only."""
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import plan_prune
     from sidecar.keeping.upkeep import restore
     from sidecar.views.select import open_reader
-    from streams.identity import system_identity
 
     reader = open_reader(home.store_path)
     try:
         state, _ = await restore(reader)
-        plan = await plan_prune(reader, state, request, now_ms=system_identity().now_ms())
+        plan = await plan_prune(reader, state, request, now_ms=own_identity().now_ms())
         if (unfinished := await reader.cut_off()) is not None:
             note(unfinished)
     finally:
@@ -167,11 +167,11 @@ def _show(
     out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
 ) -> None:
     """``already``: texts for streams that were pruned before and so are not in the plan."""
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
     from sidecar.views.wording import ago, bytes_text, iso_time
-    from streams.identity import system_identity
 
-    now = system_identity().now_ms()
+    now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
     for title, items in (("", plan["cuts"]), ("stays, although you asked for it:", plan["kept"])):
         if items and title:

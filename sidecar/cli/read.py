@@ -56,12 +56,12 @@ async def read(
     Shows prompts, whole answers, commands with their output, and edits as diffs. Says who approved what and how
     long it waited. Child sessions are folded to their result.
     """
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import newest_stream, newest_text
     from sidecar.cli.shared.transcript import conversation_of, format_of, notes_of, transcript_bytes, written_to
     from sidecar.views.select import family_of, find_session, open_reader
     from sidecar.views.transcript import Reading
-    from streams.identity import system_identity
 
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or a --project, not both")
@@ -78,7 +78,7 @@ async def read(
     family = await family_of(reader, stream, session=session)
     roots, fault = await conversation_of(reader, family)
     notes = await notes_of(reader, stream)
-    reading = Reading(full=full, children=children, now_ms=system_identity().now_ms(), notes=notes)
+    reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes)
     if shown:
         _show(out, roots, reading, pager=pager)
     else:

@@ -30,8 +30,8 @@ async def repair(
     """
     import asyncio
 
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
-    from streams.identity import system_identity
     from streams.log.directory import refuse_links
     from streams.log.repair import Repairing, decide, examine, is_begun
 
@@ -44,7 +44,7 @@ async def repair(
     with _held(home, dry_run):
         with _bar(out, home) as progress:
             facts = await examine(home.store_path, progress)
-        items = decide(facts, log_id=system_identity().ulid())
+        items = decide(facts, log_id=own_identity().ulid())
         if not facts.stores and not items:
             return _nothing(out, home)
         repairing = Repairing(home.store_path)

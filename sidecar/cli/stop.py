@@ -71,14 +71,14 @@ async def _ask_to_stop(home: Home) -> str | None:
     import asyncio
 
     from bridge.opencode.link.link import RequestError
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.home import HomeError
     from sidecar.link.client import ClientError, ControlClient, LinkClosed
     from sidecar.version import VERSION
-    from streams.identity import system_identity
 
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            client = await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+            client = await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
             async with client:
                 await client.request("stop")
     except TimeoutError:

@@ -73,10 +73,10 @@ async def streams(
 
 
 def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> None:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import waiting_lines
-    from streams.identity import system_identity
 
-    for line in waiting_lines(catalog, chosen, system_identity().now_ms()):
+    for line in waiting_lines(catalog, chosen, own_identity().now_ms()):
         out.prose("", line, STATUS_STYLES["waiting"])
 
 
@@ -94,12 +94,12 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened, shown_end, truncated
     from sidecar.cli.shared.project import shown_directory
     from sidecar.views.wording import ago, amount, money, one_line
-    from streams.identity import system_identity
 
-    now = system_identity().now_ms()
+    now = own_identity().now_ms()
     whole_id = out.width >= WHOLE_ID_WIDTH
     figures = FIGURES if out.width >= ROOMY else FIGURES[:1] if whole_id else ()
     rows = []

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
+from sidecar.components import in_background
 from sidecar.config import StoreConfig
 from sidecar.keeping import retaining
 from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
@@ -95,8 +96,13 @@ class Upkeep:
         self._failed_code: str | None = None
         self._index: SearchIndex | None = None
 
-    async def run(self) -> None:
-        """Run the upkeep periodically until cancelled."""
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``. At the end, moves stop and a last snapshot is written."""
+        stack.push_async_callback(self.keep_last)
+        stack.push_async_callback(self.close)
+        in_background(stack, self._run())
+
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -188,9 +194,8 @@ class Upkeep:
             "progress": None if self._progress is None else asdict(self._progress),
         }
 
-    @property
-    def is_busy(self) -> bool:
-        """True while a move, a prune or a forget runs, so that the sidecar must not exit."""
+    def owes(self) -> bool:
+        """True while a move, a prune or a forget runs."""
         return self._removing.locked() or (self._migration is not None and not self._migration.done())
 
     async def discard(self) -> int:

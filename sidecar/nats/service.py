@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
@@ -55,7 +56,7 @@ class MirrorSource(NamedTuple):
 
 
 class NatsService:
-    """Runs everything that ``[nats]`` configures. ``start`` returns at once. Bound to its event loop.
+    """Runs everything that ``[nats]`` configures. ``open`` returns at once. Bound to its event loop.
 
     Without ``source`` it keeps a connection and publishes nothing.
     """
@@ -77,7 +78,16 @@ class NatsService:
         self.sessions: Sessions | None = None
         """The connection, shared by all publishers; ``None`` while ``[nats]`` is off or unusable."""
 
-    def start(self) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        stack.push_async_callback(self.close)
+        self.open()
+
+    def owes(self) -> bool:
+        """False: the next sidecar continues the mirror where this one stopped."""
+        return False
+
+    def open(self) -> None:
         """Start in the background. The caller holds the home's lock."""
         if self._config.mode == "off":
             return

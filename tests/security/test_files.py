@@ -280,7 +280,7 @@ async def test_a_planted_spool_is_not_read_and_not_deleted(home: Home, tmp_path:
     outside.write_text(f"{spool_line(1, {'hook': 'event', 't': 1, 'input': {}, 'output': None})}\n" * 2)
     {"link": lambda: path.symlink_to(outside), "pipe": lambda: os.mkfifo(path), "directory": path.mkdir}[planted]()
     store = MemoryStore()
-    ingest = Ingest(store, Translator(seeded_identity(2)))
+    ingest = Ingest(store, Translator(seeded_identity(2)), seeded_identity(2).now_ms)
     async with asyncio.timeout(HANG_SECONDS):
         assert await take_left(home.spool_path, ingest) == 0
     await ingest.close()

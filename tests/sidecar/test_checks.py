@@ -68,7 +68,7 @@ def programs(home: Home) -> Path:
 def look(home: Home) -> dict[str, Check]:
     async def collect() -> dict[str, Check]:
         command = [str(programs(home) / "durable-stream")]
-        return {check.name: check async for check in diagnose(home, command)}
+        return {check.name: check async for check in diagnose(home, command, system_identity())}
 
     return asyncio.run(collect())
 
@@ -391,7 +391,7 @@ def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     home = Home(tmp_path / "none")
 
     async def collect() -> dict[str, Check]:
-        return {check.name: check async for check in diagnose(home, [sys.executable])}
+        return {check.name: check async for check in diagnose(home, [sys.executable], system_identity())}
 
     found = asyncio.run(collect())
     assert found["home"].level == found["log"].level == "note"

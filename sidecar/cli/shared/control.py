@@ -57,15 +57,15 @@ async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
 
 
 async def _connected(home: Home) -> ControlClient:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.launch import ensure_running
     from sidecar.link.client import ControlClient, LinkUnavailable
     from sidecar.version import VERSION
-    from streams.identity import system_identity
 
     for left in reversed(range(TRIES)):
         info = await ensure_running(home)
         try:
-            return await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+            return await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
         except LinkUnavailable:
             now = home.running()
             if not left or (now is not None and now.boot == info.boot):

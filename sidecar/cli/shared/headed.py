@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.output import Output, shortened
 from sidecar.cli.shared.project import shown_directory, waiting_lines
 from sidecar.cli.shared.records import Lines
@@ -11,7 +12,6 @@ from sidecar.views.catalog import Catalog
 from sidecar.views.projects import Project
 from sidecar.views.select import Family
 from sidecar.views.wording import one_line
-from streams.identity import system_identity
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
@@ -70,11 +70,11 @@ class HeadedLines:
     def print_waiting(self) -> None:
         """Print a line for each open ask."""
         if self._out.terminal:
-            for line in waiting_lines(self._catalog, self._streams, system_identity().now_ms()):
+            for line in waiting_lines(self._catalog, self._streams, own_identity().now_ms()):
                 self._out.prose("", line, WAITING_STYLE)
 
     def _mark(self, record: Record) -> None:
-        now = system_identity().now_ms()
+        now = own_identity().now_ms()
         session = self._catalog.sessions.get(str(record.event.payload.get("session")))
         if session is None or record.event.payload.get("request") not in session.asks:
             return

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.cli.shared.command import Failure
+from sidecar.cli.shared.identity import own_identity
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
@@ -49,7 +50,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
         if error.name is None or error.name.split(".")[0] not in LIBRARY:
             raise
         raise Failure("nats-library", missing()) from None
-    return sessions_of(home, config)
+    return sessions_of(home, config, own_identity().nonce)
 
 
 # --- how it is, in words: `status` and `mirror status` say the same of the same ---

@@ -21,6 +21,7 @@ from sidecar.checks.check import has_defaults
 from sidecar.checks.nats import reserved_keys
 from sidecar.cli.shared import moving
 from sidecar.cli.shared.command import explain
+from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
 from sidecar.cli.shared.output import Output
 from sidecar.cli.shared.project import waiting_lines
@@ -28,7 +29,6 @@ from sidecar.home import Home
 from sidecar.views.select import catalog_of
 from sidecar.views.wording import bytes_text, local_time
 from streams.errors import StreamError
-from streams.identity import system_identity
 from streams.log.presence import kept_hint
 from streams.log.reader import LogReader
 from streams.query import describe_span
@@ -49,7 +49,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     found: dict[str, Any] | None = None
     if info is not None:
         try:
-            found = await ask_sidecar(home, "status")
+            found = await ask_sidecar(home, "status", own_identity().nonce)
         except NotAsked as error:
             if all(check.level != "problem" for check in quick_checks(home)):
                 problems.append(str(error))
@@ -113,7 +113,7 @@ async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
         catalog, _ = await catalog_of(LogReader(home.store_path))
     except (StreamError, OSError):
         return []
-    return waiting_lines(catalog, None, system_identity().now_ms())
+    return waiting_lines(catalog, None, own_identity().now_ms())
 
 
 async def _look(home: Home, problems: list[str]) -> int:
