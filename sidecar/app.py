@@ -30,6 +30,7 @@ from sidecar.logs import log_to
 from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
+from sidecar.worker import Worker
 from streams.errors import StreamError
 from streams.identity import Identity, seeded_identity, system_identity
 from streams.log.directory import read_manifest
@@ -213,7 +214,9 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
     sidecar = Sidecar(home, identity, told, store, translator, ingest, upkeep, spools, nats)
+    worker = sidecar.worker = Worker(home, config.worker, store, identity, redact.clean)
     register_requests(sidecar, upkeep, spools, nats)
+    worker.register(sidecar.requests)
     server = sidecar.server = LinkServer(
         sidecar,
         token=home.ensure_token(identities.secret.nonce),
@@ -227,7 +230,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         handshake_seconds=link.handshake_seconds,
     )
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
-    components = (nats, upkeep, ingest, spools, _Door(home, sidecar, server))
+    components = (nats, upkeep, ingest, spools, worker, _Door(home, sidecar, server))
     return _Running(sidecar, ingest, spools, server, components)
 
 

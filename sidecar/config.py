@@ -245,6 +245,19 @@ class NatsConfig(_Section):
         return self
 
 
+class WorkerConfig(_Section):
+    """``[worker]``: the agents that run in the sidecar, and what they may do."""
+
+    agents: tuple[str, ...] = ()
+    """Agents as ``module:attribute`` or ``path/to/file.py:attribute``; a path is relative to the home."""
+
+    effects: dict[str, str] = Field(default_factory=dict)
+    """What agents may do to the outside world: kind = the function that does it, named as an agent is."""
+
+    max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
+    """How many steps away from a user a command or event may be and still reach an agent."""
+
+
 class Config(_Section):
     """All sections. Create one with ``load_config``."""
 
@@ -254,6 +267,7 @@ class Config(_Section):
     capture: CaptureConfig = CaptureConfig()
     log: LogConfig = LogConfig()
     nats: NatsConfig = NatsConfig()
+    worker: WorkerConfig = WorkerConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:

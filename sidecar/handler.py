@@ -22,6 +22,7 @@ from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.nats.service import NatsService
 from sidecar.registry import Requests
 from sidecar.version import VERSION, is_newer
+from sidecar.worker import Worker
 from streams.identity import Identity
 from streams.log.log import Log
 
@@ -51,6 +52,7 @@ class Sidecar:
         self.boot, self.started_ms = identity.ulid(), identity.now_ms()
         self.requests = Requests()
         self.server: LinkServer | None = None
+        self.worker: Worker | None = None
         self.stopping = stopping
         self.leaving: ByeReason = "draining"
         self._loop = asyncio.get_running_loop()
@@ -184,6 +186,7 @@ class Sidecar:
             "held": self._ingest.held,
             "gaps": self._translator.counts["gaps"],
             "nats": self._nats.status(),
+            "worker": self.worker.status() if self.worker is not None else None,
         }
 
     def _link_status(self, link: ShimConnection) -> dict[str, Any]:

@@ -27,6 +27,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
 _STREAMS = ("streams", "streams/bus", "streams/log")
 _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
+_RUNTIME = ("sidecar/runtime", "sidecar/runtime/effects")
 _ROOMS = ("sidecar", "sidecar/capture", "sidecar/install", "sidecar/keeping", "sidecar/link", "sidecar/views")
 
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -72,6 +73,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         *_NATS,
         _LINK,
         _CAPTURE,
+        *_RUNTIME,
         "bridge/opencode/redact",
         "sidecar/capture",
         "sidecar/keeping",
@@ -131,7 +133,6 @@ MAKERS = {
 def faults_of(path: str, source: str) -> list[str]:
     """Every violation in one file, as ``path:line: what``. ``path`` is relative to the repository."""
     tree = ast.parse(source, path)
-    package = path.split("/")[0]
     faults = [] if ast.get_docstring(tree) else [f"{path}:1: no module docstring"]
     for line, module in _imports(tree, path):
         top = module.split(".")[0]

@@ -94,24 +94,23 @@ class Runtime:
         self._reading: asyncio.Task[None] | None = None
         self._kept = NOTHING
         self._problem = ""
+        self._is_level = False
+        """Whether the view holds everything that was in the log at the start."""
 
     async def start(self) -> None:
         """Restore every agent from the log, then begin to hand out events.
+
+        Commands are accepted when this returns. What the runtime owes is folded in the background, because without
+        a snapshot that reads the whole log.
 
         Raises:
             StreamError: the log cannot be read or written.
         """
         self.view, _ = await resume(self._store, VIEW, VIEW_VERSION, RuntimeView.load, RuntimeView)
-        async for record in self._store.read_all(after=self.view.position):
-            self.view.apply(record)
         self._kept = self.view.position
         for engine in self.engines.values():
             await engine.start()
-        for request in list(self.view.effects.values()):
-            async for record in self._store.read(request.stream, from_offset=request.offset):
-                self.effects.offer(record)
-                break
-        self._reading = asyncio.create_task(self._read(self.view.position))
+        self._reading = asyncio.create_task(self._read())
 
     async def close(self) -> None:
         """Stop handing out events, finish what the engines hold, and keep snapshots. Idempotent."""
@@ -139,6 +138,8 @@ class Runtime:
 
     def owes(self) -> bool:
         """Whether work is left that only this process will do."""
+        if not self._is_level and self._reading is not None and not self._reading.done():
+            return True
         return self.effects.is_busy or any(not engine.is_idle for engine in self.engines.values())
 
     def status(self) -> list[dict[str, Any]]:
@@ -234,10 +235,17 @@ class Runtime:
 
     # --- the log ---
 
-    async def _read(self, after: int) -> None:
-        after = min([after, *(engine.position for engine in self.engines.values() if not engine.is_broken)])
+    async def _read(self) -> None:
         try:
-            async for record in self._store.subscribe(after=after):
+            async for record in self._store.read_all(after=self.view.position):
+                self.view.apply(record)
+            for request in list(self.view.effects.values()):
+                async for record in self._store.read(request.stream, from_offset=request.offset):
+                    self.effects.offer(record)
+                    break
+            self._is_level = True
+            places = [engine.position for engine in self.engines.values() if not engine.is_broken]
+            async for record in self._store.subscribe(after=min([self.view.position, *places])):
                 await self._hand_out(record)
         except StreamError as error:
             self._problem = str(error)

@@ -222,12 +222,14 @@ class TestDeadLetters:
                 return [{"type": "watcher.failed", "payload": {}}] if event["type"] == "execution.step" else []
 
         async with running(store, Counter, Mended) as runtime:
+            await settled(runtime, store)
             assert await runtime.redrive(letter) == "done"
             assert runtime.view.dead == {}
             assert state(runtime, "watcher") == {"failed": 1}
             with pytest.raises(LookupError):
                 await runtime.redrive(letter)
         async with running(store, Counter, Mended) as runtime:
+            await settled(runtime, store)
             assert runtime.view.dead == {}
 
     async def test_a_dropped_letter_stays_dropped(self, store: StreamStore) -> None:
@@ -237,4 +239,5 @@ class TestDeadLetters:
             await runtime.drop(next(iter(runtime.view.dead)))
             assert runtime.view.dead == {}
         async with running(store, Counter, Watcher) as runtime:
+            await settled(runtime, store)
             assert runtime.view.dead == {}
