@@ -113,6 +113,11 @@ class IntentAgent:
         """See ``Agent``."""
         return ("turn.ended", "execution.output", "agent.input", "lifecycle.session.ended")
 
+    @property
+    def begins_anywhere(self) -> bool:
+        """See ``Agent``: it reacts only to what it began itself."""
+        return True
+
     def health(self) -> HealthStatus:
         """See ``Agent``."""
         return READY

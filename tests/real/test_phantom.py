@@ -31,7 +31,7 @@ def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) ->
 
 
 def spawn(prompt: str, title: str = "count things") -> str:
-    return f'CALL:agent_spawn {json.dumps({"prompt": prompt, "title": title})}THEN: SAY:started'
+    return f"CALL:agent_spawn {json.dumps({'prompt': prompt, 'title': title})}THEN: SAY:started"
 
 
 def intents(durable: DurableStream) -> list[dict[str, Any]]:
