@@ -251,7 +251,7 @@ class _Door:
     async def _leave(self) -> None:
         self._home.remove_info()
         await self._server.drain(reason=self._sidecar.leaving)
-        log.info("stopped serving")
+        log.info("stopped")
 
 
 async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> str | None:
