@@ -27,6 +27,7 @@ from sidecar.home import Home, HomeLock, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.keeping.upkeep import Upkeep, restore
 from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
+from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
@@ -209,11 +210,13 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     translator = Translator(identity, state, clean=redact.clean, hold_s=link.hold_seconds)
     source = MirrorSource(store, store.manifest.log_id, identity.now_ms, state.turn_of, redact.clean)
     nats = NatsService(home, config.nats, identities.secret.nonce, source)
-    ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude)
+    metrics = SidecarMetrics()
+    ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
     sidecar = Sidecar(home, identity, told, store, translator, ingest, upkeep, spools, nats)
-    register_requests(sidecar, upkeep, spools, nats)
+    metrics.read_from(sidecar.status)
+    register_requests(sidecar, upkeep, spools, nats, metrics)
     server = sidecar.server = LinkServer(
         sidecar,
         token=home.ensure_token(identities.secret.nonce),
@@ -225,6 +228,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         max_frame_bytes=link.max_frame_bytes,
         max_connections=link.max_connections,
         handshake_seconds=link.handshake_seconds,
+        metrics=metrics.text,
     )
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
     components = (nats, upkeep, ingest, spools, _Door(home, sidecar, server))
