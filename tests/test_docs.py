@@ -51,7 +51,7 @@ def test_generated_pages_are_fresh() -> None:
 
 def test_the_protocol_page_lists_the_requests_as_they_are_registered() -> None:
     sidecar = MagicMock(requests=Requests())
-    register_requests(sidecar, MagicMock(), MagicMock(), MagicMock())
+    register_requests(sidecar, MagicMock(), MagicMock(), MagicMock(), MagicMock())
     rows = {}
     for request in sidecar.requests.table:
         fields = request.args.model_fields.items()

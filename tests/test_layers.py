@@ -70,6 +70,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/nats",
         "sidecar/nats/mirror",
     ),
+    "sidecar/runtime": ("streams", "streams/bus"),
     "sidecar": (
         *_STREAMS,
         *_NATS,
@@ -82,6 +83,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/keeping",
         "sidecar/link",
         "sidecar/nats",
+        "sidecar/runtime",
     ),
 }
 """Which folders of ours each folder may import, next to itself. Nothing above ``streams/log`` knows a backend.
@@ -101,6 +103,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "nats": ("bridge/nats/jetstream/client*.py",),
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
+    "prometheus_client": ("sidecar/metrics.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
 
