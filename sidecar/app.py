@@ -251,7 +251,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     )
     durable.links = lambda: server.links
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
-    components = (nats, upkeep, ingest, spools, worker, durable, _Door(home, sidecar, server))
+    components = (nats, upkeep, ingest, spools, worker, _Door(home, sidecar, server), durable)
     return _Running(sidecar, ingest, spools, server, components)
 
 

@@ -70,7 +70,6 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/nats",
         "sidecar/nats/mirror",
     ),
-    "sidecar/runtime": ("streams", "streams/bus"),
     "sidecar": (
         *_STREAMS,
         *_NATS,
