@@ -29,8 +29,11 @@ from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
+from sidecar.orchestrator.effects import effect_kinds
+from sidecar.orchestrator.service import DurableStream
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
+from sidecar.worker import Worker
 from streams.errors import StreamError
 from streams.identity import Identity, seeded_identity, system_identity
 from streams.log.directory import read_manifest
@@ -216,7 +219,23 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     spools = SpoolWatch(home.spool_path, ingest)
     sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats)
     metrics.read_from(sidecar.status)
+    durable = DurableStream(home, config.phantom, identity, outside.nonce, state, ingest)
+    worker = sidecar.worker = Worker(
+        home,
+        config.worker,
+        store,
+        identity,
+        redact.clean,
+        built_in=(durable.agent,),
+        kinds=effect_kinds(durable.host),
+        metrics=metrics,
+    )
+    metrics.allow(agents=worker.runtime.engines, kinds=worker.kinds)
+    durable.attach(worker.runtime)
+    sidecar.durable = durable
     register_requests(sidecar, upkeep, spools, nats, metrics)
+    worker.register(sidecar.requests)
+    durable.register(sidecar.requests)
     server = sidecar.server = LinkServer(
         sidecar,
         token=home.ensure_token(outside.nonce),
@@ -230,8 +249,9 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         handshake_seconds=link.handshake_seconds,
         metrics=metrics.text,
     )
+    durable.links = lambda: server.links
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
-    components = (nats, upkeep, ingest, spools, _Door(home, sidecar, server))
+    components = (nats, upkeep, ingest, spools, worker, durable, _Door(home, sidecar, server))
     return _Running(sidecar, ingest, spools, server, components)
 
 

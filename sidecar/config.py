@@ -245,6 +245,37 @@ class NatsConfig(_Section):
         return self
 
 
+class WorkerConfig(_Section):
+    """``[worker]``: the agents that run in the sidecar, and what they may do."""
+
+    agents: tuple[str, ...] = ()
+    """Agents as ``module:attribute`` or ``path/to/file.py:attribute``; a path is relative to the home."""
+
+    effects: dict[str, str] = Field(default_factory=dict)
+    """What agents may do to the outside world: kind = the function that does it, named as an agent is."""
+
+    max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
+    """How many steps away from a user a command or event may be and still reach an agent."""
+
+
+class PhantomConfig(_Section):
+    """``[phantom]``: background work, and the tools that start it."""
+
+    tools: bool = True
+    """Whether the model gets the tools ``agent_spawn`` and so on."""
+
+    max_running: Annotated[int, Field(ge=1, le=100)] = 4
+    """How many background sessions run at a time; others wait in a durable queue."""
+
+    executable: Path | None = None
+    """The OpenCode that runs them; default: the one that asked, else ``opencode`` on the PATH."""
+
+    @field_validator("executable")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute(path)
+
+
 class Config(_Section):
     """All sections. Create one with ``load_config``."""
 
@@ -254,6 +285,8 @@ class Config(_Section):
     capture: CaptureConfig = CaptureConfig()
     log: LogConfig = LogConfig()
     nats: NatsConfig = NatsConfig()
+    worker: WorkerConfig = WorkerConfig()
+    phantom: PhantomConfig = PhantomConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
-from bridge.opencode.link.link import Refused
+from bridge.opencode.link.link import CallError, Refused
 from sidecar.capture.ingest import Ingest
 from sidecar.capture.spools import backlog
 from sidecar.capture.watching import SpoolWatch
@@ -20,8 +20,10 @@ from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.nats.service import NatsService
+from sidecar.orchestrator.service import DurableStream
 from sidecar.registry import Requests
 from sidecar.version import VERSION, is_newer
+from sidecar.worker import Worker
 from streams.identity import Identity
 from streams.log.log import Log
 
@@ -51,6 +53,8 @@ class Sidecar:
         self.boot, self.started_ms = identity.ulid(), identity.now_ms()
         self.requests = Requests()
         self.server: LinkServer | None = None
+        self.worker: Worker | None = None
+        self.durable: DurableStream | None = None
         self.stopping = stopping
         self.leaving: ByeReason = "draining"
         self._loop = asyncio.get_running_loop()
@@ -82,6 +86,17 @@ class Sidecar:
         """See ``links.Handler``. These are token deltas: never stored, published while NATS is connected."""
         self._translator.counts["lossy"] += len(items)
         self._nats.deltas(items)
+
+    async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
+        """See ``links.Handler``."""
+        if self.durable is None:
+            raise CallError("unavailable", "this sidecar has no tools")
+        return await self.durable.tool(link, name, args, context)
+
+    async def ready(self, link: ShimConnection) -> None:
+        """See ``links.Handler``."""
+        if self.durable is not None:
+            await self.durable.observe(link)
 
     async def closed(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
@@ -184,6 +199,7 @@ class Sidecar:
             "held": self._ingest.held,
             "gaps": self._translator.counts["gaps"],
             "nats": self._nats.status(),
+            "worker": self.worker.status() if self.worker is not None else None,
         }
 
     def _link_status(self, link: ShimConnection) -> dict[str, Any]:

@@ -57,7 +57,7 @@ MIRROR_STATE: Final = "durable_stream_mirror_state"
 class SidecarMetrics:
     """The metrics of one sidecar; implements ``runtime.metrics.Metrics``. Call it from its event loop.
 
-    ``agents`` and ``kinds`` are the configured ones: the only values of these labels, next to ``other``.
+    ``agents`` and ``kinds`` are the loaded ones: the only values of these labels, next to ``other``.
     """
 
     def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
@@ -89,6 +89,10 @@ class SidecarMetrics:
         self._batch = Histogram(
             "durable_stream_commit_events", "Events in one append", registry=self.registry, buckets=BATCH_EVENTS
         )
+
+    def allow(self, *, agents: Collection[str], kinds: Collection[str]) -> None:
+        """Replace the values of the labels ``agent`` and ``kind`` that are told apart."""
+        self._agents, self._kinds = frozenset(agents), frozenset(kinds)
 
     def read_from(self, status: Callable[[], Mapping[str, Any]]) -> None:
         """Read ``status`` at each scrape."""

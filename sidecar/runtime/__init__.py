@@ -1,1 +1,1 @@
-"""The runtime: agents that act on what is recorded. Knows the log and the bus, not the process around it."""
+"""The runtime: agents with exactly-once state, and effects with a ledger. Imports only stdlib, pydantic and streams."""

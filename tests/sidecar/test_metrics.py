@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.opencode.link.link import RequestError
 from sidecar.capture.play import play
 from sidecar.home import Home
+from sidecar.link.client import ControlClient
 from sidecar.metrics import FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.nats.mirror.task import MirrorTask
 from sidecar.runtime.metrics import Metrics, NoMetrics
@@ -164,3 +166,31 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path:
     finally:
         process.terminate()
         process.wait(HANG_SECONDS)
+
+
+async def test_an_agents_commands_are_counted_under_its_name(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    agents = REPOSITORY / "tests" / "sidecar" / "runtime" / "agents.py"
+    home.config_path.write_text(f'[worker]\nagents = ["{agents}:Counter"]\n')
+    process = start(home)
+    try:
+        running(home)
+        async with await ControlClient.connect(home, version="test", nonce=system_identity().nonce) as client:
+            command = {"agent": "counter", "type": "add", "payload": {"by": 2}, "key": "one"}
+            for _ in range(2):
+                await client.request("send", command)
+            with pytest.raises(RequestError):
+                await client.request("send", {"agent": "counter", "type": "fail"})
+            with pytest.raises(RequestError):
+                await client.request("send", {"agent": "nobody", "type": "add"})
+            found = samples((await client.request("metrics"))["text"])
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
+    assert found["events_received_total", "counter"] >= 3
+    assert found["events_emitted_total", "counter"] == 1
+    assert found["durable_stream_agent_duplicates_total", "counter"] == 1
+    assert found["durable_stream_agent_failures_total", "counter"] >= 1
+    assert found["event_processing_duration_ms_count", "counter"] >= 1
+    assert found["durable_stream_commit_events_count", ""] >= 1

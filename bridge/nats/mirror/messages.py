@@ -46,10 +46,10 @@ from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Chunk, L0Payload
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
-from bridge.nats.trace import TraceContext, made_trace, parse_traceparent
 from streams.event import StreamEvent
 from streams.hashing import canonical, encode
 from streams.store import Record
+from streams.trace import TraceContext, made_trace, parse_traceparent
 
 Form = Literal["whole", "forgotten", "pointer", "stub"]
 

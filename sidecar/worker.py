@@ -1,0 +1,133 @@
+"""The runtime in the sidecar: built-in agents, the user's agents and effects from ``[worker]``, and its requests.
+
+An agent that cannot be loaded keeps nothing else from working: it is listed as FAILED, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from pydantic import Field
+
+from bridge.opencode.link.link import RequestError
+from sidecar.config import WorkerConfig
+from sidecar.home import Home
+from sidecar.registry import Args, NoArgs, Requests
+from sidecar.runtime.agent import Agent
+from sidecar.runtime.effects.runner import EffectKind
+from sidecar.runtime.engine import AgentFailed, InputRefused
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
+from sidecar.runtime.metrics import Metrics
+from sidecar.runtime.runtime import Runtime, UnknownAgent
+from streams.identity import Identity
+from streams.store import StreamStore
+
+log = logging.getLogger("sidecar.worker")
+
+
+class SendArgs(Args):
+    """See ``Worker.send``."""
+
+    agent: str = Field(max_length=100, description="the agent's name")
+    type: str = Field(max_length=160, description="the command's type")
+    payload: dict[str, Any] = Field(default={}, description="the command's payload")
+    key: str | None = Field(default=None, max_length=300, description="names the command: the same key is handled once")
+
+
+class Worker:
+    """A component: all agents of the home, and their effects."""
+
+    def __init__(
+        self,
+        home: Home,
+        config: WorkerConfig,
+        store: StreamStore,
+        identity: Identity,
+        clean: Callable[[Any], Any],
+        *,
+        built_in: Sequence[Agent] = (),
+        kinds: Mapping[str, EffectKind] | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._identity = identity
+        self.problems: list[dict[str, str]] = []
+        agents = [*built_in, *self._users_agents(home, config, {agent.name for agent in built_in})]
+        self.kinds = {**self._users_effects(home, config), **(kinds or {})}
+        self.runtime = Runtime(
+            store,
+            identity,
+            agents,
+            kinds=self.kinds,
+            clean=clean,
+            max_depth=config.max_recursion_depth,
+            metrics=metrics,
+        )
+
+    def _users_agents(self, home: Home, config: WorkerConfig, taken: set[str]) -> list[UserAgent]:
+        loaded: dict[str, UserAgent] = {}
+        for spec in config.agents:
+            try:
+                (agent,) = load_agents([spec], home.path)
+                if agent.name in taken or agent.name in loaded:
+                    raise LoadError(spec, f"another agent is named {agent.name}; both would take the same commands")
+            except LoadError as error:
+                self._complain(spec, error)
+                continue
+            loaded[agent.name] = agent
+        return list(loaded.values())
+
+    def _users_effects(self, home: Home, config: WorkerConfig) -> dict[str, EffectKind]:
+        kinds: dict[str, EffectKind] = {}
+        for kind, spec in config.effects.items():
+            try:
+                kinds[kind] = UserEffect(spec, load_object(spec, home.path))
+            except LoadError as error:
+                self._complain(spec, error)
+        return kinds
+
+    def _complain(self, spec: str, error: LoadError) -> None:
+        log.error("%s", error)
+        self.problems.append({"spec": spec, "reason": error.reason})
+
+    # --- life ---
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        await self.runtime.start()
+        stack.push_async_callback(self.runtime.close)
+
+    def owes(self) -> bool:
+        """See ``Component``."""
+        return self.runtime.owes()
+
+    # --- requests ---
+
+    def register(self, requests: Requests) -> None:
+        """Add its requests to the table."""
+        requests.register("agents", NoArgs, self.agents, "`agents`: each agent's health, lag and counts; `problems`")
+        requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
+
+    def status(self) -> dict[str, Any]:
+        """For ``status``: every agent, and what could not be loaded."""
+        return {"agents": self.runtime.status(), "problems": self.problems}
+
+    async def agents(self, args: NoArgs) -> dict[str, Any]:
+        """Say how every agent is."""
+        return self.status()
+
+    async def send(self, args: SendArgs) -> dict[str, Any]:
+        """Hand a command to an agent, as a person; answers when its results are durable."""
+        key = args.key or self._identity.ulid()
+        try:
+            handled = await self.runtime.command(args.agent, Command(f"cli:{key}", args.type, args.payload))
+        except UnknownAgent as error:
+            raise RequestError("unknown-agent", str(error)) from None
+        except InputRefused as error:
+            raise RequestError(error.code, str(error)) from None
+        except AgentFailed as error:
+            raise RequestError("agent-failed", str(error)) from None
+        return {"outcome": handled.outcome, "key": key, "records": [record.as_json() for record in handled.records]}
