@@ -230,7 +230,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         kinds=effect_kinds(durable.host),
         metrics=metrics,
     )
-    metrics.allow(agents=worker.runtime.engines, kinds=worker.kinds)
+    metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)
     sidecar.durable = durable
     register_requests(sidecar, upkeep, spools, nats, metrics)

@@ -100,8 +100,8 @@ class SidecarMetrics:
             "durable_stream_commit_events", "Events in one append", registry=self.registry, buckets=BATCH_EVENTS
         )
 
-    def allow(self, *, agents: Collection[str], kinds: Collection[str]) -> None:
-        """Replace the values of the labels ``agent`` and ``kind`` that are told apart."""
+    def know(self, agents: Collection[str], kinds: Collection[str]) -> None:
+        """Name the configured agents and effects, before anything is counted."""
         self._agents, self._kinds = frozenset(agents), frozenset(kinds)
 
     def read_from(self, status: Callable[[], Mapping[str, Any]]) -> None:

@@ -56,12 +56,11 @@ class Worker:
         self._identity = identity
         self.problems: list[dict[str, str]] = []
         agents = [*built_in, *self._users_agents(home, config, {agent.name for agent in built_in})]
-        self.kinds = {**self._users_effects(home, config), **(kinds or {})}
         self.runtime = Runtime(
             store,
             identity,
             agents,
-            kinds=self.kinds,
+            kinds={**self._users_effects(home, config), **(kinds or {})},
             clean=clean,
             max_depth=config.max_recursion_depth,
             metrics=metrics,
