@@ -6,6 +6,7 @@ Labels cannot explode: the only ones are ``agent`` and ``kind``, and a value tha
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -51,13 +52,22 @@ FACTS: Final = (
         "durable_stream_scrapes_refused_total", ("door", "refused_scrapes"), "Requests for metrics without the bearer"
     ),
 )
+AGENT_FACTS: Final = (
+    Fact("durable_stream_agent_waiting", ("waiting",), "Commands and events that wait for the agent"),
+    Fact("durable_stream_agent_lag", ("lag",), "Records of the log that the agent has not seen"),
+    Fact("durable_stream_agent_dead_letters", ("dead",), "Dead letters that are kept"),
+    Fact("durable_stream_agent_effects", ("effects",), "Effects that are not finished"),
+    Fact("durable_stream_agent_effects_in_doubt", ("in_doubt",), "Effects of which nobody knows whether they happened"),
+)
+"""Read from each agent's row of ``status``."""
+
 MIRROR_STATE: Final = "durable_stream_mirror_state"
 
 
 class SidecarMetrics:
     """The metrics of one sidecar; implements ``runtime.metrics.Metrics``. Call it from its event loop.
 
-    ``agents`` and ``kinds`` are the configured ones: the only values of these labels, next to ``other``.
+    ``agents`` and ``kinds`` are the loaded ones: the only values of these labels, next to ``other``.
     """
 
     def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
@@ -96,7 +106,7 @@ class SidecarMetrics:
 
     def read_from(self, status: Callable[[], Mapping[str, Any]]) -> None:
         """Read ``status`` at each scrape."""
-        self.registry.register(_StatusCollector(status))
+        self.registry.register(_StatusCollector(status, self._agent))
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format 0.0.4."""
@@ -140,8 +150,8 @@ class SidecarMetrics:
 
 
 class _StatusCollector(Collector):
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        self._status = status
+    def __init__(self, status: Callable[[], Mapping[str, Any]], label: Callable[[str], str]) -> None:
+        self._status, self._label = status, label
 
     def describe(self) -> Iterator[Metric]:
         """The metrics without values: registering must not ask for the status."""
@@ -156,6 +166,15 @@ class _StatusCollector(Collector):
             kind = CounterMetricFamily if fact.is_counter else GaugeMetricFamily
             value = _at(status, fact.path)
             yield kind(fact.name, fact.help, value=None if value is None else float(value))
+        agents = (status.get("worker") or {}).get("agents", ())
+        for fact in AGENT_FACTS:
+            gauge = GaugeMetricFamily(fact.name, fact.help, labels=["agent"])
+            sums: Counts[str] = Counts()
+            for agent in agents:
+                sums[self._label(agent["name"])] += _at(agent, fact.path)
+            for name, value in sums.items():
+                gauge.add_metric([name], value)
+            yield gauge
         states = GaugeMetricFamily(MIRROR_STATE, "1 for what the mirror is doing", labels=["kind"])
         doing = _at(status, ("nats", "mirror", "state"))
         if doing is not None:

@@ -82,7 +82,6 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/keeping",
         "sidecar/link",
         "sidecar/nats",
-        "sidecar/runtime",
     ),
 }
 """Which folders of ours each folder may import, next to itself. Nothing above ``streams/log`` knows a backend.

@@ -125,8 +125,8 @@ class DurableStream:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             deadline = self.agent.deadline()
-            now = self._identity.now_ms()
-            if deadline is not None and deadline <= now:
+            # Without a deadline it does not read the clock, which a deterministic run advances with each reading.
+            if deadline is not None and deadline <= (now := self._identity.now_ms()):
                 await self._tell("tick", f"tick:{now}", {"now": now})
             if self.owes() or self.headless.pid is None:
                 idle_since = None

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.opencode.link.link import RequestError
 from sidecar.capture.play import play
 from sidecar.home import Home
-from sidecar.metrics import FACTS, MIRROR_STATES, SidecarMetrics
+from sidecar.link.client import ControlClient
+from sidecar.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.nats.mirror.task import MirrorTask
 from sidecar.runtime.metrics import Metrics, NoMetrics
 from streams.identity import system_identity
@@ -94,6 +96,17 @@ def test_a_part_that_is_off_has_no_value() -> None:
     assert samples(metrics.text().decode())["durable_stream_mirror_state", "other"] == 1
 
 
+def test_each_agent_has_its_depths_and_unknown_ones_share_a_label() -> None:
+    metrics = SidecarMetrics(agents=["oracle"])
+    figures = {"waiting": 3, "lag": 4, "dead": 1, "effects": 2, "in_doubt": 0}
+    rows = [{"name": name, **figures} for name in ("oracle", "x", "y")]
+    metrics.read_from(lambda: {"worker": {"agents": rows, "problems": []}})
+    found = samples(metrics.text().decode())
+    for fact in AGENT_FACTS:
+        value = figures[fact.path[0]]
+        assert {k[1]: v for k, v in found.items() if k[0] == fact.name} == {"oracle": value, "other": 2 * value}
+
+
 def test_the_mirrors_states_are_those_that_it_names() -> None:
     named = re.search(r"``state`` \((.*?)\)", MirrorTask.status.__doc__ or "", re.DOTALL)
     assert named is not None and re.findall(r"``(\w+)``", named[1]) == list(MIRROR_STATES)
@@ -124,6 +137,7 @@ def test_the_operations_page_lists_the_metrics_as_they_are_registered() -> None:
         "durable_stream_dead_letters_total",
         "durable_stream_effect_retries_total",
         "durable_stream_mirror_state",
+        *(fact.name for fact in AGENT_FACTS),
     }
 
 
@@ -164,3 +178,33 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path:
     finally:
         process.terminate()
         process.wait(HANG_SECONDS)
+
+
+async def test_an_agents_commands_are_counted_under_its_name(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    agents = REPOSITORY / "tests" / "sidecar" / "runtime" / "agents.py"
+    home.config_path.write_text(f'[worker]\nagents = ["{agents}:Counter"]\n')
+    process = start(home)
+    try:
+        running(home)
+        async with await ControlClient.connect(home, version="test", nonce=system_identity().nonce) as client:
+            command = {"agent": "counter", "type": "add", "payload": {"by": 2}, "key": "one"}
+            for _ in range(2):
+                await client.request("send", command)
+            with pytest.raises(RequestError):
+                await client.request("send", {"agent": "counter", "type": "fail"})
+            with pytest.raises(RequestError):
+                await client.request("send", {"agent": "nobody", "type": "add"})
+            found = samples((await client.request("metrics"))["text"])
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
+    assert found["events_received_total", "counter"] >= 3
+    assert found["events_emitted_total", "counter"] == 1
+    assert found["durable_stream_agent_duplicates_total", "counter"] == 1
+    assert found["durable_stream_agent_failures_total", "counter"] >= 1
+    assert found["event_processing_duration_ms_count", "counter"] >= 1
+    assert found["durable_stream_commit_events_count", ""] >= 1
+    for fact in AGENT_FACTS:
+        assert (fact.name, "counter") in found
