@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +13,7 @@ from sidecar.runtime.runtime import UnknownAgent
 from streams.errors import StreamError
 from streams.store import StreamStore
 from tests.sidecar.runtime.agents import Counter, Other, Watcher
-from tests.sidecar.runtime.support import command, opener, records, running, settled, state, steps, types
-
-
-@pytest.fixture(params=["memory", "jsonl", "sqlite"])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return opener(request.param, tmp_path)
-
-
-@pytest.fixture
-async def store(open_store: Any) -> AsyncIterator[StreamStore]:
-    store = await open_store()
-    yield store
-    await store.close()
+from tests.sidecar.runtime.support import command, records, running, settled, state, steps, types
 
 
 class TestCommands:
