@@ -398,8 +398,6 @@ class Engine:
         known = in_batch.get(given.key)
         if known is None and (found := await self._store.find(given.key)) is not None:
             known = found.event
-        if known is None and given.key in self._removed:
-            return "duplicate", []
         if known is not None:
             if given.position is None and not _is_same(known, given.record):
                 raise InputRefused("key-conflict", "this key was used for another command; use a new key")
@@ -431,6 +429,8 @@ class Engine:
                 events.append(self._outbox.requested(given, number, effect, self._outbox.visit_key(effect, visit)))
         except InvalidEvent as error:
             raise AgentFailed(self.name, str(error)) from None
+        if any(event.idempotency_key in self._removed for event in events):
+            return "duplicate", []
         try:
             for event in events[1:]:
                 self.agent.apply(event)

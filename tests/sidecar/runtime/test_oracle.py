@@ -1,4 +1,4 @@
-"""Any mix of duplicates, orders, groups, restarts, snapshots, poison and two engines equals an oracle (RELIABILITY 11)."""
+"""Duplicates, any order, groups, restarts, snapshots, poison, two engines: equals an oracle (RELIABILITY 11)."""
 
 from __future__ import annotations
 
