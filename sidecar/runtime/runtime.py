@@ -241,7 +241,8 @@ class Runtime:
                 self.view.apply(record)
             for request in list(self.view.effects.values()):
                 async for record in self._store.read(request.stream, from_offset=request.offset):
-                    self.effects.offer(record)
+                    if record.offset == request.offset:
+                        self.effects.offer(record)
                     break
             self._is_level = True
             places = [engine.position for engine in self.engines.values() if not engine.is_broken]
