@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import OptionalSession
 from sidecar.cli.shared.command import JsonFlag, complain, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
@@ -27,15 +27,7 @@ class Form(StrEnum):
 
 async def read(
     context: typer.Context,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STREAM]",
-            help="A stream's or child session's id, or its unique beginning or end; "
-            "default: the newest stream of the current project.",
-            autocompletion=complete.sessions,
-        ),
-    ] = None,
+    stream: OptionalSession = None,
     form: Annotated[
         Form | None, typer.Option("--format", help="Write this; in a pipe, Markdown is written anyway.")
     ] = None,

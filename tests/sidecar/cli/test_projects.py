@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from sidecar.views.select import LogReader, catalog_of
 from sidecar.views.wording import rough_span
 from streams.event import StreamEvent
 from tests.sidecar.cli.helpers import append, run, run_and_stop
-from tests.sidecar.cli.test_live import Process
+from tests.sidecar.cli.processes import Process
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 from tests.streams.builders import event
 
@@ -213,14 +212,6 @@ class TestTitles:
     def test_a_forgotten_stream_says_so(self, home: Path) -> None:
         assert run_and_stop(home, "forget", "ses_blog", "--yes").code == 0
         assert "(forgotten)" in run(home, "streams").out
-
-
-@pytest.fixture
-def started() -> Iterator[list[Process]]:
-    processes: list[Process] = []
-    yield processes
-    for process in processes:
-        process.end()
 
 
 class TestFollowAll:
