@@ -158,8 +158,6 @@ class ClientSocket:
                     while True:
                         await self.receive()
         self.abort()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
 
     def abort(self) -> None:
         """Drop the connection at once. Idempotent."""
