@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, Self
 
-import platformdirs
-
 from streams.files import write_durably
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
@@ -53,6 +51,12 @@ class HomeLocked(HomeError):
     code: ClassVar[str] = "home-locked"
 
 
+def _default() -> str:
+    import platformdirs
+
+    return platformdirs.user_data_dir("durable-stream", False)
+
+
 @dataclass(frozen=True, slots=True)
 class SidecarInfo:
     """How to find the running sidecar: the content of ``sidecar.json``."""
@@ -73,8 +77,7 @@ class Home:
     """
 
     def __init__(self, path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> None:
-        given = path or environ.get("DURABLE_STREAM_HOME") or platformdirs.user_data_dir("durable-stream", False)
-        self.path = Path(given).expanduser().resolve()
+        self.path = Path(path or environ.get("DURABLE_STREAM_HOME") or _default()).expanduser().resolve()
         self.config_path = self.path / "config.toml"
         self.token_path = self.path / "token"
         self.lock_path = self.path / "sidecar.lock"

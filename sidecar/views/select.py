@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar, Final, cast
 from weakref import WeakKeyDictionary
@@ -162,8 +163,6 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         raise Ambiguous(f"{given!r} fits {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
     if not seen:
         raise NoLog(empty_text(reader))
-    from difflib import get_close_matches
-
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
     raise NotFound(f"there is no stream {given!r}; {hint}")
