@@ -7,7 +7,6 @@ without output, as a shell expects.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import functools
 import gc
@@ -28,8 +27,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object pe
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-ALLOCATIONS_A_COLLECTION = 10_000
-"""Objects that a command makes before the garbage collector looks for cycles; Python's own 700 suits small programs."""
+UNCOLLECTED_SECONDS = 1.0
+"""How long a command may run before the garbage collector, which ``main`` turned off, comes back."""
 
 _OUR_ERRORS = (
     ("streams.errors", "StreamError"),
@@ -116,7 +115,6 @@ def add_command(
 def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
-        _collect_less()
         try:
             result = function(*args, **kwargs)
             if inspect.iscoroutine(result):
@@ -142,20 +140,11 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
     return run
 
 
-def _collect_less() -> None:
-    """Spare the garbage collector what imports made: looking through it takes a fifth of a short command's time.
-
-    Commands that keep running still collect, a little later each time.
-    """
-    gc.freeze()
-    gc.set_threshold(ALLOCATIONS_A_COLLECTION)
-    atexit.register(gc.freeze)  # Python collects once more when it ends, for nothing
-
-
 async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
     """Run a command, then let abandoned readers close their files, which happens in other tasks."""
     import asyncio
 
+    asyncio.get_running_loop().call_later(UNCOLLECTED_SECONDS, gc.enable)
     result = await command
     for _ in range(3):  # one closes the next: reader, scan, file
         await asyncio.sleep(0)
