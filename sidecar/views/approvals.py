@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from os.path import normpath
 from typing import Any, Literal
 
+from sidecar.views.asked import CHECKPOINT, what_is_asked
 from sidecar.views.fields import as_list, as_mapping, as_strings, as_text, first_text
 from sidecar.views.wording import one_line
 from streams.query import describe_span
 from streams.store import Record
-
-CHECKPOINT = "workflow.checkpoint"
 
 AskState = Literal["waiting", "replied", "rejected", "over"]
 """``over``: the turn or the process ended before anybody answered."""
@@ -215,17 +214,6 @@ def add_answer(ask: Ask, record: Record) -> None:
         ", ".join(as_strings(one)) if isinstance(one, list) else as_text(one) for one in as_list(payload.get("answers"))
     ]
     ask.by, ask.waited_ms = record.event.actor, max(record.event.ts - ask.ts, 0)
-
-
-def what_is_asked(payload: dict[str, Any]) -> str:
-    """What an ask is about, on one line: the command, else the patterns; the questions.
-
-    The patterns of a command are its parts, so only the command itself shows how they are joined.
-    """
-    if questions := as_list(payload.get("questions")):
-        return one_line("; ".join(as_text(each.get("question")) for each in questions if isinstance(each, dict)))
-    command = as_text(as_mapping(payload.get("metadata")).get("command"))
-    return one_line(command or " ; ".join(map(as_text, as_list(payload.get("patterns")))))
 
 
 _SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))

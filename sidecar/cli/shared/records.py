@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.shared.output import Output, fitted, marked, padded
-from sidecar.views.approvals import CHECKPOINT
+from sidecar.views.asked import CHECKPOINT
 from sidecar.views.describe import LONGEST, Line, Tone, describe
 from sidecar.views.timing import Timing
 from sidecar.views.wording import iso_time, local_time, one_line, printable
