@@ -176,7 +176,8 @@ class Catalog:
         payload = record.event.payload
         request = as_text(payload.get("request"))
         if payload.get("state") == "asked":
-            text = asked_text(payload)[:_ASK_LENGTH]
+            text = asked_text(payload)
+            text = text[:_ASK_LENGTH] + "…" * (len(text) > _ASK_LENGTH)
             session.asks[request] = OpenAsk(request, session.id, record.event.id, record.event.ts, text)
         else:
             session.asks.pop(request, None)

@@ -21,10 +21,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("options", [[], ["--diff"]])
-def test_the_screen_is_as_it_was_drawn(home: Path, options: list[str], width: int) -> None:
+def test_the_screen_is_as_drawn(home: Path, options: list[str], width: int) -> None:
     output = on_terminal(home, "changes", *options, width=width, HOME="/home/ada")
     golden = SCREENS / f"{'-'.join(['changes', *(option.strip('-') for option in options)])}-{width}.txt"
     screen = shown(drawn(output, width))
     if os.environ.get("DRAW_SCREENS"):
         golden.write_text(screen)
-    assert screen == golden.read_text(), "if it is meant: DRAW_SCREENS=1 pytest tests/sidecar/cli/test_changes_screen.py"
+    assert screen == golden.read_text(), "if it is meant: DRAW_SCREENS=1 pytest " + __file__
