@@ -174,7 +174,7 @@ class Sidecar:
                 return {"stopping": True, "pid": os.getpid()}
             case "migrate":
                 if args.get("to") not in FORMATS:
-                    raise RequestError("bad-arguments", "name the backend to move to: jsonl or sqlite")
+                    raise RequestError("bad-arguments", "name the backend to migrate to: jsonl or sqlite")
                 return self.upkeep.migrate(args["to"])
             case "migration":
                 return self.upkeep.migration()

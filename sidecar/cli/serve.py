@@ -12,12 +12,12 @@ from sidecar.cli.shared.command import complain, home_of
 async def serve(
     context: typer.Context,
     idle_exit: Annotated[
-        bool, typer.Option("--idle-exit", help="Leave after an idle time; as the plugin starts it.")
+        bool, typer.Option("--idle-exit", help="Exit after an idle time. The plugin uses this.")
     ] = False,
 ) -> int:
     """Run the sidecar until it is stopped.
 
-    The OpenCode plugin starts one by itself when none runs.
+    The OpenCode plugin starts one automatically when none runs.
     """
     home = home_of(context)
     home.check_owner()
