@@ -258,6 +258,24 @@ class WorkerConfig(_Section):
     """How many steps away from a user a command or event may be and still reach an agent."""
 
 
+class PhantomConfig(_Section):
+    """``[phantom]``: background work, and the tools that start it."""
+
+    tools: bool = True
+    """Whether the model gets the tools ``agent_spawn`` and so on."""
+
+    max_running: Annotated[int, Field(ge=1, le=100)] = 4
+    """How many background sessions run at a time; others wait in a durable queue."""
+
+    executable: Path | None = None
+    """The OpenCode that runs them; default: the one that asked, else ``opencode`` on the PATH."""
+
+    @field_validator("executable")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute(path)
+
+
 class Config(_Section):
     """All sections. Create one with ``load_config``."""
 
@@ -268,6 +286,7 @@ class Config(_Section):
     log: LogConfig = LogConfig()
     nats: NatsConfig = NatsConfig()
     worker: WorkerConfig = WorkerConfig()
+    phantom: PhantomConfig = PhantomConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:

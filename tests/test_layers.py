@@ -53,6 +53,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
+    "sidecar/orchestrator": ("streams", *_RUNTIME, _LINK, _CAPTURE, "sidecar"),
     "sidecar/nats": (*_STREAMS, *_NATS, _LINK, "sidecar", "sidecar/link", "sidecar/nats/mirror", "sidecar/nats/server"),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
@@ -63,6 +64,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         *_NATS,
         _LINK,
         *_ROOMS,
+        "sidecar/orchestrator",
         "sidecar/checks",
         "sidecar/cli/shared",
         "sidecar/nats",
@@ -74,6 +76,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _LINK,
         _CAPTURE,
         *_RUNTIME,
+        "sidecar/orchestrator",
         "bridge/opencode/redact",
         "sidecar/capture",
         "sidecar/keeping",
@@ -98,6 +101,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "nats": ("bridge/nats/jetstream/client*.py",),
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
+    "prometheus_client": ("sidecar/metrics.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
 

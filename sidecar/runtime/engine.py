@@ -19,7 +19,8 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -160,12 +161,15 @@ class Engine:
             StreamError: the log cannot be read or written.
         """
         await self._restore()
-        if self._next == 0:
+        if self._next == 0 and not self.agent.begins_anywhere:
             # Written down, so that a crash before the first input does not move the agent's beginning.
             event = installed(self.name, self._store.head, self._identity)
             self._next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
             await self._restore()
-        self.position = max(self.position, await self._store.cursor(self._cursor))
+        kept = await self._store.cursor(self._cursor)
+        if self._next == 0 and kept == NOTHING:
+            kept = self._store.head
+        self.position = max(self.position, kept)
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -212,7 +216,8 @@ class Engine:
     async def keep_place(self) -> None:
         """Keep a hint of the place in the log, so that a restart need not read what was passed."""
         if self.position > NOTHING:
-            await self._store.advance(self._cursor, self.position)
+            with hinted(f"the place of agent {self.name}"):
+                await self._store.advance(self._cursor, self.position)
 
     # --- inputs ---
 
@@ -521,8 +526,18 @@ class Engine:
         if self._last_own == NOTHING or self._next < 0 or self.is_broken or not self._since_snapshot:
             return
         kept = {"state": self.agent.state(), "next": self._next, "position": self.position}
-        await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, self._last_own, canonical(kept)))
-        self._since_snapshot = 0
+        with hinted(f"the state of agent {self.name}"):
+            await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, self._last_own, canonical(kept)))
+            self._since_snapshot = 0
+
+
+@contextmanager
+def hinted(what: str) -> Iterator[None]:
+    """Keep something that only saves time: a disk that refuses it ends nothing."""
+    try:
+        yield
+    except (OSError, StreamError) as error:
+        log.warning("%s was not kept: %s", what, error)
 
 
 def _is_same(known: StreamEvent, given: StreamEvent) -> bool:
