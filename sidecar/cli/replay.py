@@ -11,6 +11,7 @@ from sidecar.cli.shared.arguments import StreamArgument
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 
 if TYPE_CHECKING:
+    from sidecar.runtime.agent import Agent
     from sidecar.runtime.loading import UserAgent
 
 AGENT = "agent/"
@@ -32,6 +33,8 @@ async def replay(
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
+    from sidecar.orchestrator.intents import NAME as INTENTS
+    from sidecar.orchestrator.intents import IntentAgent
     from sidecar.runtime.replay import replay as replayed
     from sidecar.views.select import find_stream, open_reader
 
@@ -45,8 +48,11 @@ async def replay(
             f"{found} was captured, so there is nothing to run again; only streams of agents, agent/NAME, can be "
             f"replayed: `durable-stream log {found}` shows what is in it",
         )
-    specs = agent if agent else list(load_config(home.config_path).worker.agents)
-    one = _agent(name, specs, home.path)
+    config = load_config(home.config_path)
+    if name == INTENTS and not agent:
+        one: Agent = IntentAgent(config.phantom.max_running)
+    else:
+        one = _agent(name, agent or list(config.worker.agents), home.path)
     result = await replayed(reader, one)
     difference = result.difference
     if json:

@@ -78,16 +78,22 @@ class Impure(RuntimeError):
 
 
 def check_agent(
-    make: Callable[[], Any], events: Sequence[StreamEvent | Mapping[str, Any]], *, spec: str = "agent"
+    make: Callable[[], Any],
+    events: Sequence[StreamEvent | Mapping[str, Any]],
+    *,
+    spec: str = "agent",
+    wrap: Callable[[str, Callable[[], Any]], Agent] = UserAgent,
 ) -> list[Finding]:
     """Check an agent with some events; each is a ``StreamEvent``, or a dictionary with ``type`` and ``payload``.
+
+    ``wrap`` makes an ``Agent`` of what ``make`` returns.
 
     Raises:
         LoadError: it is no agent.
     """
     findings = check_source(type(make()))
     try:
-        first, second = (_Run(UserAgent(spec, make)) for _ in range(2))
+        first, second = (_Run(wrap(spec, make)) for _ in range(2))
         identity = seeded_identity(0)
         given = [_event(event, identity) for event in events]
         for event in given:

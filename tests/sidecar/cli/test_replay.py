@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidecar.home import Home
+from sidecar.orchestrator.intents import IntentAgent
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.runtime import Runtime
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.bad_stores import snapshot
@@ -50,6 +54,20 @@ def test_an_agent_that_is_as_it_was_replays(home: Home) -> None:
 def test_the_agents_of_the_config_are_used(home: Home) -> None:
     home.config_path.write_text(f'[worker]\nagents = ["no.such:Agent", "{SPEC}"]\n')
     assert run(home.path, "replay", "agent/counter").code == 0
+
+
+async def test_the_agent_of_intents_is_known(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    store = await Log.open(home.store_path, seeded_identity(1), backend="jsonl")
+    runtime = Runtime(store, seeded_identity(2), [IntentAgent()])
+    await runtime.start()
+    notice = {"notice": "n", "session": "ses_1", "text": "hello", "wake": True}
+    await runtime.command("intents", Command("a", "notify", notice))
+    await runtime.close()
+    await store.close()
+    done = await asyncio.to_thread(run, home.path, "replay", "agent/intents", "--json")
+    assert (done.code, done.objects()[0]["inputs"]) == (0, 1)
 
 
 def test_a_changed_agent_is_shown_at_its_first_difference(home: Home) -> None:

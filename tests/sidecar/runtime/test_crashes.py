@@ -52,7 +52,7 @@ async def test_killed_at_any_point_nothing_is_lost_or_done_twice(
         kills = await asyncio.to_thread(live_and_die, path, backend, point, random, KILLS // homes)
         total += await check(path)
         total["kills"] += kills
-    note(f"runtime-{backend}-{point}", lost=0, doubled=0, **total)
+    note("runtime", lost=0, doubled=0, **total)
 
 
 def live_and_die(path: Path, backend: Backend, point: Point, random: Random, kills: int) -> int:
@@ -142,7 +142,7 @@ async def check(path: Path) -> Counter[str]:
         r.event.id for r in ledger if r.event.payload.get("final") or r.event.type == "effect.in_doubt"
     }
     honest, unsafe = Counter(lines(path / "honest")), Counter(lines(path / "unsafe"))
-    counts: Counter[str] = Counter(commands=len(commands), effects=len(requests), in_doubt=len(doubts))
+    counts: Counter[str] = Counter(inputs=len(commands), effects=len(requests), in_doubt=len(doubts))
     for id_, request in requests.items():
         assert ends[id_] == (id_ not in doubts)
         if request["kind"] == "honest":

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import pytest
 
+from sidecar.orchestrator.intents import IntentAgent
 from sidecar.runtime.purity import check_agent, check_source
 from tests.sidecar.runtime.agents import Counter, Other, Watcher
 from tests.sidecar.runtime.crashing_process import Clerk
@@ -40,6 +41,17 @@ def test_our_own_agents_are_pure(make: Callable[[], Any]) -> None:
 def test_the_agent_of_the_crash_matrix_is_pure() -> None:
     given = [{"type": type_, "payload": {"n": 1}} for type_ in ("plain", "honest", "unsafe")]
     assert check_agent(Clerk, given) == []
+
+
+def test_the_agent_of_intents_is_pure() -> None:
+    register = {"intent": "int_1", "title": "t", "directory": "/", "prompt": "p", "parent": "ses_1", "agent": "build"}
+    given = [
+        {"type": "intent.register", "payload": register},
+        {"type": "intent.cancel", "payload": {"intent": "int_1"}},
+        {"type": "tick", "payload": {"now": 1}},
+    ]
+    findings = check_agent(IntentAgent, given, wrap=lambda spec, make: make())
+    assert findings == []
 
 
 def _helper() -> float:
