@@ -71,7 +71,7 @@ class Runtime:
         metrics: Metrics | None = None,
         stop: Stop = never,
     ) -> None:
-        self._store, self._identity, self._max_depth = store, identity, max_depth
+        self._store, self._identity, self.max_depth = store, identity, max_depth
         names = {agent.name for agent in agents}
         self.engines = {
             agent.name: Engine(
@@ -135,6 +135,13 @@ class Runtime:
         if engine is None:
             raise UnknownAgent(agent)
         return await engine.command(command)
+
+    async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
+        """Record a command as an agent's dead letter. Raises as ``Engine.bury``, and ``UnknownAgent``."""
+        engine = self.engines.get(agent)
+        if engine is None:
+            raise UnknownAgent(agent)
+        return await engine.bury(command, reason, about, key=key)
 
     def owes(self) -> bool:
         """Whether work is left that only this process will do."""
