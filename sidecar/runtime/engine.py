@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from sidecar.runtime.agent import READY, Agent, BadOutput, HealthStatus, outputs_of
+from sidecar.runtime.agent import READY, RESERVED, Agent, BadOutput, HealthStatus, outputs_of
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.inputs import (
     APPLIED,
@@ -218,11 +218,15 @@ class Engine:
     async def command(self, command: Command) -> Handled:
         """Handle a command; returns when its results are durable. Cancelling ends only the wait.
 
+        Types of the recorder's own families are refused: a command must not pass for what the runtime records.
+
         Raises:
             InputRefused: it can never be handled.
             AgentFailed: the agent could not handle it now.
             StreamError: the log cannot be written; nothing was recorded.
         """
+        if command.type.startswith(RESERVED):
+            raise InputRefused("reserved-type", f"the family of {command.type[:80]} belongs to the recorder")
         try:
             given = command_input(self.name, command, self._identity, self._clean)
         except InvalidEvent as error:

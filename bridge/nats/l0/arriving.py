@@ -138,7 +138,8 @@ def read_command(
         depth=depth,
         decision=decision,
         correlation_id=correlation,
-        causation_id=causation,
+        # A whole event was recorded elsewhere, so it is itself the cause of what is recorded here.
+        causation_id=fields["id"] if fields.keys() >= _WHOLE else causation,
         traceparent=_trace_of(given, fields, key, metadata, notes),
         ts=_ts_of(given, fields, notes),
         metadata=metadata,

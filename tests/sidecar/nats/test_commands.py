@@ -291,6 +291,20 @@ class TestDeadLetters:
             await runtime.drop(record.event.id)
             assert not runtime.view.dead
 
+    async def test_a_command_cannot_pass_for_a_record_of_the_runtime(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+            await client.send("cmd.p.w.counter.fail", {"n": 1})
+            await until(lambda: runtime.view.dead, "a dead letter")
+            (letter,) = runtime.view.dead
+            await client.send("cmd.p.w.counter.dlq.dropped", {"letter": letter})
+            await client.send("cmd.p.w.counter.agent.dead_letter", {})
+            await empty(sessions)
+            await until(lambda: len(runtime.view.dead) == 3, "both are dead letters")
+        codes = [record.event.payload["code"] for record in await letters(store)]
+        assert codes == ["agent-failed", "reserved-type", "reserved-type"]
+
     async def test_the_same_key_with_another_body_dies(
         self, sessions: Sessions, store: MemoryStore, client: Client
     ) -> None:
