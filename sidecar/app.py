@@ -28,6 +28,8 @@ from sidecar.keeping.upkeep import Upkeep, restore
 from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.nats.service import MirrorSource, NatsService
+from sidecar.orchestrator.effects import effect_kinds
+from sidecar.orchestrator.service import DurableStream
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
 from sidecar.worker import Worker
@@ -214,9 +216,21 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
     sidecar = Sidecar(home, identity, told, store, translator, ingest, upkeep, spools, nats)
-    worker = sidecar.worker = Worker(home, config.worker, store, identity, redact.clean)
+    durable = DurableStream(home, config.phantom, identity, identities.secret.nonce, state, ingest)
+    worker = sidecar.worker = Worker(
+        home,
+        config.worker,
+        store,
+        identity,
+        redact.clean,
+        built_in=(durable.agent,),
+        kinds=effect_kinds(durable.host),
+    )
+    durable.attach(worker.runtime)
+    sidecar.durable = durable
     register_requests(sidecar, upkeep, spools, nats)
     worker.register(sidecar.requests)
+    durable.register(sidecar.requests)
     server = sidecar.server = LinkServer(
         sidecar,
         token=home.ensure_token(identities.secret.nonce),
@@ -229,9 +243,26 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         max_connections=link.max_connections,
         handshake_seconds=link.handshake_seconds,
     )
+    durable.links = lambda: server.links
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
-    components = (nats, upkeep, ingest, spools, worker, _Door(home, sidecar, server))
+    components = (nats, upkeep, ingest, spools, worker, durable, _Consumers(nats, worker), _Door(home, sidecar, server))
     return _Running(sidecar, ingest, spools, server, components)
+
+
+class _Consumers:
+    """A component: commands from NATS for the user's agents. Nobody on the server commands the built-in ones."""
+
+    def __init__(self, nats: NatsService, worker: Worker) -> None:
+        self._nats, self._worker = nats, worker
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        consumers = self._nats.consume(self._worker.runtime, self._worker.users)
+        if consumers is not None:
+            stack.push_async_callback(consumers.close)
+
+    def owes(self) -> bool:
+        """True while a command is being handled."""
+        return self._nats.commands is not None and self._nats.commands.is_busy
 
 
 class _Door:

@@ -162,6 +162,30 @@ def _absolute(path: Path) -> Path:
     return expanded
 
 
+class PullConfig(_Section):
+    """``[nats.pull]``: how agents fetch their commands. Other keys are kept, for programs that share the file."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most commands in one request."""
+
+    max_inflight: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most commands of one agent that are fetched and not yet acknowledged."""
+
+    fetch_timeout_seconds: Annotated[float, Field(ge=0.5, le=300)] = 5.0
+    """How long a request waits for commands."""
+
+    warmup_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
+    """How long the first answer to a request may take after connecting."""
+
+    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
+    """How often the server shows that a request is alive; three missing signs make a new one."""
+
+    ack_wait_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 30.0
+    """After how long without a sign from this sidecar the server delivers a command again."""
+
+
 class NatsConfig(_Section):
     """``[nats]``: whether and where the log is mirrored."""
 
@@ -215,6 +239,8 @@ class NatsConfig(_Section):
     deltas: bool = True
     """Whether token deltas are published on core NATS, to current subscribers only."""
 
+    pull: PullConfig = PullConfig()
+
     @field_validator("credentials", "cert_dir", "executable")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
@@ -258,6 +284,24 @@ class WorkerConfig(_Section):
     """How many steps away from a user a command or event may be and still reach an agent."""
 
 
+class PhantomConfig(_Section):
+    """``[phantom]``: background work, and the tools that start it."""
+
+    tools: bool = True
+    """Whether the model gets the tools ``agent_spawn`` and so on."""
+
+    max_running: Annotated[int, Field(ge=1, le=100)] = 4
+    """How many background sessions run at a time; others wait in a durable queue."""
+
+    executable: Path | None = None
+    """The OpenCode that runs them; default: the one that asked, else ``opencode`` on the PATH."""
+
+    @field_validator("executable")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute(path)
+
+
 class Config(_Section):
     """All sections. Create one with ``load_config``."""
 
@@ -268,6 +312,7 @@ class Config(_Section):
     log: LogConfig = LogConfig()
     nats: NatsConfig = NatsConfig()
     worker: WorkerConfig = WorkerConfig()
+    phantom: PhantomConfig = PhantomConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:

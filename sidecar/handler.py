@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
-from bridge.opencode.link.link import Refused
+from bridge.opencode.link.link import CallError, Refused
 from sidecar.capture.ingest import Ingest
 from sidecar.capture.spools import backlog
 from sidecar.capture.watching import SpoolWatch
@@ -20,6 +20,7 @@ from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.nats.service import NatsService
+from sidecar.orchestrator.service import DurableStream
 from sidecar.registry import Requests
 from sidecar.version import VERSION, is_newer
 from sidecar.worker import Worker
@@ -53,6 +54,7 @@ class Sidecar:
         self.requests = Requests()
         self.server: LinkServer | None = None
         self.worker: Worker | None = None
+        self.durable: DurableStream | None = None
         self.stopping = stopping
         self.leaving: ByeReason = "draining"
         self._loop = asyncio.get_running_loop()
@@ -84,6 +86,17 @@ class Sidecar:
         """See ``links.Handler``. These are token deltas: never stored, published while NATS is connected."""
         self._translator.counts["lossy"] += len(items)
         self._nats.deltas(items)
+
+    async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
+        """See ``links.Handler``."""
+        if self.durable is None:
+            raise CallError("unavailable", "this sidecar has no tools")
+        return await self.durable.tool(link, name, args, context)
+
+    async def ready(self, link: ShimConnection) -> None:
+        """See ``links.Handler``."""
+        if self.durable is not None:
+            await self.durable.observe(link)
 
     async def closed(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""

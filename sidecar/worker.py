@@ -55,7 +55,10 @@ class Worker:
     ) -> None:
         self._identity = identity
         self.problems: list[dict[str, str]] = []
-        agents = [*built_in, *self._users_agents(home, config, {agent.name for agent in built_in})]
+        users = self._users_agents(home, config, {agent.name for agent in built_in})
+        self.users = [agent.name for agent in users]
+        """The names of the user's agents."""
+        agents = [*built_in, *users]
         self.runtime = Runtime(
             store,
             identity,

@@ -53,6 +53,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
+    "sidecar/orchestrator": ("streams", *_RUNTIME, _LINK, _CAPTURE, "sidecar"),
     "sidecar/nats": (
         *_STREAMS,
         *_NATS,
@@ -72,6 +73,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         *_NATS,
         _LINK,
         *_ROOMS,
+        "sidecar/orchestrator",
         "sidecar/checks",
         "sidecar/cli/shared",
         "sidecar/nats",
@@ -83,6 +85,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _LINK,
         _CAPTURE,
         *_RUNTIME,
+        "sidecar/orchestrator",
         "bridge/opencode/redact",
         "sidecar/capture",
         "sidecar/keeping",

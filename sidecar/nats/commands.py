@@ -95,9 +95,10 @@ def interests_of(agents: Sequence[str], interests: Mapping[str, Sequence[str]] |
 
 
 class CommandConsumers:
-    """The consumers of all agents of a runtime. Start them after it, and close them before it. Bound to its event loop.
+    """The consumers of a runtime's agents. Start them after it, and close them before it. Bound to its event loop.
 
-    ``interests`` replaces an agent's patterns. ``stop`` is for tests.
+    Only ``agents`` get commands from NATS; ``None``: all do. ``interests`` replaces an agent's patterns. ``stop`` is
+    for tests.
 
     Raises:
         InterestsOverlap: two agents want the same commands.
@@ -109,12 +110,13 @@ class CommandConsumers:
         sessions: Sessions,
         settings: PullSettings | None = None,
         *,
+        agents: Sequence[str] | None = None,
         interests: Mapping[str, Sequence[str]] | None = None,
         stop: Stop = never,
     ) -> None:
         self._consumers = [
             _AgentConsumer(runtime, sessions, name, patterns, settings or PullSettings(), stop)
-            for name, patterns in interests_of(list(runtime.engines), interests).items()
+            for name, patterns in interests_of(list(runtime.engines) if agents is None else agents, interests).items()
         ]
 
     def start(self) -> None:

@@ -58,6 +58,14 @@ class Agent(Protocol):
         """The types of events in the log that it receives: exact, or ``execution.*``. Commands need no entry."""
         ...
 
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether a new agent may see events that are older than itself.
+
+        If not, its beginning is recorded when it is first started.
+        """
+        ...
+
     def receive(self, event: StreamEvent) -> Sequence[Output]:
         """Decide what follows from an event or command. Pure: same state and event, same outputs.
 

@@ -159,12 +159,15 @@ class Engine:
             StreamError: the log cannot be read or written.
         """
         await self._restore()
-        if self._next == 0:
+        if self._next == 0 and not self.agent.begins_anywhere:
             # Written down, so that a crash before the first input does not move the agent's beginning.
             event = installed(self.name, self._store.head, self._identity)
             self._next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
             await self._restore()
-        self.position = max(self.position, await self._store.cursor(self._cursor))
+        kept = await self._store.cursor(self._cursor)
+        if self._next == 0 and kept == NOTHING:
+            kept = self._store.head
+        self.position = max(self.position, kept)
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:

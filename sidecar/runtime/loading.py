@@ -92,6 +92,11 @@ class UserAgent:
         """See ``Agent``."""
         return self._events
 
+    @property
+    def begins_anywhere(self) -> bool:
+        """See ``Agent``: a user's agent never sees what was before it."""
+        return False
+
     def receive(self, event: StreamEvent) -> list[Output]:
         """See ``Agent``."""
         return outputs_of(self._agent.receive(_plain(event)))

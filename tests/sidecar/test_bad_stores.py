@@ -45,14 +45,14 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run, r
 
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
-READING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export")
+READING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export", "intents")
 WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
 PRUNE_LOOKING = ("prune", "--older-than", "1s")
 FORGET_LOOKING = ("forget", STREAM)
 """Without --yes they only read."""
 
-ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen"}
+ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen", "agents", "send", "spawn"}
 """Commands that do not open the log; ``verify`` is asked by itself."""
 
 MIRROR = {"mirror status", "mirror verify", "mirror rebuild"}

@@ -20,7 +20,9 @@ from bridge.nats.jetstream.pulling import consumer_config, remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
 from bridge.nats.jetstream.wire import Message
+from sidecar.config import load_config
 from sidecar.nats.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
+from sidecar.nats.settings import pull_settings
 from sidecar.runtime.runtime import Runtime
 from streams.errors import StoreUnavailable
 from streams.store import Record, StreamStore
@@ -411,6 +413,21 @@ class TestSettings:
                 assert found is not None
                 assert (found["ack_wait"], found["ack_policy"]) == (int(seconds * 1e9), "explicit")
                 assert found["filter_subject"] == "cmd.*.*.counter.>"
+
+    async def test_the_configured_batch_is_what_is_asked_of_the_server(
+        self, running_server: RealServer, sessions: Sessions, store: MemoryStore
+    ) -> None:
+        other = await nats.connect(f"nats://127.0.0.1:{running_server.port}", token=TOKEN)
+        heard = await other.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{COMMANDS}.counter_consumer")
+        await other.flush()
+        try:
+            for size in (3, 7):
+                config = load_config(None, nats={"pull": {"batch_size": size, "fetch_timeout_seconds": 1}}).nats
+                async with running(store, Counter) as runtime, consuming(runtime, sessions, pull_settings(config)):
+                    asked = json.loads((await heard.next_msg(timeout=20)).data)
+                assert asked["batch"] == size
+        finally:
+            await other.close()
 
     async def test_interests_may_not_overlap(self, sessions: Sessions, store: MemoryStore) -> None:
         assert interests_of(["a", "b"]) == {"a": ["cmd.*.*.a.>"], "b": ["cmd.*.*.b.>"]}
