@@ -27,6 +27,7 @@ from sidecar.home import Home, HomeLock, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.keeping.upkeep import Upkeep, restore
 from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
+from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.service import DurableStream
@@ -102,12 +103,12 @@ async def serve(
 class Identities:
     """Where this process takes its time, ids and randomness from; everything in it gets one of these.
 
-    ``log`` is for all that may reach the log. ``secret`` makes the token and the nonces of the links:
-    whoever knows the seed must not know them, and connections must not change the recorded ids.
+    ``log`` is for what may reach the log. ``outside`` is for what never does, such as the token and the
+    nonces of the links: they stay secret from those who know the seed, and do not change the recorded ids.
     """
 
     log: Identity
-    secret: Identity
+    outside: Identity
 
     @classmethod
     def of(cls, seed: int | None) -> Identities:
@@ -141,7 +142,7 @@ async def _start(
     stack.enter_context(lock)
     log_to(home, stack.enter_context(ExitStack()), config.log)
     store = await _open(home, config, identities.log, stack)
-    if identities.log is not identities.secret and store.head != NOTHING:
+    if identities.log is not identities.outside and store.head != NOTHING:
         raise HomeNotEmpty(home.path, "its log has records", "name an empty home for a deterministic run")
     running = await _assemble(home, config, store, identities, told)
     for component in running.components:
@@ -198,7 +199,7 @@ async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
 
 async def _assemble(home: Home, config: Config, store: Log, identities: Identities, told: asyncio.Event) -> _Running:
     """Make every part; none is started."""
-    identity = identities.log
+    identity, outside = identities.log, identities.outside
     state, kept = await restore(store)
     wanted, link = config.redact, config.link
     redact = Redactor(
@@ -210,13 +211,15 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         enabled=wanted.enabled,
     )
     translator = Translator(identity, state, clean=redact.clean, hold_s=link.hold_seconds)
-    source = MirrorSource(store, store.manifest.log_id, identity.now_ms, state.turn_of, redact.clean)
-    nats = NatsService(home, config.nats, identities.secret.nonce, source)
-    ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude)
+    source = MirrorSource(store, store.manifest.log_id, outside.now_ms, state.turn_of, redact.clean)
+    nats = NatsService(home, config.nats, outside.nonce, source)
+    metrics = SidecarMetrics()
+    ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
-    sidecar = Sidecar(home, identity, told, store, translator, ingest, upkeep, spools, nats)
-    durable = DurableStream(home, config.phantom, identity, identities.secret.nonce, state, ingest)
+    sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats)
+    metrics.read_from(sidecar.status)
+    durable = DurableStream(home, config.phantom, identity, outside.nonce, state, ingest)
     worker = sidecar.worker = Worker(
         home,
         config.worker,
@@ -225,16 +228,18 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         redact.clean,
         built_in=(durable.agent,),
         kinds=effect_kinds(durable.host),
+        metrics=metrics,
     )
+    metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)
     sidecar.durable = durable
-    register_requests(sidecar, upkeep, spools, nats)
+    register_requests(sidecar, upkeep, spools, nats, metrics)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
     server = sidecar.server = LinkServer(
         sidecar,
-        token=home.ensure_token(identities.secret.nonce),
-        nonce=identities.secret.nonce,
+        token=home.ensure_token(outside.nonce),
+        nonce=outside.nonce,
         boot=sidecar.boot,
         version=VERSION,
         port=link.port,
@@ -242,10 +247,12 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         max_frame_bytes=link.max_frame_bytes,
         max_connections=link.max_connections,
         handshake_seconds=link.handshake_seconds,
+        metrics=metrics.text,
     )
     durable.links = lambda: server.links
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
-    components = (nats, upkeep, ingest, spools, worker, durable, _Consumers(nats, worker), _Door(home, sidecar, server))
+    door = _Door(home, sidecar, server)
+    components = (nats, upkeep, ingest, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, components)
 
 
@@ -285,7 +292,7 @@ class _Door:
     async def _leave(self) -> None:
         self._home.remove_info()
         await self._server.drain(reason=self._sidecar.leaving)
-        log.info("stopped serving")
+        log.info("stopped")
 
 
 async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> str | None:

@@ -83,6 +83,7 @@ class Home:
         self.path = Path(given).expanduser().resolve()
         self.config_path = self.path / "config.toml"
         self.token_path = self.path / "token"
+        self.metrics_token_path = self.path / "metrics.token"
         self.lock_path = self.path / "sidecar.lock"
         self.info_path = self.path / "sidecar.json"
         self.log_path = self.path / "sidecar.log"

@@ -11,6 +11,7 @@ from pydantic import Field
 from sidecar.capture.watching import SpoolWatch
 from sidecar.handler import Sidecar
 from sidecar.keeping.upkeep import Upkeep
+from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import NatsService
 from sidecar.registry import Args, NoArgs, Requests
 from streams.log.directory import Backend
@@ -41,13 +42,14 @@ class ForgetArgs(Args):
 class SidecarRequests:
     """The requests about the process."""
 
-    def __init__(self, sidecar: Sidecar) -> None:
-        self._sidecar = sidecar
+    def __init__(self, sidecar: Sidecar, metrics: SidecarMetrics) -> None:
+        self._sidecar, self._metrics = sidecar, metrics
 
     def register(self, requests: Requests) -> None:
         """Add them to the table."""
         requests.register("ping", NoArgs, self.ping, "`boot`")
         requests.register("status", NoArgs, self.status, "everything that `durable-stream status --json` prints")
+        requests.register("metrics", NoArgs, self.metrics, "`text`: what `GET /metrics` answers")
         requests.register("stop", NoArgs, self.stop, "`stopping`, `pid`; the sidecar drains and exits")
 
     async def ping(self, args: NoArgs) -> dict[str, Any]:
@@ -57,6 +59,10 @@ class SidecarRequests:
     async def status(self, args: NoArgs) -> dict[str, Any]:
         """Say how everything is."""
         return self._sidecar.status()
+
+    async def metrics(self, args: NoArgs) -> dict[str, Any]:
+        """Give all metrics in Prometheus' text format."""
+        return {"text": self._metrics.text().decode()}
 
     async def stop(self, args: NoArgs) -> dict[str, Any]:
         """Stop the sidecar, once the answer is on its way."""
@@ -136,8 +142,10 @@ class NatsRequests:
         return self._nats.rebuilding()
 
 
-def register_requests(sidecar: Sidecar, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService) -> None:
+def register_requests(
+    sidecar: Sidecar, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService, metrics: SidecarMetrics
+) -> None:
     """Add all requests of this module to the sidecar's table."""
-    groups = (SidecarRequests(sidecar), LogRequests(upkeep, spools, nats), NatsRequests(nats))
+    groups = (SidecarRequests(sidecar, metrics), LogRequests(upkeep, spools, nats), NatsRequests(nats))
     for group in groups:
         group.register(sidecar.requests)

@@ -6,12 +6,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
-from sidecar.registry import Requests
-from sidecar.requests import register_requests
 from tools.generate_readme import DemoHome, stale_blocks
 
 ROOT = Path(__file__).parents[1]
@@ -47,17 +44,3 @@ def test_links_and_named_files_exist(page: Path) -> None:
 def test_generated_pages_are_fresh() -> None:
     for tool in ("generate_schema.py", "generate_events.py", "generate_subjects.py"):
         subprocess.run([sys.executable, str(ROOT / "tools" / tool), "--check"], check=True, timeout=60)
-
-
-def test_the_protocol_page_lists_the_requests_as_they_are_registered() -> None:
-    sidecar = MagicMock(requests=Requests())
-    register_requests(sidecar, MagicMock(), MagicMock(), MagicMock())
-    rows = {}
-    for request in sidecar.requests.table:
-        fields = request.args.model_fields.items()
-        rows[request.name] = ["; ".join(f"`{name}`: {field.description}" for name, field in fields), request.value]
-    page = (ROOT / "docs" / "protocol.md").read_text()
-    section = page.partition("### Requests\n")[2].partition("\n## ")[0]
-    listed = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", section, re.MULTILINE)
-    assert len(rows) >= 13
-    assert {name: [args.strip(), value.strip()] for name, args, value in listed} == rows

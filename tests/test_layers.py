@@ -110,6 +110,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "nats": ("bridge/nats/jetstream/client*.py",),
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
+    "prometheus_client": ("sidecar/metrics.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
 

@@ -52,7 +52,8 @@ class Ingest:
     """There is one per sidecar. Call all methods from its event loop.
 
     ``failed`` is set when the log can no longer be written: nothing is
-    acknowledged after that, and the owner must stop.
+    acknowledged after that, and the owner must stop. ``committed`` gets the
+    seconds and the events of each append.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Ingest:
         now_ms: Callable[[], int],
         *,
         exclude: Iterable[Path] = (),
+        committed: Callable[[float, int], None] = lambda seconds, events: None,
     ) -> None:
         self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
         self.excluded = 0
         self.appended = 0
         self.duplicates = 0
         self._store, self._translator, self._now_ms = store, translator, now_ms
-        self._exclusion = Exclusion(exclude)
+        self._exclusion, self._committed = Exclusion(exclude), committed
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
         self._lost: dict[str, int] = {}  # when the last link of a boot ended
@@ -196,7 +198,9 @@ class Ingest:
         if self.failed.done():
             raise self.failed.result()
         for begin in range(0, len(events), MAX_BATCH):
+            started = self._loop.time()
             records = await self._store.append(events[begin : begin + MAX_BATCH], on_known="keep_first")
+            self._committed(self._loop.time() - started, len(records))
             for record in records:
                 if record.duplicate:
                     self.duplicates += 1

@@ -49,6 +49,7 @@ COMMANDS = (
     Row("agents", CHECK, ("agents", "agents --json")),
     Row("status", CHECK, ("status",)),
     Row("doctor", CHECK, ("doctor",)),
+    Row("metrics", CHECK, ("metrics", "metrics --scrape-config")),
     Row("verify", CHECK, ("verify", "verify --json")),
     Row("repair", CHECK, ("repair --dry-run", "repair")),
     Row("migrate", RUN, ("migrate --to sqlite", "migrate --rollback", "migrate --discard-old")),

@@ -27,7 +27,8 @@ async def intents(
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.intents import as_row
     from sidecar.orchestrator.reading import read_intents
-    from sidecar.views.select import open_reader
+    from sidecar.views.select import empty_text, open_reader
+    from streams.store import NOTHING
 
     out = Output(json)
     home = home_of(context)
@@ -39,7 +40,8 @@ async def intents(
         found = await ask(home, "intent_cancel", {"intent": intent}, "the intent is unchanged")
         out.object(found) if json else out.text(f"{found['id']} is being cancelled.")
         return
-    state = await read_intents(open_reader(home.store_path))
+    reader = open_reader(home.store_path)
+    state = await read_intents(reader)
     if intent is not None:
         _show(out, _named(state, intent), state)
         return
@@ -49,7 +51,8 @@ async def intents(
             out.object(as_row(each))
         return
     if not listed:
-        note("No background work yet: the tool agent_spawn or `durable-stream spawn` starts some.")
+        started = "the tool agent_spawn or `durable-stream spawn` starts some"
+        note(f"No background work yet: {started if reader.head > NOTHING else empty_text(reader)}.")
         return
     _table(out, listed)
 

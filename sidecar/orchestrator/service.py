@@ -71,6 +71,17 @@ class IntentArgs(Args):
     intent: str = Field(max_length=100, description="its id, or a unique beginning of it")
 
 
+def write_tools(home: Home, wanted: bool) -> None:
+    """Tell plugins that load from now on which tools to register. A disk that refuses it costs only the tools."""
+    path = home.path / "tools.json"
+    text = json.dumps(tools_json() if wanted else {}, indent=1).encode()
+    try:
+        if not path.exists() or path.read_bytes() != text:
+            write_durably(path, text)
+    except OSError as error:
+        log.warning("the model gets no new tools: %s cannot be written (%s)", path, error.strerror)
+
+
 class DurableStream:
     """A component: intents, phantoms and notices of one home."""
 
@@ -99,9 +110,7 @@ class DurableStream:
 
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``."""
-        path = self._home.path / "tools.json"
-        tools = tools_json() if self._config.tools else {}
-        await asyncio.to_thread(write_durably, path, json.dumps(tools, indent=1).encode())
+        await asyncio.to_thread(write_tools, self._home, self._config.tools)
         in_background(stack, self._keep_time())
 
     def owes(self) -> bool:
@@ -116,8 +125,8 @@ class DurableStream:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             deadline = self.agent.deadline()
-            now = self._identity.now_ms()
-            if deadline is not None and deadline <= now:
+            # Without a deadline it does not read the clock, which a deterministic run advances with each reading.
+            if deadline is not None and deadline <= (now := self._identity.now_ms()):
                 await self._tell("tick", f"tick:{now}", {"now": now})
             if self.owes() or self.headless.pid is None:
                 idle_since = None

@@ -19,7 +19,8 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -43,7 +44,7 @@ from sidecar.runtime.inputs import (
 )
 from sidecar.runtime.metrics import Metrics, NoMetrics
 from sidecar.runtime.stops import Stop, never
-from streams.errors import Conflict, InvalidEvent, StreamError
+from streams.errors import Conflict, IdempotencyConflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import Identity
@@ -145,6 +146,8 @@ class Engine:
         self._next = 0
         self._since_snapshot = 0
         self._last_own = NOTHING
+        self._removed: set[str] = set()
+        """Keys of pruned records that were sent again: known, but not found any more."""
         self._waiting: deque[_Waiting] = deque()
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -214,7 +217,8 @@ class Engine:
     async def keep_place(self) -> None:
         """Keep a hint of the place in the log, so that a restart need not read what was passed."""
         if self.position > NOTHING:
-            await self._store.advance(self._cursor, self.position)
+            with hinted(f"the place of agent {self.name}"):
+                await self._store.advance(self._cursor, self.position)
 
     # --- inputs ---
 
@@ -300,10 +304,11 @@ class Engine:
             try:
                 left = await self._handle(group)
                 self._waiting.extendleft(reversed(left))
-            except Conflict:
+            except Conflict as error:
                 # Another engine recorded something for this agent: read it, then decide again.
                 self._waiting.extendleft(reversed(group))
                 await self._restore_or_break()
+                await self._note_removed(error)
             except StreamError as error:
                 await self._wait_for_the_log(group, error)
             except Exception as error:
@@ -356,9 +361,11 @@ class Engine:
             except AgentFailed as error:
                 result = error
                 if waiting.input.position is not None:
-                    batch.append(self._outbox.dead(waiting.input, error.reason, {}))
+                    letter = self._outbox.dead(waiting.input, error.reason, {})
+                    is_known = await self._is_known(letter.idempotency_key)
+                    batch += [] if is_known else [letter]
                     self.last_error = str(error)[:300]
-                    result = Handled("dead")
+                    result = Handled("duplicate" if is_known else "dead")
             answers.append((waiting, result, first, len(batch)))
         records: list[Record] = []
         if batch:
@@ -367,9 +374,17 @@ class Engine:
             records = await self._store.append(batch, expected={agent_stream(self.name): self._next})
             self._metrics.committed(asyncio.get_running_loop().time() - started, len(batch))
             self._stop("after-commit")
-            self._next = records[-1].offset + 1
-            self._last_own = records[-1].position
-            self._since_snapshot += len(records)
+            if records[-1].duplicate:
+                # Another engine recorded the very same a moment ago, and perhaps something before it.
+                answers = [
+                    (waiting, Handled("duplicate") if isinstance(result, Handled) else result, 0, 0)
+                    for waiting, result, _, _ in answers
+                ]
+                await self._restore_or_break()
+            else:
+                self._next = records[-1].offset + 1
+                self._last_own = records[-1].position
+                self._since_snapshot += len(records)
         self._answer(answers, records)
         if self._since_snapshot >= SNAPSHOT_RECORDS:
             await self._keep_snapshot()
@@ -440,6 +455,8 @@ class Engine:
                 events.append(self._outbox.requested(given, number, effect, self._outbox.visit_key(effect, visit)))
         except InvalidEvent as error:
             raise AgentFailed(self.name, str(error)) from None
+        if any(event.idempotency_key in self._removed for event in events):
+            return "duplicate", []
         try:
             for event in events[1:]:
                 self.agent.apply(event)
@@ -460,7 +477,7 @@ class Engine:
 
         async def is_known(visit: int) -> bool:
             key = key_of(visit)
-            return key in taken or await self._store.find(key) is not None
+            return key in taken or await self._is_known(key)
 
         high = 1
         while await is_known(high):
@@ -470,6 +487,17 @@ class Engine:
             middle = (low + high) // 2
             low, high = (middle, high) if await is_known(middle) else (low, middle)
         return high
+
+    async def _is_known(self, key: str) -> bool:
+        return key in self._removed or await self._store.find(key) is not None
+
+    async def _note_removed(self, error: Conflict) -> None:
+        """Remember a key that the store knows but ``find`` does not: its record was pruned."""
+        try:
+            if isinstance(error, IdempotencyConflict) and await self._store.find(error.key) is None:
+                self._removed.add(error.key)
+        except StreamError as failed:
+            self.last_error = str(failed)[:300]
 
     # --- state ---
 
@@ -519,8 +547,18 @@ class Engine:
         if self._last_own == NOTHING or self._next < 0 or self.is_broken or not self._since_snapshot:
             return
         kept = {"state": self.agent.state(), "next": self._next, "position": self.position}
-        await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, self._last_own, canonical(kept)))
-        self._since_snapshot = 0
+        with hinted(f"the state of agent {self.name}"):
+            await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, self._last_own, canonical(kept)))
+            self._since_snapshot = 0
+
+
+@contextmanager
+def hinted(what: str) -> Iterator[None]:
+    """Keep something that only saves time: a disk that refuses it ends nothing."""
+    try:
+        yield
+    except (OSError, StreamError) as error:
+        log.warning("%s was not kept: %s", what, error)
 
 
 def _is_same(known: StreamEvent, given: StreamEvent) -> bool:

@@ -223,7 +223,8 @@ class Outbox:
     def effect(self, cause: Input, number: int, output: Output) -> Effect:
         """The effect that an output asks for, as on its first visit."""
         assert output.effect is not None
-        return Effect(output.effect, self._clean(output.payload), run=self._run_of(cause), node=output.node)
+        args, run = self._clean(output.payload), self._run_of(cause)
+        return Effect(output.effect, args, run, output.node, agent=self._agent)
 
     def requested(self, cause: Input, number: int, effect: Effect, key: str) -> StreamEvent:
         """The event that requests an effect, whose visit is known by now; ``key`` is ``visit_key`` of it."""

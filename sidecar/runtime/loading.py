@@ -14,7 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sidecar.runtime.agent import AGENT_NAME, READY, HealthStatus, Output, Status, outputs_of
 from sidecar.runtime.effects.policy import Effect, EffectClass
@@ -26,7 +26,7 @@ from streams.hashing import canonical
 class LoadError(Exception):
     """An agent or effect cannot be used; the text says which, why, and what to change."""
 
-    code = "bad-agent"
+    code: ClassVar[str] = "bad-agent"
 
     def __init__(self, spec: str, reason: str) -> None:
         super().__init__(spec, reason)

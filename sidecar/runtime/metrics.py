@@ -1,4 +1,4 @@
-"""What the runtime counts, as a protocol: ``sidecar/metrics.py`` implements it with a library."""
+"""What the runtime counts, in words (seed 003, "Metrics Emission"). The composition root decides how it is exported."""
 
 from __future__ import annotations
 
@@ -6,16 +6,42 @@ from typing import Protocol
 
 
 class Metrics(Protocol):
-    """Telemetry of the runtime (seed 003, "Observability Hooks")."""
+    """Takes note of what happened. Every method returns at once and never raises.
 
-    def received(self, agent: str) -> None: ...
-    def processed(self, agent: str, seconds: float) -> None: ...
-    def emitted(self, agent: str, count: int) -> None: ...
-    def duplicate(self, agent: str) -> None: ...
-    def failed(self, agent: str) -> None: ...
-    def dead(self, agent: str) -> None: ...
-    def retried(self, kind: str) -> None: ...
-    def committed(self, seconds: float, events: int) -> None: ...
+    ``agent`` is an agent's configured id, ``kind`` an effect's kind, ``seconds`` a duration on a monotonic clock.
+    """
+
+    def received(self, agent: str) -> None:
+        """A command or event was pulled for this agent, duplicates included."""
+        ...
+
+    def processed(self, agent: str, seconds: float) -> None:
+        """It was handled, from the pull to the durable outcome."""
+        ...
+
+    def emitted(self, agent: str, count: int) -> None:
+        """The agent put ``count`` events out; they are durable."""
+        ...
+
+    def duplicate(self, agent: str) -> None:
+        """Its idempotency key was known, so the agent was not called."""
+        ...
+
+    def failed(self, agent: str) -> None:
+        """The agent raised an error, or what it returned was refused; it will be delivered again, or is dead."""
+        ...
+
+    def dead(self, agent: str) -> None:
+        """It was given up and recorded as a dead letter."""
+        ...
+
+    def retried(self, kind: str) -> None:
+        """An effect is tried again after a failure."""
+        ...
+
+    def committed(self, seconds: float, events: int) -> None:
+        """A batch of ``events`` became durable, ``seconds`` after it was handed to the log."""
+        ...
 
 
 class NoMetrics:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sidecar.runtime.agent import Agent
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.effects.runner import EffectKind, EffectRunner
-from sidecar.runtime.engine import AgentFailed, Engine, Handled, InputRefused
+from sidecar.runtime.engine import AgentFailed, Engine, Handled, InputRefused, hinted
 from sidecar.runtime.inputs import ADAPTER, MAX_DEPTH, Command, agent_stream, effects_stream
 from sidecar.runtime.metrics import Metrics
 from sidecar.runtime.stops import Stop, never
@@ -248,7 +248,8 @@ class Runtime:
                 self.view.apply(record)
             for request in list(self.view.effects.values()):
                 async for record in self._store.read(request.stream, from_offset=request.offset):
-                    self.effects.offer(record)
+                    if record.offset == request.offset:
+                        self.effects.offer(record)
                     break
             self._is_level = True
             places = [engine.position for engine in self.engines.values() if not engine.is_broken]
@@ -276,13 +277,11 @@ class Runtime:
 
     async def _keep(self) -> None:
         self._kept = self.view.position
-        try:
-            if self.view.position > NOTHING:
+        if self.view.position > NOTHING:
+            with hinted("what the runtime owes"):
                 await self._store.put_snapshot(VIEW, Snapshot(VIEW_VERSION, self.view.position, self.view.dump()))
-            for engine in self.engines.values():
-                await engine.keep_place()
-        except StreamError as error:
-            log.warning("the runtime could not keep its place: %s", error)
+        for engine in self.engines.values():
+            await engine.keep_place()
 
 
 def wants(agent: Agent, event: StreamEvent) -> bool:

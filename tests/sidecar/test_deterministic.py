@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,21 @@ from streams.identity import seeded_identity, system_identity
 from streams.log.reader import LogReader
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start
 
-RECORDING = RECORDINGS / "task_parallel.jsonl"
+FIRST, SECOND = RECORDINGS / "chat.jsonl", RECORDINGS / "task_parallel.jsonl"
 
 
-async def recorded(path: Path, seed: int, backend: str) -> list[str]:
-    """The hashes of all records of a recording that a deterministic sidecar took."""
+async def recorded(path: Path, seed: int, backend: str, *, between: Sequence[str] = ()) -> list[str]:
+    """The hashes of all records that a deterministic sidecar made of two recordings; ``between`` are commands."""
     home = Home(path)
     home.create()
     home.config_path.write_text(f'[store]\nbackend = "{backend}"\n')
     process = start(home, "--deterministic", "--seed", str(seed))
     try:
         await asyncio.to_thread(running, home)
-        await play(home, RECORDING, nonce=system_identity().nonce)
+        await play(home, FIRST, nonce=system_identity().nonce)
+        for command in between:
+            assert run(home, command).stdout
+        await play(home, SECOND, nonce=system_identity().nonce)
     finally:
         process.terminate()
         process.wait(HANG_SECONDS)
@@ -40,6 +44,11 @@ async def test_the_same_seed_gives_the_same_records_on_every_backend(tmp_path: P
     assert first and await recorded(tmp_path / "2", 7, "jsonl") == first
     assert await recorded(tmp_path / "3", 7, "sqlite") == first
     assert await recorded(tmp_path / "4", 8, "jsonl") != first
+
+
+async def test_who_only_looks_changes_no_record(tmp_path: Path) -> None:
+    seen = await recorded(tmp_path / "1", 7, "jsonl", between=["status", "metrics", "streams", "status"])
+    assert seen and await recorded(tmp_path / "2", 7, "jsonl") == seen
 
 
 async def test_a_home_with_records_is_refused_and_unchanged(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ ARGUMENTS = {
     "prune": ["--older-than", "1s", "--yes"],
     "forget": ["ses_a", "--yes"],
     "listen": [">"],
+    "send": ["counter", "add"],
+    "spawn": ["do it"],
 }
 
 ELSEWHERE = {"demo", "uninstall"}

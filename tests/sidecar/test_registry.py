@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,12 @@ from pydantic import Field
 
 from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.opencode.link.link import RequestError
+from sidecar.home import Home
+from sidecar.link.client import ControlClient
 from sidecar.registry import Args, NoArgs, Requests
 from streams.errors import StoreUnavailable
+from streams.identity import system_identity
+from tests.sidecar.support import HANG_SECONDS, REPOSITORY, running, start
 
 
 class Count(Args):
@@ -85,3 +91,28 @@ async def test_an_unforeseen_error_is_left_to_the_server() -> None:
     table.register("fail", NoArgs, fails, "")
     with pytest.raises(LookupError):
         await table.answer("fail", {})
+
+
+async def test_the_protocol_page_lists_the_requests_that_a_sidecar_answers(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    process = start(home)
+    try:
+        running(home)
+        async with await ControlClient.connect(home, version="test", nonce=system_identity().nonce) as client:
+            table = await client.request("requests")
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
+    answered = {}
+    for request in table:
+        args = request["args"].get("properties", {}).items()
+        answered[request["name"]] = (
+            "; ".join(f"`{name}`: {about['description']}" for name, about in args),
+            request["value"],
+        )
+    page = (REPOSITORY / "docs" / "protocol.md").read_text()
+    section = page.partition("### Requests\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", section, re.MULTILINE)
+    assert {name: (args.strip(), value.strip()) for name, args, value in rows} == answered and len(rows) == len(
+        answered
+    )

@@ -5,19 +5,30 @@ Each attempt is ``effect.started``, written before anything is done, and then
 Their keys are derived from run, idempotency key and attempt, so the last step of
 an effect is found with a few lookups, however long the log is.
 
+Several requests may share an idempotency key. Each of them gets a final record of its
+own: the one that ends an attempt answers the request that made it; the others get one
+under a key of their own.
+
 Source: seed 001, B and C (``LedgerStore.get_last_by_key``).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.inputs import ADAPTER, digest, effects_stream
+from streams.errors import StoreClosed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import Identity
-from streams.store import Record, StreamStore
+from streams.store import NOTHING, Record, StreamStore
+
+log = logging.getLogger("sidecar.runtime")
 
 STARTED: Final = "effect.started"
 COMPLETED: Final = "effect.completed"
@@ -29,11 +40,19 @@ MAX_RESULT: Final = 256 * 1024
 
 _HEAD: Final = 16 * 1024
 
+PAUSE_SECONDS: Final = 1.0
+"""How long a record waits after the log could not be written."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
 StepStatus = Literal["started", "completed", "failed", "in_doubt"]
 
 
 class StepRecord(NamedTuple):
-    """The last known state of an effect. ``retry_at`` is ms UTC; ``None`` if it will not be tried again."""
+    """The last known state of an effect. ``retry_at`` is ms UTC; ``None`` if it will not be tried again.
+
+    ``request`` is the id of the request that made the attempt; ``ts`` and ``position`` are its record's.
+    """
 
     run_id: str
     idempotency_key: str
@@ -45,6 +64,8 @@ class StepRecord(NamedTuple):
     retry_at: int | None = None
     final: bool = False
     event_id: str = ""
+    ts: int = 0
+    position: int = NOTHING
 
 
 class Request(NamedTuple):
@@ -66,18 +87,20 @@ class Request(NamedTuple):
 def request_of(record: Record) -> Request:
     """Read an ``effect.requested`` record."""
     payload = record.event.payload
-    effect = Effect(payload["kind"], payload["args"], payload["run"], payload["node"], payload["visit"])
+    effect = Effect(
+        payload["kind"], payload["args"], payload["run"], payload["node"], payload["visit"], record.event.actor
+    )
     return Request(record, effect, payload["key"])
 
 
 class Ledger:
-    """Reads and writes the steps of effects."""
+    """Reads and writes the steps of effects. While the log cannot be written, a step waits until it can."""
 
-    def __init__(self, store: StreamStore, identity: Identity) -> None:
-        self._store, self._identity = store, identity
+    def __init__(self, store: StreamStore, identity: Identity, sleep: Sleep = asyncio.sleep) -> None:
+        self._store, self._identity, self._sleep = store, identity, sleep
 
     async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
-        """The last step of an effect; ``None`` if it was never started."""
+        """The last step of an effect; ``None`` if it was never started. Four lookups and one for each attempt."""
         base, attempt, last = _base(run_id, idempotency_key), 0, None
         while (found := await self._store.find(_key(base, attempt + 1, STARTED))) is not None:
             attempt, last = attempt + 1, found
@@ -86,41 +109,74 @@ class Ledger:
         for type_ in (COMPLETED, FAILED, IN_DOUBT):
             found = await self._store.find(_key(base, attempt, type_))
             if found is not None:
-                return _step(found.event, run_id, idempotency_key)
-        return _step(last.event, run_id, idempotency_key)
+                return _step(found, run_id, idempotency_key)
+        return _step(last, run_id, idempotency_key)
 
     async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> bool:
         """Record the beginning of an attempt; false if it is recorded already: then somebody else makes it."""
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
-        return not (await self._write(request, attempt, STARTED, about)).duplicate
+        stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
+        # A write that failed may have been durable: then the record found is this one.
+        return (await self._append(stamped)).event.id == stamped.id
 
     async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:
-        """Record a result."""
-        return await self._write(request, attempt, COMPLETED, {"result": bounded(result), "final": True, **about})
+        """Record a result.
+
+        Raises:
+            InvalidEvent: the result cannot be recorded.
+        """
+        return await self._settle(request, attempt, COMPLETED, {"result": bounded(result), "final": True, **about})
 
     async def failed(self, request: Request, attempt: int, error: str, *, retry_at: int | None, **about: Any) -> Record:
         """Record a failure; ``retry_at`` is when to try again, in ms UTC, and ``None`` makes it final."""
         about = {"error": error[:500], "retry_at": retry_at, "final": retry_at is None, **about}
-        return await self._write(request, attempt, FAILED, about)
+        return await self._settle(request, attempt, FAILED, about)
 
     async def in_doubt(self, request: Request, attempt: int, reason: str) -> Record:
         """Record that nobody knows whether an attempt took effect."""
-        return await self._write(request, attempt, IN_DOUBT, {"reason": reason})
+        return await self._settle(request, attempt, IN_DOUBT, {"reason": reason[:500]})
 
     async def reused(self, request: Request, step: StepRecord) -> Record:
         """Record that an earlier result with the same key answers this request."""
         about = {"result": step.result, "final": True, "reused": step.event_id}
-        return await self._write(request, step.attempt, COMPLETED, about, key=f"effect-reused:{request.id}")
+        return await self._answer(request, step.attempt, COMPLETED, about)
 
-    async def _write(
-        self, request: Request, attempt: int, type_: str, about: dict[str, Any], *, key: str | None = None
-    ) -> Record:
+    async def refused(self, request: Request, error: str, error_code: str, attempt: int = 0) -> Record:
+        """Record, for good, that a request is not executed: a failure that ends no attempt."""
+        about = {"error": error[:500], "retry_at": None, "final": True, "error_code": error_code}
+        return await self._answer(request, attempt, FAILED, about)
+
+    async def _settle(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
+        """Record the end of an attempt. If it has one already, answer this request all the same."""
+        stamped = self._stamp(request, attempt, type_, about, _key(_base_of(request), attempt, type_))
+        record = await self._append(stamped)
+        kept = record.event.payload
+        is_answer = kept.get("request") == request.id and kept.get("final") == about.get("final")
+        if is_answer or not (about.get("final") or type_ == IN_DOUBT):
+            return record
+        return await self._answer(request, attempt, type_, about)
+
+    async def _answer(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
+        key = f"{type_}:{request.id}" + (f":{attempt}" if type_ == IN_DOUBT else "")
+        return await self._append(self._stamp(request, attempt, type_, about, key))
+
+    async def _append(self, event: StreamEvent) -> Record:
+        while True:
+            try:
+                return (await self._store.append([event], on_known="keep_first"))[0]
+            except StoreClosed:
+                raise
+            except StoreUnavailable as error:
+                log.warning("an effect waits until the log can be written: %s", error)
+                await self._sleep(PAUSE_SECONDS)
+
+    def _stamp(self, request: Request, attempt: int, type_: str, about: dict[str, Any], key: str) -> StreamEvent:
         event = request.record.event
-        stamped = self._identity.stamp(
+        return self._identity.stamp(
             {
                 "type": type_,
                 "stream_id": effects_stream(request.agent),
-                "idempotency_key": key or _key(_base(request.effect.run, request.key), attempt, type_),
+                "idempotency_key": key,
                 "causation_id": event.id,
                 "correlation_id": event.correlation_id,
                 "actor": request.agent,
@@ -138,7 +194,6 @@ class Ledger:
                 "metadata": {"depth": event.metadata.get("depth", 0)},
             }
         )
-        return (await self._store.append([stamped], on_known="keep_first"))[0]
 
 
 def bounded(result: Any) -> Any:
@@ -146,11 +201,19 @@ def bounded(result: Any) -> Any:
     text = canonical(result)
     if len(text) <= MAX_RESULT:
         return result
-    return {"$sha256": digest(text), "bytes": len(text), "beginning": text[:_HEAD].decode("utf-8", "replace")}
+    return {
+        "$sha256": sha256(text).hexdigest(),
+        "bytes": len(text),
+        "beginning": text[:_HEAD].decode("utf-8", "replace"),
+    }
 
 
 def _base(run_id: str, key: str) -> str:
     return digest(canonical([run_id, key]))
+
+
+def _base_of(request: Request) -> str:
+    return _base(request.effect.run, request.key)
 
 
 def _key(base: str, attempt: int, type_: str) -> str:
@@ -165,8 +228,8 @@ _STATUS: Final[dict[str, StepStatus]] = {
 }
 
 
-def _step(event: StreamEvent, run_id: str, key: str) -> StepRecord:
-    payload = event.payload
+def _step(record: Record, run_id: str, key: str) -> StepRecord:
+    event, payload = record.event, record.event.payload
     return StepRecord(
         run_id,
         key,
@@ -178,4 +241,6 @@ def _step(event: StreamEvent, run_id: str, key: str) -> StepRecord:
         payload.get("retry_at"),
         payload.get("final") is True,
         event.id,
+        event.ts,
+        record.position,
     )

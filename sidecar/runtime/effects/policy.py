@@ -19,8 +19,8 @@ EffectClass = Literal["safe", "idempotent", "unsafe"]
 class Effect:
     """One requested action: ``kind`` names who executes it, ``args`` are JSON values.
 
-    ``run`` is the chain of work that it belongs to, ``node`` the step of the agent that
-    asked for it. ``visit`` counts, from 1, how often this run asked for the same at the
+    ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step
+    ``node``. ``visit`` counts, from 1, how often that agent's run asked for the same at the
     same node, so a loop that repeats a call gets a new result.
     """
 
@@ -29,11 +29,12 @@ class Effect:
     run: str
     node: str = ""
     visit: int = 1
+    agent: str = ""
 
     @property
     def base(self) -> str:
         """The digest of everything but the visit: equal for the same call."""
-        return sha256(canonical([self.run, self.node, self.kind, self.args])).hexdigest()[:32]
+        return sha256(canonical([self.run, self.agent, self.node, self.kind, self.args])).hexdigest()[:32]
 
 
 class EffectPolicy(Protocol):

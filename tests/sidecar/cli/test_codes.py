@@ -37,6 +37,8 @@ INTERNAL = {
     "sidecar.nats.server": "shown by `status`",
     "sidecar.nats.mirror.task": "control flow of the mirror",
     "sidecar.nats.mirror.rebuild": "shown by `status`",
+    "sidecar.runtime": "a dead letter, a line of `agents`, or becomes RequestError",
+    "sidecar.orchestrator": "a failed effect, the model's tool result, or becomes RequestError",
     "sidecar.checks.asking": "a line of `status` and `doctor`",
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,20 +12,9 @@ from sidecar.runtime.inputs import agent_stream, state_hash
 from sidecar.runtime.runtime import UnknownAgent
 from streams.errors import StreamError
 from streams.store import StreamStore
+from streams.stores.memory import MemoryStore
 from tests.sidecar.runtime.agents import Counter, Other, Watcher
-from tests.sidecar.runtime.support import command, opener, records, running, settled, state, steps, types
-
-
-@pytest.fixture(params=["memory", "jsonl", "sqlite"])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return opener(request.param, tmp_path)
-
-
-@pytest.fixture
-async def store(open_store: Any) -> AsyncIterator[StreamStore]:
-    store = await open_store()
-    yield store
-    await store.close()
+from tests.sidecar.runtime.support import command, records, running, settled, state, steps, types
 
 
 class TestCommands:
@@ -119,6 +106,17 @@ class TestCommands:
             r.event.payload["was"] for r in await records(store, agent_stream("counter")) if "was" in r.event.payload
         ]
         assert added == list(range(30))
+
+    async def test_a_command_whose_record_was_pruned_is_still_a_duplicate(self) -> None:
+        store = MemoryStore()
+        async with running(store, Counter) as runtime:
+            for n in range(5):
+                await runtime.command("counter", command(f"k{n}", by=n + 1))
+            await store.prune({agent_stream("counter"): 3}, at_ms=0)
+            async with asyncio.timeout(5):
+                again = [runtime.command("counter", command(f"k{n}", by=n + 1)) for n in range(5)]
+                assert {(await one).outcome for one in again} == {"duplicate"}
+                assert (await runtime.command("counter", command("new"))).outcome == "done"
 
     async def test_an_unknown_agent_is_an_error(self, store: StreamStore) -> None:
         async with running(store, Counter) as runtime:
