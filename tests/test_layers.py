@@ -67,7 +67,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
     "sidecar/checks": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/nats", "sidecar/nats/server"),
-    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats"),
+    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats", "sidecar/runtime"),
     "sidecar/cli": (
         *_STREAMS,
         *_NATS,
@@ -78,6 +78,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/cli/shared",
         "sidecar/nats",
         "sidecar/nats/mirror",
+        "sidecar/runtime",
     ),
     "sidecar": (
         *_STREAMS,

@@ -41,6 +41,9 @@ log = logging.getLogger("sidecar.runtime")
 KEEP_EVERY: Final = 5000
 """After how many records of the log hints are kept."""
 
+LOOK_SECONDS: Final = 0.01
+LEVEL_SECONDS: Final = 5.0
+
 _RESULTS: Final = frozenset({COMPLETED, FAILED, IN_DOUBT})
 
 
@@ -175,6 +178,17 @@ class Runtime:
                 }
             )
         return rows
+
+    async def until_level(self) -> None:
+        """Wait until the view holds everything that is in the log now, but not longer than ``LEVEL_SECONDS``."""
+        head, loop = self._store.head, asyncio.get_running_loop()
+        end = loop.time() + LEVEL_SECONDS
+        while True:
+            is_reading = self._reading is not None and not self._reading.done()
+            # The record at the head may have been pruned.
+            if self.view.position >= head or not is_reading or loop.time() > end:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     # --- dead letters ---
 

@@ -55,6 +55,9 @@ FORGET_LOOKING = ("forget", STREAM)
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen", "metrics", "agents", "send", "spawn"}
 """Commands that do not open the log; ``verify`` is asked by itself."""
 
+DLQ = {"dlq list", "dlq show", "dlq redrive", "dlq drop"}
+"""Asked in ``tests/sidecar/cli/test_dlq.py``; ``list`` and ``show`` read the log as ``query`` does."""
+
 MIRROR = {"mirror status", "mirror verify", "mirror rebuild"}
 """Asked with a server that is there, in ``tests/sidecar/nats/test_bad_copies.py``."""
 
@@ -142,7 +145,7 @@ def told(done: Done) -> str:
 
 
 def test_every_command_that_opens_the_log_is_asked() -> None:
-    known = {*READING, *WRITING, *TELLING, *ELSEWHERE, *MIRROR}
+    known = {*READING, *WRITING, *TELLING, *ELSEWHERE, *MIRROR, *DLQ}
     names = {command.name for command in app.registered_commands}
     for group in app.registered_groups:
         assert group.typer_instance is not None
