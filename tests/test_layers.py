@@ -107,7 +107,7 @@ BOTTOM = frozenset(
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiofiles": ("streams/stores/jsonl/*.py",),
     "ulid": ("streams/identity.py",),
-    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),
+    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py"),
     "nats": ("bridge/nats/jetstream/client*.py",),
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
@@ -278,7 +278,7 @@ DOC = '"""A file."""\n'
         (
             "sidecar/app.py",
             "from websockets.asyncio import server",
-            "sidecar/link/connection.py, sidecar/link/client.py only",
+            "sidecar/link/connection.py only",
         ),
         ("streams/stores/plan.py", "from streams.log.reader import LogReader", "streams must not import streams.log"),
         ("sidecar/views/a.py", "from sidecar.cli.shared.output import one_line", "sidecar must not import sidecar.cli"),
@@ -342,7 +342,7 @@ def test_a_missing_docstring_is_caught() -> None:
             "import streams.event, pydantic, orjson, bridge.opencode.link.link\nevent.time = 5\nrecord.now",
         ),
         (
-            "sidecar/link/client.py",
+            "sidecar/link/connection.py",
             "import websockets, rich, bridge.opencode.link.frames, streams\ntime.monotonic()",
         ),
     ],

@@ -9,7 +9,6 @@ from pathlib import Path
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
-from sidecar.logs import failed_start
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader
@@ -91,7 +90,11 @@ def check_sidecar(scene: Scene) -> list[Check]:
 
 def check_start(scene: Scene) -> list[Check]:
     """Whether the last start of a sidecar failed. Until one succeeds, OpenCode's hooks wait in the spool."""
-    failed = None if scene.home.is_locked() else failed_start(scene.home)
+    if scene.home.is_locked():
+        return []
+    from sidecar.logs import failed_start
+
+    failed = failed_start(scene.home)
     if failed is None:
         return []
     reason, _, hint = failed.reason.partition("; ")

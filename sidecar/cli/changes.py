@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import OptionalFamily
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 async def changes(
     context: typer.Context,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STREAM]",
-            help="Only this stream's family, or what is below this child session; default: the current project.",
-            autocompletion=complete.sessions,
-        ),
-    ] = None,
+    stream: OptionalFamily = None,
     since: SinceOption = None,
     until: UntilOption = None,
     project: ProjectOption = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import OptionalSession
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
 from sidecar.cli.shared.project import ProjectOption
@@ -28,15 +28,7 @@ FOLLOWED_LAST = 10
 
 async def log(
     context: typer.Context,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STREAM]",
-            help="A stream's or child session's id, or its unique beginning or end; "
-            "default: the newest stream of the current project.",
-            autocompletion=complete.sessions,
-        ),
-    ] = None,
+    stream: OptionalSession = None,
     from_offset: Annotated[
         int, typer.Option("--from", metavar="OFFSET", min=0, help="Begin at this offset of the stream.")
     ] = 0,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import streams_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import (
     NOTHING_CHANGED,
@@ -32,12 +32,7 @@ async def prune(
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Remove the oldest sessions until the log fits: 500MB, 2GiB.")
     ] = None,
-    streams: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stream", metavar="STREAM", help="Remove this stream; repeatable.", autocompletion=complete.streams
-        ),
-    ] = None,
+    streams: Annotated[list[str] | None, streams_option("Remove this stream; repeatable.")] = None,
     yes: YesFlag = False,
     json: JsonFlag = False,
 ) -> int:

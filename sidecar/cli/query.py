@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import streams_option
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
 from sidecar.cli.shared.project import ProjectOption
@@ -17,12 +17,7 @@ async def query(
     words: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The same as --text TEXT.")] = None,
     types: TypesOption = None,
     actors: ActorsOption = None,
-    streams: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stream", metavar="STREAM", help="Only this stream; repeatable.", autocompletion=complete.streams
-        ),
-    ] = None,
+    streams: Annotated[list[str] | None, streams_option("Only this stream; repeatable.")] = None,
     project: ProjectOption = None,
     since: SinceOption = None,
     until: UntilOption = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import OptionalSession
 from sidecar.cli.shared.command import JsonFlag, complain, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
@@ -27,15 +27,7 @@ class Form(StrEnum):
 
 async def read(
     context: typer.Context,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STREAM]",
-            help="A stream's or child session's id, or its unique beginning or end; "
-            "default: the newest stream of the current project.",
-            autocompletion=complete.sessions,
-        ),
-    ] = None,
+    stream: OptionalSession = None,
     form: Annotated[
         Form | None, typer.Option("--format", help="Write this; in a pipe, Markdown is written anyway.")
     ] = None,
@@ -59,7 +51,14 @@ async def read(
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import newest_stream, newest_text
-    from sidecar.cli.shared.transcript import conversation_of, format_of, notes_of, transcript_bytes, written_to
+    from sidecar.cli.shared.transcript import (
+        conversation_of,
+        format_of,
+        is_ending,
+        notes_of,
+        transcript_bytes,
+        written_to,
+    )
     from sidecar.views.select import family_of, find_session, open_reader
     from sidecar.views.transcript import Reading
 
@@ -86,7 +85,10 @@ async def read(
         with written_to(output) as file:
             file.writelines(transcript_bytes(roots, reading, named))
         if output is not None:
-            complain(f"wrote {named} to {output}")
+            hint = (
+                "" if form or json or is_ending(output) else "; --format, or the ending .html or .json, selects another"
+            )
+            complain(f"wrote {named} to {output}{hint}")
     if fault is not None:
         raise fault
 

@@ -1,6 +1,6 @@
 """The sidecar's listening end: websockets in, calls of a ``Handler`` out.
 
-Only this file, ``connection.py`` and ``client.py`` import the websockets package;
+Only this file and ``connection.py`` import the websockets package;
 its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; this file handles
 sockets, tasks, limits and time.
 

@@ -15,7 +15,7 @@ from bridge.nats.l0.sending import Sender
 from streams.bus.contract import DurableConflict, EventBus
 from streams.bus.subjects import SubjectError
 from streams.trace import parse_traceparent
-from tests.streams.bus_contract import Inbox
+from tests.streams.bus_handlers import Inbox
 
 COMMAND = "cmd.p.w.a.run"
 STR = "cg.v1.p.public.str.agent.ses_1.chunk"

@@ -8,7 +8,8 @@ import pytest
 
 from streams.bus.contract import Delivery, EventBus, Redelivery, Retry
 from streams.bus.memory import MemoryEventBus
-from tests.streams.bus_contract import AT_ONCE, HANG_S, BusContract, Gate, Inbox
+from tests.streams.bus_contract import BusContract
+from tests.streams.bus_handlers import AT_ONCE, HANG_S, Gate, Inbox
 from tests.streams.bus_modes_contract import BusModesContract
 
 

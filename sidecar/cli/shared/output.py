@@ -10,9 +10,8 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidecar.views.wording import one_line, printable
 
@@ -34,8 +33,7 @@ SHORT_ID = 10
 _NOT_PLAIN = re.compile("[^ -~]")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table. ``wide`` takes the room that is left, ``right`` aligns numbers."""
 
     name: str

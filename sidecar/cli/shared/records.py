@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.shared.output import Output, fitted, marked, padded
-from sidecar.views.approvals import CHECKPOINT
+from sidecar.views.asked import CHECKPOINT
 from sidecar.views.describe import LONGEST, Line, Tone, describe
 from sidecar.views.timing import Timing
 from sidecar.views.wording import iso_time, local_time, one_line, printable
@@ -32,8 +32,11 @@ SHORT_ID = 6
 ROOMY = 100
 """Columns from which on the columns of a record are set apart by two spaces."""
 
-MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 3, "bad": 3}
-"""Lines that a terminal gives to what people and agents say, to questions and to faults; others get one."""
+MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 10, "bad": 3}
+"""Lines that a terminal gives to what people and agents say, to faults, and to asks, which a person decides on.
+
+Others get one.
+"""
 
 _PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
 LABEL_WIDTH = 9
