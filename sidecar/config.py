@@ -162,6 +162,30 @@ def _absolute(path: Path) -> Path:
     return expanded
 
 
+class PullConfig(_Section):
+    """``[nats.pull]``: how agents fetch their commands. Other keys are kept, for programs that share the file."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most commands in one request."""
+
+    max_inflight: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most commands of one agent that are fetched and not yet acknowledged."""
+
+    fetch_timeout_seconds: Annotated[float, Field(ge=0.5, le=300)] = 5.0
+    """How long a request waits for commands."""
+
+    warmup_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
+    """How long the first answer to a request may take after connecting."""
+
+    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
+    """How often the server shows that a request is alive; three missing signs make a new one."""
+
+    ack_wait_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 30.0
+    """After how long without a sign from this sidecar the server delivers a command again."""
+
+
 class NatsConfig(_Section):
     """``[nats]``: whether and where the log is mirrored."""
 
@@ -214,6 +238,8 @@ class NatsConfig(_Section):
 
     deltas: bool = True
     """Whether token deltas are published on core NATS, to current subscribers only."""
+
+    pull: PullConfig = PullConfig()
 
     @field_validator("credentials", "cert_dir", "executable")
     @classmethod

@@ -56,6 +56,9 @@ ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen",
 ELSEWHERE |= {"replay"}  # it needs an agent's stream: ``tests/sidecar/cli/test_replay.py``
 """Commands that do not open the log; ``verify`` has a test of its own."""
 
+DLQ = {"dlq list", "dlq show", "dlq redrive", "dlq drop"}
+"""Asked in ``tests/sidecar/cli/test_dlq.py``; ``list`` and ``show`` read the log as ``query`` does."""
+
 MIRROR = {"mirror status", "mirror verify", "mirror rebuild"}
 """Asked with a server that is there, in ``tests/sidecar/nats/test_bad_copies.py``."""
 
@@ -143,7 +146,7 @@ def told(done: Done) -> str:
 
 
 def test_every_command_that_opens_the_log_is_asked() -> None:
-    known = {*READING, *WRITING, *TELLING, *ELSEWHERE, *MIRROR}
+    known = {*READING, *WRITING, *TELLING, *ELSEWHERE, *MIRROR, *DLQ}
     names = {command.name for command in app.registered_commands}
     for group in app.registered_groups:
         assert group.typer_instance is not None
