@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.shared.output import Output, fitted, marked, padded
 from sidecar.views.asked import CHECKPOINT
-from sidecar.views.describe import LONGEST, Line, Tone, describe
+from sidecar.views.background import Tone
+from sidecar.views.describe import LONGEST, Line, describe
 from sidecar.views.timing import Timing
 from sidecar.views.wording import iso_time, local_time, one_line, printable
 from streams.query import Filter, value_with
