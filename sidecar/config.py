@@ -48,7 +48,7 @@ class StoreConfig(_Section):
     """Backend of a new log. An existing log keeps its own."""
 
     migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
-    """Size at which a jsonl log moves to sqlite automatically, without a pause in recording; 0: never."""
+    """Size at which a jsonl log migrates to sqlite automatically, without a pause in recording; 0: never."""
 
     max_bytes: Annotated[int, Field(ge=0)] = 0
     """Size on the disk above which the sidecar prunes the oldest streams; 0: no cap."""
@@ -70,7 +70,7 @@ class LinkConfig(_Section):
     """Largest frame accepted; a larger one closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """Most proved connections; as many unproved ones may exist in addition."""
+    """Most authenticated connections; as many unauthenticated ones may exist in addition."""
 
     handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
     """How long a peer may take to open a connection, and then again to prove itself."""

@@ -74,6 +74,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _LINK,
         *_ROOMS,
         "sidecar/orchestrator",
+        "sidecar/runtime",
         "sidecar/checks",
         "sidecar/cli/shared",
         "sidecar/nats",

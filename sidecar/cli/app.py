@@ -51,6 +51,7 @@ COMMANDS = (
     Row("doctor", CHECK, ("doctor",)),
     Row("metrics", CHECK, ("metrics", "metrics --scrape-config")),
     Row("verify", CHECK, ("verify", "verify --json")),
+    Row("replay", CHECK, ("replay agent/counter", "replay agent/counter --agent agents/counter.py:Counter")),
     Row("repair", CHECK, ("repair --dry-run", "repair")),
     Row("migrate", RUN, ("migrate --to sqlite", "migrate --rollback", "migrate --discard-old")),
     Row("prune", RUN, ("prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes")),

@@ -22,13 +22,14 @@ async def query(
     since: SinceOption = None,
     until: UntilOption = None,
     text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text in a value of the payload; case does not matter.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Only events with this text in a payload value; case does not matter."),
     ] = None,
     trace: Annotated[
         str | None,
         typer.Option(metavar="TRACE", help="Only events of this trace: its id (32 hex digits) or a traceparent."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N of what is found.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N matches.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Find events in all streams, oldest first."""
@@ -55,7 +56,7 @@ async def query(
     is_all = wanted == Filter(streams=wanted.streams)
     if limit is None:
         async for record in reader.query(wanted):
-            if not is_all:  # else all that there is to know was printed before
+            if not is_all:  # else everything about them was already printed
                 await lines.look_up(reader, record)
             lines.print(record)
     else:

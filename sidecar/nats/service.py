@@ -262,7 +262,7 @@ class NatsService:
         if self._server is not None:
             return await self._server.options()
         if self._config.mode != "external":
-            raise NatsUnavailable("there is no NATS server")
+            raise NatsUnavailable("no NATS server runs")
         return external_options(self._config)
 
     async def _keep(self, sessions: Sessions) -> None:

@@ -327,7 +327,7 @@ def test_a_backlog_is_taken_in(home: Home) -> None:
     told = {check["name"]: check for check in doctor(home, "--fix")}
     try:
         assert "started a sidecar" in told["spool"]["fixed"]
-        assert "proved itself" in look(home)["sidecar"].text
+        assert "authenticated" in look(home)["sidecar"].text
         wait_until(lambda: not list(home.spool_path.iterdir()), "an empty spool")
     finally:
         run(home.path, "stop")

@@ -272,7 +272,7 @@ class JetStreamSubscription:
                     session = await self._bus._sessions.get()
                     await pulling.remove_consumer(session, self._stream, self._consumer.name)
                 except NatsError:
-                    return  # the server removes it by itself
+                    return  # the server removes it automatically
         finally:
             self._bus.left(self)
 

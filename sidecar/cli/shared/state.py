@@ -64,9 +64,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
             "the new settings"
         )
     if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
-        notes.append(
-            f"{counted(closed, 'connection')} closed to make room: too many came that did not prove themselves"
-        )
+        notes.append(f"{counted(closed, 'connection')} closed to make room: too many came without authenticating")
     if found is not None and found.get("nats") and found["nats"]["problem"]:
         notes.append(f"NATS: {found['nats']['problem']}")
     mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]
@@ -120,7 +118,7 @@ async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
 
 
 async def _look(home: Home, problems: list[str]) -> int:
-    """How many records were pruned, after a look at the files of a log that a running sidecar tells of."""
+    """How many records were pruned, read from the files of a log that a running sidecar reports on."""
     try:
         reader = LogReader(home.store_path)
         await reader.glance()
