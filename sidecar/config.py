@@ -283,6 +283,9 @@ class WorkerConfig(_Section):
     max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
     """How many steps away from a user a command or event may be and still reach an agent."""
 
+    policy: str | None = None
+    """How effects are retried: an object or class with the methods of ``EffectPolicy``, named as an agent is."""
+
 
 class PhantomConfig(_Section):
     """``[phantom]``: background work, and the tools that start it."""

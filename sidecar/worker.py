@@ -17,6 +17,7 @@ from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.agent import Agent
+from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.effects.runner import EffectKind
 from sidecar.runtime.engine import AgentFailed, InputRefused
 from sidecar.runtime.inputs import Command
@@ -27,6 +28,8 @@ from streams.identity import Identity
 from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.worker")
+
+_POLICY = ("max_attempts", "backoff_seconds", "idempotency_key", "deadline_seconds")
 
 
 class SendArgs(Args):
@@ -71,6 +74,7 @@ class Worker:
             agents,
             kinds={**self._users_effects(home, config), **(kinds or {})},
             clean=clean,
+            policy=self._policy(home, config.policy),
             max_depth=config.max_recursion_depth,
             metrics=metrics,
         )
@@ -96,6 +100,24 @@ class Worker:
             except LoadError as error:
                 self._complain(spec, error)
         return kinds
+
+    def _policy(self, home: Home, spec: str | None) -> EffectPolicy:
+        """The configured policy of effects, else the default."""
+        if spec is None:
+            return DEFAULT_POLICY
+        try:
+            found = load_object(spec, home.path)
+            policy = found() if isinstance(found, type) else found
+            for method in _POLICY:
+                if not callable(getattr(policy, method, None)):
+                    raise LoadError(spec, f"a policy needs the method {method}")
+        except LoadError as error:
+            self._complain(spec, error)
+            return DEFAULT_POLICY
+        except Exception as error:  # noqa: BLE001 - a policy is foreign code
+            self._complain(spec, LoadError(spec, f"cannot be made ({type(error).__name__})"))
+            return DEFAULT_POLICY
+        return policy  # type: ignore[no-any-return]  # checked above
 
     def _complain(self, spec: str, error: LoadError) -> None:
         log.error("%s", error)
