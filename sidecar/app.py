@@ -251,8 +251,25 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     )
     durable.links = lambda: server.links
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
-    components = (nats, upkeep, ingest, spools, worker, _Door(home, sidecar, server), durable)
+    door = _Door(home, sidecar, server)
+    components = (nats, upkeep, ingest, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, components)
+
+
+class _Consumers:
+    """A component: commands from NATS for the user's agents. Nobody on the server commands the built-in ones."""
+
+    def __init__(self, nats: NatsService, worker: Worker) -> None:
+        self._nats, self._worker = nats, worker
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        consumers = self._nats.consume(self._worker.runtime, self._worker.users)
+        if consumers is not None:
+            stack.push_async_callback(consumers.close)
+
+    def owes(self) -> bool:
+        """True while a command is being handled."""
+        return self._nats.commands is not None and self._nats.commands.is_busy
 
 
 class _Door:

@@ -16,12 +16,9 @@ import re
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Final, Self
-
-import platformdirs
+from typing import ClassVar, Final, NamedTuple, Self
 
 from streams.files import write_durably
 
@@ -59,8 +56,13 @@ class HomeNotEmpty(HomeError):
     code: ClassVar[str] = "home-not-empty"
 
 
-@dataclass(frozen=True, slots=True)
-class SidecarInfo:
+def _default() -> str:
+    import platformdirs
+
+    return platformdirs.user_data_dir("durable-stream", False)
+
+
+class SidecarInfo(NamedTuple):
     """How to find the running sidecar: the content of ``sidecar.json``."""
 
     pid: int
@@ -79,8 +81,7 @@ class Home:
     """
 
     def __init__(self, path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> None:
-        given = path or environ.get("DURABLE_STREAM_HOME") or platformdirs.user_data_dir("durable-stream", False)
-        self.path = Path(given).expanduser().resolve()
+        self.path = Path(path or environ.get("DURABLE_STREAM_HOME") or _default()).expanduser().resolve()
         self.config_path = self.path / "config.toml"
         self.token_path = self.path / "token"
         self.metrics_token_path = self.path / "metrics.token"
@@ -135,7 +136,9 @@ class Home:
         if is_file:
             raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
         if is_foreign:
-            raise HomeError(self.path, "it holds other files and no home of Durable Stream", "name another --home")
+            raise HomeError(
+                self.path, "it contains other files and is not a home of Durable Stream", "name another --home"
+            )
 
     # --- the token ---
 
@@ -177,7 +180,7 @@ class Home:
             # O_NONBLOCK: opening must not hang if the path is a pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise HomeError(path, "there is no token", "start the sidecar once: `durable-stream serve`") from None
+            raise HomeError(path, "it does not exist", "start the sidecar once: `durable-stream serve`") from None
         except OSError as error:
             if path.is_symlink():
                 raise HomeError(path, "the token is a symbolic link", renew) from None
@@ -237,7 +240,7 @@ class Home:
         draft = self.info_path.with_name(f"sidecar.json.{os.getpid()}")
         try:
             draft.unlink(missing_ok=True)
-            write_durably(self.info_path, json.dumps(asdict(info)).encode() + b"\n", draft=draft)
+            write_durably(self.info_path, json.dumps(info._asdict()).encode() + b"\n", draft=draft)
         except OSError as error:
             raise _cannot("write", self.info_path, error) from None
 
@@ -253,7 +256,7 @@ class Home:
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
-            info = SidecarInfo(**{name: fields[name] for name in SidecarInfo.__slots__})
+            info = SidecarInfo(**{name: fields[name] for name in SidecarInfo._fields})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
         finally:

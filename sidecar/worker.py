@@ -38,6 +38,12 @@ class SendArgs(Args):
     key: str | None = Field(default=None, max_length=300, description="names the command: the same key is handled once")
 
 
+class LetterArgs(Args):
+    """See ``Worker.redrive`` and ``Worker.drop``."""
+
+    letter: str = Field(max_length=100, description="the id of the dead letter")
+
+
 class Worker:
     """A component: all agents of the home, and their effects."""
 
@@ -55,7 +61,10 @@ class Worker:
     ) -> None:
         self._identity = identity
         self.problems: list[dict[str, str]] = []
-        agents = [*built_in, *self._users_agents(home, config, {agent.name for agent in built_in})]
+        users = self._users_agents(home, config, {agent.name for agent in built_in})
+        self.users = [agent.name for agent in users]
+        """The names of the user's agents."""
+        agents = [*built_in, *users]
         self.runtime = Runtime(
             store,
             identity,
@@ -110,6 +119,33 @@ class Worker:
         requests.register("agents", NoArgs, self.agents, "`agents`: each agent's health, lag and counts; `problems`")
         requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
 
+        requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: what became of it")
+        requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
+
+    async def redrive(self, args: LetterArgs) -> dict[str, Any]:
+        """Hand a dead letter to its agent again; it stays one if it fails again."""
+        await self.runtime.until_level()
+        try:
+            outcome = await self.runtime.redrive(args.letter)
+        except UnknownAgent as error:
+            raise RequestError("unknown-agent", str(error)) from None
+        except LookupError:
+            raise _no_letter(args.letter) from None
+        except InputRefused as error:
+            raise RequestError(error.code, str(error)) from None
+        except AgentFailed as error:
+            raise RequestError("agent-failed", str(error)) from None
+        return {"letter": args.letter, "outcome": outcome}
+
+    async def drop(self, args: LetterArgs) -> dict[str, Any]:
+        """Mark a dead letter as dropped."""
+        await self.runtime.until_level()
+        try:
+            await self.runtime.drop(args.letter)
+        except LookupError:
+            raise _no_letter(args.letter) from None
+        return {"letter": args.letter, "outcome": "dropped"}
+
     def status(self) -> dict[str, Any]:
         """For ``status``: every agent, and what could not be loaded."""
         return {"agents": self.runtime.status(), "problems": self.problems}
@@ -130,3 +166,8 @@ class Worker:
         except AgentFailed as error:
             raise RequestError("agent-failed", str(error)) from None
         return {"outcome": handled.outcome, "key": key, "records": [record.as_json() for record in handled.records]}
+
+
+def _no_letter(letter: str) -> RequestError:
+    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` shows them"
+    return RequestError("no-dead-letter", text)

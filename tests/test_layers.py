@@ -54,11 +54,20 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
     "sidecar/orchestrator": ("streams", *_RUNTIME, _LINK, _CAPTURE, "sidecar"),
-    "sidecar/nats": (*_STREAMS, *_NATS, _LINK, "sidecar", "sidecar/link", "sidecar/nats/mirror", "sidecar/nats/server"),
+    "sidecar/nats": (
+        *_STREAMS,
+        *_NATS,
+        _LINK,
+        "sidecar",
+        "sidecar/link",
+        "sidecar/nats/mirror",
+        "sidecar/nats/server",
+        "sidecar/runtime",
+    ),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
     "sidecar/checks": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/nats", "sidecar/nats/server"),
-    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats"),
+    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats", "sidecar/runtime"),
     "sidecar/cli": (
         *_STREAMS,
         *_NATS,
@@ -70,6 +79,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/cli/shared",
         "sidecar/nats",
         "sidecar/nats/mirror",
+        "sidecar/runtime",
     ),
     "sidecar": (
         *_STREAMS,
@@ -98,7 +108,7 @@ BOTTOM = frozenset(
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiofiles": ("streams/stores/jsonl/*.py",),
     "ulid": ("streams/identity.py",),
-    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),
+    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py"),
     "nats": ("bridge/nats/jetstream/client*.py",),
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
@@ -269,7 +279,7 @@ DOC = '"""A file."""\n'
         (
             "sidecar/app.py",
             "from websockets.asyncio import server",
-            "sidecar/link/connection.py, sidecar/link/client.py only",
+            "sidecar/link/connection.py only",
         ),
         ("streams/stores/plan.py", "from streams.log.reader import LogReader", "streams must not import streams.log"),
         ("sidecar/views/a.py", "from sidecar.cli.shared.output import one_line", "sidecar must not import sidecar.cli"),
@@ -333,7 +343,7 @@ def test_a_missing_docstring_is_caught() -> None:
             "import streams.event, pydantic, orjson, bridge.opencode.link.link\nevent.time = 5\nrecord.now",
         ),
         (
-            "sidecar/link/client.py",
+            "sidecar/link/connection.py",
             "import websockets, rich, bridge.opencode.link.frames, streams\ntime.monotonic()",
         ),
     ],

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sidecar.home import Home
 from sidecar.install.npm import Places
@@ -20,16 +19,14 @@ Level = Literal["ok", "note", "problem"]
 Action = Literal["install", "prepare", "close", "unlock", "renew token", "take spools"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(NamedTuple):
     """The action that ``doctor --fix`` takes for a finding, and the path it changes."""
 
     action: Action
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One finding, and what to do about it, if anything.
 
     ``problem``: something is not recorded, or soon will not be. ``note``: recording works, but the user should know.
@@ -43,11 +40,10 @@ class Check:
 
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON values; ``fix`` is only the action, or null."""
-        return asdict(self) | {"fix": self.fix.action if self.fix is not None else None}
+        return self._asdict() | {"fix": self.fix.action if self.fix is not None else None}
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """What the checks need from the log. ``fault`` says why the log cannot be read.
 
     Times are in ms since 1970; ``directories`` are those of the sessions.
@@ -68,16 +64,14 @@ class Survey:
     """Records up to ``head`` that were removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(NamedTuple):
     """One of our plugin files that OpenCode loads in the current directory, and what it names."""
 
     target: Target
     names: Installed
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """The input of every check, gathered once.
 
     ``command`` starts this program. ``config`` is ``None`` if it cannot be read; ``config_fault`` then says why.
@@ -95,7 +89,7 @@ class Scene:
     config_fault: str = ""
     answer: Mapping[str, Any] | None = None
     silence: str = ""
-    survey: Survey = field(default_factory=Survey)
+    survey: Survey = Survey()
     now_ms: int = 0
     """When the survey ended."""
 

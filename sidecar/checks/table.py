@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
+from sidecar.checks import agents, nats, opencode, recording
 from sidecar.checks import home as at_home
-from sidecar.checks import nats, opencode, recording
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.checks.check import Check, Scene, has_defaults, scene_of
 from sidecar.home import Home
@@ -32,6 +31,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_sidecar,
     recording.check_start,
     nats.check_nats,
+    agents.check_agents,
 )
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
@@ -53,18 +53,18 @@ async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> As
     scene = await asyncio.to_thread(scene_of, home, tuple(command))
     if home.running() is not None:
         try:
-            scene = replace(scene, answer=await ask_sidecar(home, "status", identity.nonce))
+            scene = scene._replace(answer=await ask_sidecar(home, "status", identity.nonce))
         except NotAsked:
-            scene = replace(scene, silence="")  # the token's own check says why
+            scene = scene._replace(silence="")  # the token's own check says why
         except SidecarSilent as error:
-            scene = replace(scene, silence=str(error))
+            scene = scene._replace(silence=str(error))
     # All at once: some start programs, and OpenCode takes half a second to print its version.
     running = [asyncio.create_task(asyncio.to_thread(check, scene)) for check in BEFORE_THE_LOG]
     surveying = asyncio.create_task(recording.survey(home))
     for task in running:
         for found in await task:
             yield found
-    scene = replace(scene, survey=await surveying, now_ms=identity.now_ms())
+    scene = scene._replace(survey=await surveying, now_ms=identity.now_ms())
     for check in WITH_THE_LOG:
         for found in await asyncio.to_thread(check, scene):
             yield found

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sidecar.views.approvals import CHECKPOINT, what_is_asked
+from sidecar.views.asked import CHECKPOINT, asked_text
 from sidecar.views.fields import as_list, as_mapping, is_forgotten, is_number
 from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.wording import amount, money, one_line
@@ -146,12 +146,9 @@ def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
 
 
 def _checkpoint(payload: dict[str, Any]) -> Line:
-    kind, state = _text(payload.get("kind")), _text(payload.get("state"))
+    state = _text(payload.get("state"))
     if state == "asked":
-        what = _text(what_is_asked(payload))
-        if payload.get("questions"):
-            return Line("asks", what, "asks")
-        return Line("asks", _joined(f"may I {_text(payload.get('permission')) or kind}", what, ": ") + "?", "asks")
+        return Line("asks", _text(asked_text(payload)), "asks")
     if state == "rejected" or payload.get("reply") == "reject":
         return Line("answer", _joined("rejected", _text(payload.get("message")), ": "), "bad")
     answers = payload.get("answers")

@@ -7,7 +7,6 @@ import os
 import socket
 import sqlite3
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,7 @@ def test_versions(home: Home) -> None:
 def test_a_plugin_that_the_sidecar_sent_away(home: Home) -> None:
     scene = scene_of(home, (str(programs(home) / "durable-stream"),))
     refused = {"shim_version": "0.0.7", "pid": 77, "protocol": 0}
-    told = check_versions(replace(scene, answer={"refused_plugin": refused, "door": {"refused_protocol": 3}}))
+    told = check_versions(scene._replace(answer={"refused_plugin": refused, "door": {"refused_protocol": 3}}))
     assert [check.level for check in told] == ["problem", "ok"]
     assert "the plugin (0.0.7) in OpenCode (pid 77) speaks link protocol 0" in told[0].text
 
@@ -328,7 +327,7 @@ def test_a_backlog_is_taken_in(home: Home) -> None:
     told = {check["name"]: check for check in doctor(home, "--fix")}
     try:
         assert "started a sidecar" in told["spool"]["fixed"]
-        assert "proved itself" in look(home)["sidecar"].text
+        assert "authenticated" in look(home)["sidecar"].text
         wait_until(lambda: not list(home.spool_path.iterdir()), "an empty spool")
     finally:
         run(home.path, "stop")

@@ -101,7 +101,8 @@ class SqliteReader:
             return
         if wanted.text is None:
             async for record in self._matching(where, values, await self._before(wanted)):
-                yield record
+                if wanted.trace_id is None or wanted.matches(record.event):
+                    yield record
             return
         indexed = NOTHING
         grams = trigrams(wanted.text) if bindable(wanted.text) else None
@@ -116,7 +117,7 @@ class SqliteReader:
 
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
         """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can tell."""
-        if wanted.streams or wanted.text is not None or count > _FETCH:
+        if wanted.streams or wanted.text is not None or wanted.trace_id is not None or count > _FETCH:
             return None
         where, values = conditions(await self._with_whole_types(wanted))
         if not all(bindable(value) for value in values if isinstance(value, str)):

@@ -286,7 +286,7 @@ class SqliteStore(KeepsHints):
         self._reader.let_go_of_search()
         return self._commits.exclusively(work)
 
-    # Moving a log from or to another backend (see ``Copyable``)
+    # Migrating a log from or to another backend (see ``Copyable``)
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""
@@ -358,7 +358,7 @@ class SqliteStore(KeepsHints):
     def _tidy(self) -> None:
         """Between two commits, write the remembered keys, and move the WAL into the database file.
 
-        SQLite would do the second by itself, but does not report a failed sync, and trusts the next one.
+        SQLite would do the second automatically, but does not report a failed sync, and trusts the next one.
         """
         if self._keys.are_many:
             self._keys.fold()

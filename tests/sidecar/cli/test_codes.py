@@ -39,6 +39,7 @@ INTERNAL = {
     "sidecar.nats.mirror.rebuild": "shown by `status`",
     "sidecar.runtime": "a dead letter, a line of `agents`, or becomes RequestError",
     "sidecar.orchestrator": "a failed effect, the model's tool result, or becomes RequestError",
+    "sidecar.link.socket": "becomes ClientError",
     "sidecar.checks.asking": "a line of `status` and `doctor`",
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
@@ -82,7 +83,7 @@ def given(names: set[str]) -> set[str]:
 
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
-    carried = given({"Failure", "RequestError"})
+    carried = given({"Failure", "RequestError", "InputRefused"})
     return system | carried | {vars(error)["code"] for error in errors()}
 
 
