@@ -18,7 +18,7 @@ from streams.log.log import Log
 from streams.stores.directory import Backend
 
 IN_FLIGHT = 256
-CHUNK = 2048
+CHUNK = 512
 
 
 class Echo:

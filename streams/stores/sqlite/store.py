@@ -142,7 +142,7 @@ class SqliteStore(KeepsHints):
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        return await self._reader.find(idempotency_key)
+        return await self._reader.find_known(idempotency_key, self._keys.recent)
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
@@ -210,8 +210,8 @@ class SqliteStore(KeepsHints):
             seconds = time.perf_counter() - begun
             if rows:
                 self._head_file.write(self._next - 1, self._last_hash)
+            self._note(rows)  # before the head: who sees a record finds it by its key
             self._head = self._next - 1
-            self._note(rows)
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
