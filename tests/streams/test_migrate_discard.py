@@ -125,7 +125,7 @@ async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Pat
     await Migration(log, to).run()
     assert [finding async for finding in Verification(tmp_path).run()] == []
     await asyncio.to_thread(discard_kept, tmp_path)
-    with pytest.raises(StoreUnavailable, match=f"moved to {to} while it was verified.*run it again"):
+    with pytest.raises(StoreUnavailable, match=f"migrated to {to} while it was verified.*run it again"):
         assert [finding async for finding in check.run()] == []
     assert [finding async for finding in Verification(tmp_path).run()] == []
     await log.close()
