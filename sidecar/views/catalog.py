@@ -295,7 +295,7 @@ def _asked_text(payload: dict[str, Any]) -> str:
     return what if payload.get("questions") else one_line(f"{first_text(payload, 'permission', 'kind')} {what}")
 
 
-_TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended"})
+_TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})
 _ENDS_ASKS: Final = frozenset({RESUMED, ENDED, "turn.started"})
 _ASK_LENGTH: Final = 300
 """Characters of an ask that a snapshot keeps."""
