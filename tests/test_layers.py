@@ -25,6 +25,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
 
 _STREAMS = ("streams", "streams/bus", "streams/log")
 _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
+_CAPTURE_2 = "bridge/opencode/capture/v2"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
 _ROOMS = ("sidecar", "sidecar/capture", "sidecar/install", "sidecar/keeping", "sidecar/link", "sidecar/views")
 
@@ -40,6 +41,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     _LINK: ("streams",),
     "bridge/opencode/redact": ("streams",),
     _CAPTURE: ("streams", _LINK, "bridge/opencode/redact"),
+    _CAPTURE_2: ("streams", _LINK, _CAPTURE),
     "bridge/nats": ("streams", "streams/bus"),
     "bridge/nats/jetstream": ("streams", "streams/bus", "bridge/nats"),
     "bridge/nats/l0": ("streams", "streams/bus", "bridge/nats"),
@@ -49,6 +51,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/views": (*_STREAMS, _CAPTURE, "sidecar"),
     "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
+    "sidecar/opencode2": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
     "sidecar/nats": (*_STREAMS, *_NATS, _LINK, "sidecar", "sidecar/link", "sidecar/nats/mirror", "sidecar/nats/server"),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
@@ -74,6 +77,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/keeping",
         "sidecar/link",
         "sidecar/nats",
+        "sidecar/opencode2",
     ),
 }
 """Which folders of ours each folder may import, next to itself. Nothing above ``streams/log`` knows a backend.

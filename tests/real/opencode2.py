@@ -112,9 +112,8 @@ class RealOpenCode2(RealOpenCode):
         """The durable events of a session, as the service's own log has them."""
         query = "" if after is None else f"?after={after}"
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_LIMIT_S)) as connection:
-            connection.request(
-                "GET", f"/api/experimental/session/{session}/log{query}", headers={"authorization": f"Basic {token}"}
-            )
+            path = f"/api/experimental/session/{session}/log{query}"
+            connection.request("GET", path, headers=self.credentials())
             lines = connection.getresponse().read().decode().splitlines()
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 

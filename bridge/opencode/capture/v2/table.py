@@ -102,7 +102,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "permission.asked",
         "event",
-        "ask",
+        "checkpoint",
         ("workflow.checkpoint",),
         "ask and state",
         "Announced only; open asks are listed after each connect.",
@@ -111,9 +111,7 @@ RULES: tuple[Rule, ...] = (
     Rule("question.asked", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.rejected", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
-    Rule(
-        "form.created", "event", "checkpoint", ("workflow.checkpoint",), "ask and state", "A question, or another form."
-    ),
+    Rule("form.created", "event", "checkpoint", ("workflow.checkpoint",), "ask and state", "A question or other form."),
     Rule("form.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("form.cancelled", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("input.promoted", "state", "nothing", note="The turn begins with the next step."),
