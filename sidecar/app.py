@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Final
 
 from bridge.opencode.capture.translate import Translator
+from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
 from sidecar.capture.ingest import Ingest
@@ -24,6 +25,7 @@ from sidecar.keeping.upkeep import Upkeep, restore
 from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.nats.service import NatsService
+from sidecar.opencode2.services import Services
 from sidecar.requests import Sidecar
 from sidecar.version import VERSION
 from streams.errors import StreamError
@@ -117,6 +119,7 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
     # Runs in the opposite order: stop migrations, write what is pending, then take a snapshot.
     stack.push_async_callback(sidecar.upkeep.keep_last)
     stack.push_async_callback(ingest.close)
+    stack.push_async_callback(sidecar.services.close)
     stack.push_async_callback(sidecar.upkeep.close)
     return sidecar, ingest
 
@@ -163,7 +166,8 @@ async def _assemble(home: Home, config: Config, store: Log, identity: Identity) 
     translator = Translator(identity, state, clean=redact.clean, hold_s=config.link.hold_seconds)
     ingest = Ingest(store, translator, exclude=config.capture.exclude)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
-    return Sidecar(home, config, store, ingest, translator, upkeep), ingest
+    services = Services(HostTranslator(identity, state, clean=redact.clean), ingest, store.manifest.log_id)
+    return Sidecar(home, config, store, ingest, translator, upkeep, services), ingest
 
 
 async def _run(

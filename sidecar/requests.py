@@ -24,6 +24,7 @@ from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, RequestError, ShimConnection
 from sidecar.nats.service import MirrorSource, NatsService
+from sidecar.opencode2.services import Services
 from sidecar.version import VERSION, is_newer
 from streams.errors import StreamError
 from streams.identity import system_identity
@@ -49,9 +50,16 @@ class Sidecar:
     """The ``Handler`` of the link server, and what it owns. Created by ``serve``."""
 
     def __init__(
-        self, home: Home, config: Config, store: Log, ingest: Ingest, translator: Translator, upkeep: Upkeep
+        self,
+        home: Home,
+        config: Config,
+        store: Log,
+        ingest: Ingest,
+        translator: Translator,
+        upkeep: Upkeep,
+        services: Services,
     ) -> None:
-        self.upkeep = upkeep
+        self.upkeep, self.services = upkeep, services
         self.boot = ""
         self.server: LinkServer | None = None
         self.nats: NatsService | None = None
@@ -72,6 +80,7 @@ class Sidecar:
     async def opened(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.opened(link)
+        self.services.opened(link.boot_id, link.instance, link.identity.service)
         link.push_context({"lossy": self.nats is not None and self.nats.wants_deltas})
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)
@@ -92,6 +101,7 @@ class Sidecar:
     async def closed(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.closed(link)
+        self.services.closed(link.boot_id, link.instance)
         self._scan.set()
         log.info("link closed: pid %d, instance %s (%s)", link.pid, link.instance, link.reason or "lost")
         if link.reason == "upgrade" and is_newer(link.shim_version, VERSION):
@@ -236,11 +246,12 @@ class Sidecar:
             },
             "config_changed": _content(self._home.config_path) != self._config_text,
             "links": [self._link_status(link) for link in self.server.links],
+            "services": self.services.status(),
             "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
             "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,
             "door": asdict(self.server.counters),
             "counts": {
-                **dict(sorted(self._translator.counts.items())),
+                **dict(sorted((self._translator.counts + self.services.translator.counts).items())),
                 "appended": self._ingest.appended,
                 "duplicates": self._ingest.duplicates,
                 "differences": self._store.differences,
@@ -256,7 +267,7 @@ class Sidecar:
             "migration": self.upkeep.migration(),
             "spool": {"files": spool.files, "bytes": spool.bytes},
             "held": self._ingest.held,
-            "gaps": self._translator.counts["gaps"],
+            "gaps": self._translator.counts["gaps"] + self.services.translator.counts["gaps"],
             "nats": self.nats.status() if self.nats is not None else None,
         }
 

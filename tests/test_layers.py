@@ -72,6 +72,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         *_NATS,
         _LINK,
         _CAPTURE,
+        _CAPTURE_2,
         "bridge/opencode/redact",
         "sidecar/capture",
         "sidecar/keeping",

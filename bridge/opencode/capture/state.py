@@ -107,6 +107,8 @@ class SessionState:
     """The highest number, in OpenCode 2's own log of the session, of an event in this log; -1 in OpenCode 1."""
     host_turn: int = -1
     """The number of the event that began or ended its latest turn. What follows it is read again after a restart."""
+    host: str = ""
+    """The service of OpenCode 2 that has the session, by a short name."""
     title: str | None = None
     turn: Turn | None = None
     last_turn: Turn | None = None
@@ -269,7 +271,8 @@ class CaptureState:
 
     def _numbered(self, session: SessionState, event: StreamEvent) -> None:
         """Note how far OpenCode 2's own log of the session is in this log."""
-        seq = event.metadata.get("host_seq")
+        seq, service = event.metadata.get("host_seq"), event.metadata.get("service")
+        session.host = service if isinstance(service, str) else session.host
         if type(seq) is int:
             session.host_seq = max(session.host_seq, seq)
             if event.type in ("turn.started", "turn.ended"):

@@ -15,6 +15,7 @@ from bridge.opencode.capture.v2 import shapes
 from bridge.opencode.capture.v2.memory import Call, Memory
 from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.link.frames import HookItem
+from streams.lineage import CREATED
 
 HOST = "opencode2"
 """The value of ``host`` in the metadata of every event of OpenCode 2."""
@@ -24,11 +25,16 @@ _ANSWERED = frozenset({"stop", "length"})
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One process of an OpenCode 2 service. ``is_history`` marks what is imported and not recorded as it happened."""
+    """One process of an OpenCode 2 service.
+
+    ``place`` is a short name for the service, whatever its process. ``is_history`` marks what is imported and not
+    recorded as it happened.
+    """
 
     id: str
     version: str = ""
     pid: int = 0
+    place: str = ""
     is_history: bool = False
 
 
@@ -53,6 +59,7 @@ class HostRules(Emitter):
             host_seq=entry.seq,
             event=entry.event_id,
             pid=(entry.service.pid or None) if type_ == "turn.started" else None,
+            service=(entry.service.place or None) if type_ in (CREATED, "turn.started") else None,
             history=entry.service.is_history or None,
         )
 
