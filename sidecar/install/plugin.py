@@ -107,7 +107,12 @@ def shim_path() -> Path:
 def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
     """The text of the plugin file. It has one export, an object that OpenCode 1 (from 1.18.29 on) and 2 both load."""
     options = f"{{ command: {json.dumps(list(command))}, home: {json.dumps(str(home))} }}"
-    return f"{FIRST_LINE}\nimport {{ plugin }} from {json.dumps(str(shim))};\nexport default plugin({options}, import.meta.url);\n"
+    lines = (
+        FIRST_LINE,
+        f"import {{ plugin }} from {json.dumps(str(shim))};",
+        f"export default plugin({options}, import.meta.url);",
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def read_plugin(path: Path) -> Installed | None:
