@@ -123,12 +123,17 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 
 async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := int((await reader.readline()).split(b";")[0] or b"x", 16):
+        while True:
+            line = await reader.readline()
+            if not line:
+                raise ServiceGone("the connection ended")
+            size = int(line.split(b";")[0], 16)
+            if size == 0:
+                return
             if size > MAX_BYTES:
                 raise ValueError("too large a chunk")
             yield await reader.readexactly(size)
             await reader.readexactly(2)
-        return
     left = int(headers["content-length"]) if "content-length" in headers else None
     while left is None or left > 0:
         piece = await reader.read(_HEAD_BYTES if left is None else min(_HEAD_BYTES, left))

@@ -58,13 +58,15 @@ def read_registration(path: Path) -> Registration | None:
         return None
     except OSError as error:
         raise UnsafeService(f"it cannot be opened: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UnsafeService("it is not a file")
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise UnsafeService("another user could have read or written it")
-        content = file.read(MAX_BYTES)
+        content = os.read(descriptor, MAX_BYTES)
+    finally:
+        os.close(descriptor)
     try:
         told = orjson.loads(content)
     except ValueError:
