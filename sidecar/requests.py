@@ -281,6 +281,7 @@ class Sidecar:
             "opencode_version": link.opencode_version,
             "shim_version": link.shim_version,
             "delivers": self._ingest.delivers(link),
+            "service": link.identity.service,
         }
 
     # What the mirror needs

@@ -105,7 +105,7 @@ def shim_path() -> Path:
 
 
 def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
-    """The text of the plugin file. It has one export, an object that OpenCode 1 (from 1.18.29 on) and 2 both load."""
+    """The text of the plugin file. It has one export, an object that OpenCode 1 and 2 both load."""
     options = f"{{ command: {json.dumps(list(command))}, home: {json.dumps(str(home))} }}"
     lines = (
         FIRST_LINE,
