@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bridge.opencode.capture.translate import Translator
+from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
 from sidecar.capture.ingest import Ingest
@@ -29,6 +30,7 @@ from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
+from sidecar.opencode2.services import Services
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.service import DurableStream
 from sidecar.requests import register_requests
@@ -217,7 +219,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
-    sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats)
+    services = Services(HostTranslator(identity, state, clean=redact.clean), ingest, store.manifest.log_id)
+    sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
     metrics.read_from(sidecar.status)
     durable = DurableStream(home, config.phantom, identity, outside.nonce, state, ingest)
     worker = sidecar.worker = Worker(
@@ -252,7 +255,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     durable.links = lambda: server.links
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
     door = _Door(home, sidecar, server)
-    components = (nats, upkeep, ingest, spools, worker, _Consumers(nats, worker), door, durable)
+    components = (nats, upkeep, ingest, services, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, components)
 
 

@@ -30,6 +30,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     at_home.check_space,
     recording.check_sidecar,
     recording.check_start,
+    opencode.check_services,
     nats.check_nats,
     agents.check_agents,
 )

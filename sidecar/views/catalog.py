@@ -285,7 +285,7 @@ def add_cost(total: float, payload: dict[str, Any]) -> float:
     return round(total + cost, 9) if is_number(cost) else total
 
 
-_TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended"})
+_TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})
 _ENDS_ASKS: Final = frozenset({RESUMED, ENDED, "turn.started"})
 _ASK_LENGTH: Final = 300
 """Characters of an ask that a snapshot keeps."""

@@ -17,13 +17,10 @@ from bridge.opencode.capture import shapes
 from bridge.opencode.capture.emitter import Entry, Late, Place
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
-from bridge.opencode.capture.state import SHELL, UNDONE, CaptureState, SessionState, Turn
+from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, CaptureState, SessionState, Turn
 from streams.identity import Identity
 
 _REMEMBERED_MESSAGES = 4000
-
-INTERRUPTED = "interrupted"
-"""Outcome of a turn whose OpenCode died."""
 
 _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a last answer; ``tool-calls`` means that the model wanted to continue."""

@@ -211,12 +211,16 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     else:
         starts = "" if problems else "; OpenCode starts it when it needs it"
         rows.append(("sidecar", "does not answer" if found["running"] else f"not running{starts}"))
+    read = {service["registration"] for service in found.get("services") or [] if service["state"] == "read"}
     for number, link in enumerate(_one_each(links)):
         silent = "" if link.get("delivers", True) else ", no hooks yet"
         waiting = f", {link['pending']} waiting" if link.get("pending") else ""
         text = (
             f"OpenCode {link.get('opencode_version') or '?'} in {link['directory']}, pid {link['pid']}{waiting}{silent}"
         )
+        if link.get("service"):
+            text = f"OpenCode {link.get('opencode_version') or '?'}, its service, pid {link['pid']}"
+            text += ", read" if link["service"] in read else ", not read"
         rows.append(("" if number else "linked", text))
     if sidecar and not links:
         rows.append(("linked", "no OpenCode"))
