@@ -125,7 +125,7 @@ def test_both_opencodes_and_what_is_not_proven(home: Home) -> None:
 )
 def test_the_services_of_opencode_2(home: Home, state: str, version: str, level: str) -> None:
     service = {"registration": "/s/service.json", "state": state, "version": version, "plugins": 1}
-    scene = replace(scene_of(home, ("durable-stream",)), answer={"services": [service]})
+    scene = scene_of(home, ("durable-stream",))._replace(answer={"services": [service]})
     assert [check.level for check in check_services(scene)] == [level]
 
 
