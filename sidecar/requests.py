@@ -24,6 +24,7 @@ from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, RequestError, ShimConnection
 from sidecar.nats.service import MirrorSource, NatsService
+from sidecar.opencode2.http import ServiceGone
 from sidecar.opencode2.services import Services
 from sidecar.version import VERSION, is_newer
 from streams.errors import StreamError
@@ -202,9 +203,17 @@ class Sidecar:
                 if self.nats is not None:
                     self.nats.forgotten(touched)
                 return forgotten._asdict()
+            case "import_history":
+                return await self._import_history()
             case "nats" | "mirror" | "mirror_rebuild" | "mirror_rebuilding":
                 return await self._ask_nats(method)
         raise RequestError("unknown-request", f"this sidecar does not know {method[:40]!r}: upgrade it")
+
+    async def _import_history(self) -> dict[str, int]:
+        try:
+            return await self.services.import_history()
+        except ServiceGone:
+            raise RequestError("opencode-failed", "the service of OpenCode 2 ended meanwhile: run it again") from None
 
     async def _ask_nats(self, method: str) -> dict[str, Any]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,7 @@ COMMANDS = (
     Row("demo", RUN, ("demo",)),
     Row("install", SETUP, ("install", "install --project .")),
     Row("uninstall", SETUP, ("uninstall", "uninstall --project ."), module="install"),
+    Row("import", SETUP, ("import --opencode",)),
 )
 
 MIRROR = "mirror"
@@ -147,7 +149,9 @@ def named(arguments: Sequence[str]) -> str | None:
 
 
 def _add(built: typer.Typer, row: Row) -> None:
-    function = getattr(import_module(f"sidecar.cli.{row.module or row.name}"), row.name)
+    # `import` is a word of Python's.
+    name = f"{row.name}_" if iskeyword(row.name) else row.name
+    function = getattr(import_module(f"sidecar.cli.{row.module or name}"), name)
     add_command(built, function, panel=row.panel, examples=list(row.examples))
 
 

@@ -37,6 +37,7 @@ INTERNAL = {
     "sidecar.nats.server": "shown by `status`",
     "sidecar.nats.mirror.task": "control flow of the mirror",
     "sidecar.nats.mirror.rebuild": "shown by `status`",
+    "sidecar.opencode2": "shown by `status`, `doctor` and `import`",
     "sidecar.checks.asking": "a line of `status` and `doctor`",
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
