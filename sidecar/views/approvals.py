@@ -231,7 +231,13 @@ def what_is_asked(payload: dict[str, Any]) -> str:
 _SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))
 """A field of an ask's metadata, then the fields of a call's input that have the same value."""
 
-_PATTERN_FIELDS = {"bash": "command", "webfetch": "url", "task": "subagent_type"}
+_PATTERN_FIELDS = {
+    "bash": "command",
+    "shell": "command",
+    "webfetch": "url",
+    "task": "subagent_type",
+    "subagent": "agent",
+}
 """By permission: the field of a call's input that the patterns are derived from."""
 
 

@@ -52,7 +52,7 @@ PRUNE_LOOKING = ("prune", "--older-than", "1s")
 FORGET_LOOKING = ("forget", STREAM)
 """Without --yes they only read."""
 
-ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen"}
+ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "import", "listen"}
 """Commands that do not open the log; ``verify`` is asked by itself."""
 
 MIRROR = {"mirror status", "mirror verify", "mirror rebuild"}
