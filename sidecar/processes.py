@@ -43,7 +43,7 @@ def mark_of(pid: int) -> str:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # Two containers may have the same boot and the same pid.
-        names = os.readlink("/proc/self/ns/pid")
+        names = Path("/proc/self/ns/pid").readlink()
         user = Path(f"/proc/{pid}").stat().st_uid
     except (OSError, ValueError):
         return _mark_by_ps(pid) if not Path("/proc/self/stat").exists() else ""

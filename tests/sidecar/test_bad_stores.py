@@ -53,7 +53,7 @@ FORGET_LOOKING = ("forget", STREAM)
 """Without --yes they only read."""
 
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen", "metrics", "agents", "send", "spawn"}
-ELSEWHERE |= {"replay"}  # it needs an agent's stream: ``tests/sidecar/cli/test_replay.py``
+ELSEWHERE |= {"import", "replay"}  # ``replay`` needs an agent's stream: ``tests/sidecar/cli/test_replay.py``
 """Commands that do not open the log; ``verify`` has a test of its own."""
 
 DLQ = {"dlq list", "dlq show", "dlq redrive", "dlq drop"}
