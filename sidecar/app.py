@@ -29,7 +29,6 @@ from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
-from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.service import DurableStream
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
@@ -219,15 +218,15 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     spools = SpoolWatch(home.spool_path, ingest)
     sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats)
     metrics.read_from(sidecar.status)
-    durable = DurableStream(home, config.phantom, identity, outside.nonce, state, ingest)
+    durable = DurableStream(home, config.phantom, config.notify, identity, outside.nonce, state, ingest)
     worker = sidecar.worker = Worker(
         home,
         config.worker,
         store,
         identity,
         redact.clean,
-        built_in=(durable.agent,),
-        kinds=effect_kinds(durable.host),
+        built_in=durable.agents,
+        kinds=durable.kinds,
         metrics=metrics,
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)

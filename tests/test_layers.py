@@ -53,7 +53,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
-    "sidecar/orchestrator": ("streams", *_RUNTIME, _LINK, _CAPTURE, "sidecar"),
+    "sidecar/orchestrator": (*_STREAMS, *_RUNTIME, _LINK, _CAPTURE, "sidecar", "sidecar/views"),
     "sidecar/nats": (*_STREAMS, *_NATS, _LINK, "sidecar", "sidecar/link", "sidecar/nats/mirror", "sidecar/nats/server"),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
@@ -102,6 +102,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
     "prometheus_client": ("sidecar/metrics.py",),
+    "apprise": ("sidecar/orchestrator/channels.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
 

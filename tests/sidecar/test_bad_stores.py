@@ -45,14 +45,31 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run, r
 
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
-READING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export", "intents")
+READING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export", "intents") + (
+    "checkpoints",
+    "notices",
+)
 WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
 PRUNE_LOOKING = ("prune", "--older-than", "1s")
 FORGET_LOOKING = ("forget", STREAM)
 """Without --yes they only read."""
 
-ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen", "metrics", "agents", "send", "spawn"}
+ELSEWHERE = {
+    "verify",
+    "stop",
+    "play",
+    "demo",
+    "install",
+    "uninstall",
+    "listen",
+    "metrics",
+    "agents",
+    "send",
+    "spawn",
+    "signal",
+    "notify",
+}
 """Commands that do not open the log; ``verify`` is asked by itself."""
 
 MIRROR = {"mirror status", "mirror verify", "mirror rebuild"}
