@@ -33,23 +33,15 @@ KEPT_ENDED: Final = 200
 MAX_TEXT: Final = 500
 
 ALERT: Final[dict[str, dict[str, str]]] = {
-    "raised": {
-        "alert.toasting": "toasting",
-        "alert.sending": "sending",
-        "alert.seen": "seen",
-        "alert.ended": "ended",
-    },
+    "raised": {"alert.toasting": "toasting", "alert.sending": "sending", "alert.seen": "seen"},
     "toasting": {"alert.toasted": "toasted", "alert.seen": "seen"},
-    "toasted": {"alert.sending": "sending", "alert.seen": "seen", "alert.ended": "ended"},
+    "toasted": {"alert.sending": "sending", "alert.seen": "seen"},
     "sending": {"alert.reached": "sent", "alert.failed": "failed", "alert.seen": "seen"},
-    "sent": {"alert.sending": "sending", "alert.seen": "seen", "alert.ended": "ended"},
-    "failed": {"alert.sending": "sending", "alert.seen": "seen", "alert.ended": "ended"},
+    "sent": {"alert.sending": "sending", "alert.seen": "seen"},
+    "failed": {"alert.sending": "sending", "alert.seen": "seen"},
     "seen": {},
-    "ended": {},
 }
-"""``ended``: every stage was used, and nothing says that somebody saw it."""
-
-CLOSED: Final = frozenset({"seen", "ended"})
+"""``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is the end."""
 
 QuietUntil = Callable[[int], int | None]
 """For a moment in ms UTC: when the quiet hours around it end, or ``None`` outside of them."""
@@ -172,7 +164,7 @@ class AlertAgent:
                 return self._effect_ended(event)
             case "human.input":
                 session = given.get("session")
-                open_ = [a for a in self.data.alerts.values() if a.session == session and a.state not in CLOSED]
+                open_ = [a for a in self.data.alerts.values() if a.session == session and a.state != "seen"]
                 return _seen([a for a in open_ if not a.about.startswith("chk_")], "a person wrote here", event.ts)
             case "notice.observed":
                 return self._closed(f"int_{str(given.get('notice'))[4:]}", "in the parent's history", event.ts)
@@ -187,7 +179,7 @@ class AlertAgent:
         if identifier in self.data.alerts:
             return []
         stages = [["toast"], *self._stages] if session is not None else self._stages
-        due = ts + self._escalate_ms if wait else ts
+        due = ts + self._escalate_ms if wait and stages else None
         raised = {
             "alert": identifier,
             "session": session,
@@ -199,7 +191,7 @@ class AlertAgent:
             "due": due,
         }
         made = _alert(raised)
-        return [Output("alert.raised", raised), *([] if wait else self._advance(made, ts))]
+        return [Output("alert.raised", raised), *([] if wait or not stages else self._advance(made, ts))]
 
     def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
         if "created" not in given or (given.get("child") and not self._children):
@@ -220,9 +212,7 @@ class AlertAgent:
         return outputs
 
     def _advance(self, alert: Alert, now: int) -> list[Output]:
-        """Begin the next stage, or end."""
-        if not alert.stages:
-            return [Output("alert.ended", {"alert": alert.id, "ts": now})]
+        """Begin the next stage; there is one."""
         stage = alert.stages[0]
         if stage == ["toast"]:
             args = {"session": alert.session, "title": alert.title, "text": alert.text}
@@ -248,10 +238,9 @@ class AlertAgent:
         about = {"alert": alert.id, "ts": event.ts}
         if given.get("kind") == TOAST:
             shown = isinstance(result, dict) and result.get("shown") is True
-            toasted = Output("alert.toasted", {**about, "shown": shown, "due": event.ts + self._escalate_ms})
             if alert.state != "toasting":
                 return []
-            return [toasted] if shown and alert.stages[1:] else [toasted, *self._after(alert, event.ts)]
+            return self._staged(alert, "alert.toasted", shown, {**about, "shown": shown})
         how = "sent" if event.type == "effect.completed" else "failed"
         about |= {"channel": channel, "attempt": given.get("attempt"), "error": str(given.get("error", ""))[:300]}
         outputs = [Output(f"alert.{how}_to", about)]
@@ -261,16 +250,18 @@ class AlertAgent:
         # The whole stage has answered.
         reached = how == "sent" or any(others.get(name) == "sent" for name in (alert.stages or [[]])[0])
         type_ = "alert.reached" if reached else "alert.failed"
-        due = event.ts + self._escalate_ms
-        outputs.append(Output(type_, {"alert": alert.id, "ts": event.ts, "due": due}))
-        return outputs if reached and alert.stages[1:] else [*outputs, *self._after(alert, event.ts)]
+        return [*outputs, *self._staged(alert, type_, reached, {"alert": alert.id, "ts": event.ts})]
 
-    def _after(self, alert: Alert, now: int) -> list[Output]:
-        """The stage after the one that is under way."""
-        return self._advance(_alert({**_payload(alert), "stages": alert.stages[1:]}), now)
+    def _staged(self, alert: Alert, type_: str, reached: bool, about: dict[str, Any]) -> list[Output]:
+        """The stage that was under way has ended: the next begins later if it reached somebody, else at once."""
+        left, now = alert.stages[1:], about["ts"]
+        ended = Output(type_, {**about, "due": now + self._escalate_ms if reached and left else None})
+        if reached or not left:
+            return [ended]
+        return [ended, *self._advance(_alert({**_payload(alert), "stages": left}), now)]
 
     def _closed(self, about: str, why: str, ts: int) -> list[Output]:
-        found = [a for a in self.data.alerts.values() if a.about == about and a.state not in CLOSED]
+        found = [a for a in self.data.alerts.values() if a.about == about and a.state != "seen"]
         return _seen(found, why, ts)
 
     # --- remembering ---
@@ -306,7 +297,8 @@ class AlertAgent:
             alert.due, alert.closed = None, given.get("ts")
 
     def _tidy(self) -> None:
-        ended = [a.id for a in self.data.alerts.values() if a.state in CLOSED]
+        # One that nobody saw, and for which nothing is left to try, is forgotten in the end as well.
+        ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
             del self.data.alerts[old]
 

@@ -101,11 +101,8 @@ def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
         row["channels"].append({**told, "state": state, "ts": event.ts})
     elif event.type == "alert.sending":
         row["state"], row["escalated"] = "escalated", event.ts
-    elif event.type in ("alert.seen", "alert.ended"):
-        state = event.type.removeprefix("alert.")
-        row[state] = event.ts
-        if state == "seen":
-            row["state"], row["why"] = "observed", given["why"]
+    elif event.type == "alert.seen":
+        row["state"], row["observed"], row["why"] = "observed", event.ts, given["why"]
 
 
 async def _outputs(reader: StreamReader, agent: str) -> AsyncIterator[StreamEvent]:
