@@ -61,8 +61,9 @@ docs: $(VENV)/installed-bench ## Write the generated pages anew
 bench: $(VENV)/installed-bench opencode ## Measure the log and the link against limits and peers of the same run (ONLY=store, JSON=FILE)
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
 
-opencode: $(VENV)/installed ## Install the pinned OpenCode for the tests
+opencode: $(VENV)/installed ## Install the pinned OpenCode 1 and 2 for the tests
 	$(BIN)/python tools/install_opencode.py
+	$(BIN)/python tools/install_opencode.py --two
 
 nats-server: $(VENV)/installed ## Install the oldest supported NATS server for the tests
 	$(BIN)/python tools/install_nats_server.py

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bridge.opencode.capture.translate import Translator
+from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
 from sidecar.capture.ingest import Ingest
@@ -29,6 +30,7 @@ from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
+from sidecar.opencode2.services import Services
 from sidecar.orchestrator.service import DurableStream
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
@@ -216,7 +218,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
-    sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats)
+    services = Services(HostTranslator(identity, state, clean=redact.clean), ingest, store.manifest.log_id)
+    sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
     metrics.read_from(sidecar.status)
     durable = DurableStream(home, config.phantom, config.notify, identity, outside.nonce, state, ingest)
     worker = sidecar.worker = Worker(
@@ -250,8 +253,25 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     )
     durable.links = lambda: server.links
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
-    components = (nats, upkeep, ingest, spools, worker, _Door(home, sidecar, server), durable)
+    door = _Door(home, sidecar, server)
+    components = (nats, upkeep, ingest, services, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, components)
+
+
+class _Consumers:
+    """A component: commands from NATS for the user's agents. Nobody on the server commands the built-in ones."""
+
+    def __init__(self, nats: NatsService, worker: Worker) -> None:
+        self._nats, self._worker = nats, worker
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        consumers = self._nats.consume(self._worker.runtime, self._worker.users)
+        if consumers is not None:
+            stack.push_async_callback(consumers.close)
+
+    def owes(self) -> bool:
+        """True while a command is being handled."""
+        return self._nats.commands is not None and self._nats.commands.is_busy
 
 
 class _Door:

@@ -48,7 +48,7 @@ class StoreConfig(_Section):
     """Backend of a new log. An existing log keeps its own."""
 
     migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
-    """Size at which a jsonl log moves to sqlite automatically, without a pause in recording; 0: never."""
+    """Size at which a jsonl log migrates to sqlite automatically, without a pause in recording; 0: never."""
 
     max_bytes: Annotated[int, Field(ge=0)] = 0
     """Size on the disk above which the sidecar prunes the oldest streams; 0: no cap."""
@@ -70,7 +70,7 @@ class LinkConfig(_Section):
     """Largest frame accepted; a larger one closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """Most proved connections; as many unproved ones may exist in addition."""
+    """Most authenticated connections; as many unauthenticated ones may exist in addition."""
 
     handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
     """How long a peer may take to open a connection, and then again to prove itself."""
@@ -162,6 +162,30 @@ def _absolute(path: Path) -> Path:
     return expanded
 
 
+class PullConfig(_Section):
+    """``[nats.pull]``: how agents fetch their commands. Other keys are kept, for programs that share the file."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most commands in one request."""
+
+    max_inflight: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most commands of one agent that are fetched and not yet acknowledged."""
+
+    fetch_timeout_seconds: Annotated[float, Field(ge=0.5, le=300)] = 5.0
+    """How long a request waits for commands."""
+
+    warmup_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
+    """How long the first answer to a request may take after connecting."""
+
+    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
+    """How often the server shows that a request is alive; three missing signs make a new one."""
+
+    ack_wait_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 30.0
+    """After how long without a sign from this sidecar the server delivers a command again."""
+
+
 class NatsConfig(_Section):
     """``[nats]``: whether and where the log is mirrored."""
 
@@ -215,6 +239,8 @@ class NatsConfig(_Section):
     deltas: bool = True
     """Whether token deltas are published on core NATS, to current subscribers only."""
 
+    pull: PullConfig = PullConfig()
+
     @field_validator("credentials", "cert_dir", "executable")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
@@ -256,6 +282,9 @@ class WorkerConfig(_Section):
 
     max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
     """How many steps away from a user a command or event may be and still reach an agent."""
+
+    policy: str | None = None
+    """How effects are retried: an object or class with the methods of ``EffectPolicy``, named as an agent is."""
 
 
 class PhantomConfig(_Section):

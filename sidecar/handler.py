@@ -20,6 +20,7 @@ from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.nats.service import NatsService
+from sidecar.opencode2.services import Services
 from sidecar.orchestrator.service import DurableStream
 from sidecar.registry import Requests
 from sidecar.version import VERSION, is_newer
@@ -49,6 +50,7 @@ class Sidecar:
         upkeep: Upkeep,
         spools: SpoolWatch,
         nats: NatsService,
+        services: Services,
     ) -> None:
         self.boot, self.started_ms = identity.ulid(), identity.now_ms()
         self.requests = Requests()
@@ -61,7 +63,7 @@ class Sidecar:
         self._started = self._loop.time()
         self._home, self._store, self._now_ms = home, store, identity.now_ms
         self._translator, self._ingest = translator, ingest
-        self._upkeep, self._spools, self._nats = upkeep, spools, nats
+        self._upkeep, self._spools, self._nats, self._services = upkeep, spools, nats, services
         self._versions: dict[str, int] = {}  # OpenCode's, with when it was last seen, in that order
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
@@ -71,6 +73,7 @@ class Sidecar:
     async def opened(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.opened(link)
+        self._services.opened(link.boot_id, link.instance, link.identity.service)
         link.push_context({"lossy": self._nats.wants_deltas})
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)
@@ -101,6 +104,7 @@ class Sidecar:
     async def closed(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.closed(link)
+        self._services.closed(link.boot_id, link.instance)
         self._spools.wake()
         log.info("link closed: pid %d, instance %s (%s)", link.pid, link.instance, link.reason or "lost")
         if link.reason == "upgrade" and is_newer(link.shim_version, VERSION):
@@ -177,11 +181,12 @@ class Sidecar:
             },
             "config_changed": _content(self._home.config_path) != self._config_text,
             "links": [self._link_status(link) for link in self.server.links],
+            "services": self._services.status(),
             "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
             "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,
             "door": asdict(self.server.counters),
             "counts": {
-                **dict(sorted(self._translator.counts.items())),
+                **dict(sorted((self._translator.counts + self._services.translator.counts).items())),
                 "appended": self._ingest.appended,
                 "duplicates": self._ingest.duplicates,
                 "differences": self._store.differences,
@@ -197,7 +202,7 @@ class Sidecar:
             "migration": self._upkeep.migration(),
             "spool": {"files": spool.files, "bytes": spool.bytes},
             "held": self._ingest.held,
-            "gaps": self._translator.counts["gaps"],
+            "gaps": self._translator.counts["gaps"] + self._services.translator.counts["gaps"],
             "nats": self._nats.status(),
             "worker": self.worker.status() if self.worker is not None else None,
         }
@@ -212,6 +217,7 @@ class Sidecar:
             "opencode_version": link.opencode_version,
             "shim_version": link.shim_version,
             "delivers": self._ingest.delivers(link),
+            "service": link.identity.service,
         }
 
 

@@ -136,7 +136,9 @@ class Home:
         if is_file:
             raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
         if is_foreign:
-            raise HomeError(self.path, "it holds other files and no home of Durable Stream", "name another --home")
+            raise HomeError(
+                self.path, "it contains other files and is not a home of Durable Stream", "name another --home"
+            )
 
     # --- the token ---
 
@@ -178,7 +180,7 @@ class Home:
             # O_NONBLOCK: opening must not hang if the path is a pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise HomeError(path, "there is no token", "start the sidecar once: `durable-stream serve`") from None
+            raise HomeError(path, "it does not exist", "start the sidecar once: `durable-stream serve`") from None
         except OSError as error:
             if path.is_symlink():
                 raise HomeError(path, "the token is a symbolic link", renew) from None

@@ -78,9 +78,9 @@ class LogRequests:
 
     def register(self, requests: Requests) -> None:
         """Add them to the table."""
-        requests.register("migrate", MigrateArgs, self.migrate, "the state of the move, as `migration`")
-        requests.register("migration", NoArgs, self.migration, "the state of the current or last move")
-        freed = "`freed`: size in bytes of the old store that a move left"
+        requests.register("migrate", MigrateArgs, self.migrate, "the state of the migration, as from `migration`")
+        requests.register("migration", NoArgs, self.migration, "the state of the current or last migration")
+        freed = "`freed`: the size in bytes of the deleted old store"
         requests.register("discard_old", NoArgs, self.discard_old, freed)
         requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
         requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")

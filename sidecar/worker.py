@@ -17,6 +17,7 @@ from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.agent import Agent
+from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.effects.runner import EffectKind
 from sidecar.runtime.engine import AgentFailed, InputRefused
 from sidecar.runtime.inputs import Command
@@ -28,6 +29,8 @@ from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.worker")
 
+_POLICY = ("max_attempts", "backoff_seconds", "idempotency_key", "deadline_seconds")
+
 
 class SendArgs(Args):
     """See ``Worker.send``."""
@@ -36,6 +39,12 @@ class SendArgs(Args):
     type: str = Field(max_length=160, description="the command's type")
     payload: dict[str, Any] = Field(default={}, description="the command's payload")
     key: str | None = Field(default=None, max_length=300, description="names the command: the same key is handled once")
+
+
+class LetterArgs(Args):
+    """See ``Worker.redrive`` and ``Worker.drop``."""
+
+    letter: str = Field(max_length=100, description="the id of the dead letter")
 
 
 class Worker:
@@ -55,13 +64,17 @@ class Worker:
     ) -> None:
         self._identity = identity
         self.problems: list[dict[str, str]] = []
-        agents = [*built_in, *self._users_agents(home, config, {agent.name for agent in built_in})]
+        users = self._users_agents(home, config, {agent.name for agent in built_in})
+        self.users = [agent.name for agent in users]
+        """The names of the user's agents."""
+        agents = [*built_in, *users]
         self.runtime = Runtime(
             store,
             identity,
             agents,
             kinds={**self._users_effects(home, config), **(kinds or {})},
             clean=clean,
+            policy=self._policy(home, config.policy),
             max_depth=config.max_recursion_depth,
             metrics=metrics,
         )
@@ -88,6 +101,24 @@ class Worker:
                 self._complain(spec, error)
         return kinds
 
+    def _policy(self, home: Home, spec: str | None) -> EffectPolicy:
+        """The configured policy of effects, else the default."""
+        if spec is None:
+            return DEFAULT_POLICY
+        try:
+            found = load_object(spec, home.path)
+            policy = found() if isinstance(found, type) else found
+            for method in _POLICY:
+                if not callable(getattr(policy, method, None)):
+                    raise LoadError(spec, f"a policy needs the method {method}")
+        except LoadError as error:
+            self._complain(spec, error)
+            return DEFAULT_POLICY
+        except Exception as error:  # noqa: BLE001 - a policy is foreign code
+            self._complain(spec, LoadError(spec, f"cannot be made ({type(error).__name__})"))
+            return DEFAULT_POLICY
+        return policy  # type: ignore[no-any-return]  # checked above
+
     def _complain(self, spec: str, error: LoadError) -> None:
         log.error("%s", error)
         self.problems.append({"spec": spec, "reason": error.reason})
@@ -110,6 +141,33 @@ class Worker:
         requests.register("agents", NoArgs, self.agents, "`agents`: each agent's health, lag and counts; `problems`")
         requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
 
+        requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: what became of it")
+        requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
+
+    async def redrive(self, args: LetterArgs) -> dict[str, Any]:
+        """Hand a dead letter to its agent again; it stays one if it fails again."""
+        await self.runtime.until_level()
+        try:
+            outcome = await self.runtime.redrive(args.letter)
+        except UnknownAgent as error:
+            raise RequestError("unknown-agent", str(error)) from None
+        except LookupError:
+            raise _no_letter(args.letter) from None
+        except InputRefused as error:
+            raise RequestError(error.code, str(error)) from None
+        except AgentFailed as error:
+            raise RequestError("agent-failed", str(error)) from None
+        return {"letter": args.letter, "outcome": outcome}
+
+    async def drop(self, args: LetterArgs) -> dict[str, Any]:
+        """Mark a dead letter as dropped."""
+        await self.runtime.until_level()
+        try:
+            await self.runtime.drop(args.letter)
+        except LookupError:
+            raise _no_letter(args.letter) from None
+        return {"letter": args.letter, "outcome": "dropped"}
+
     def status(self) -> dict[str, Any]:
         """For ``status``: every agent, and what could not be loaded."""
         return {"agents": self.runtime.status(), "problems": self.problems}
@@ -130,3 +188,8 @@ class Worker:
         except AgentFailed as error:
             raise RequestError("agent-failed", str(error)) from None
         return {"outcome": handled.outcome, "key": key, "records": [record.as_json() for record in handled.records]}
+
+
+def _no_letter(letter: str) -> RequestError:
+    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` shows them"
+    return RequestError("no-dead-letter", text)

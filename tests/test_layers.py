@@ -26,6 +26,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
 
 _STREAMS = ("streams", "streams/bus", "streams/log")
 _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
+_CAPTURE_2 = "bridge/opencode/capture/v2"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
 _RUNTIME = ("sidecar/runtime", "sidecar/runtime/effects")
 _ROOMS = ("sidecar", "sidecar/capture", "sidecar/install", "sidecar/keeping", "sidecar/link", "sidecar/views")
@@ -42,6 +43,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     _LINK: ("streams",),
     "bridge/opencode/redact": ("streams",),
     _CAPTURE: ("streams", _LINK, "bridge/opencode/redact"),
+    _CAPTURE_2: ("streams", _LINK, _CAPTURE),
     "bridge/nats": ("streams", "streams/bus"),
     "bridge/nats/jetstream": ("streams", "streams/bus", "bridge/nats"),
     "bridge/nats/l0": ("streams", "streams/bus", "bridge/nats"),
@@ -51,24 +53,36 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/views": (*_STREAMS, _CAPTURE, "sidecar"),
     "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
+    "sidecar/opencode2": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
     "sidecar/orchestrator": (*_STREAMS, *_RUNTIME, _LINK, _CAPTURE, "sidecar", "sidecar/views"),
-    "sidecar/nats": (*_STREAMS, *_NATS, _LINK, "sidecar", "sidecar/link", "sidecar/nats/mirror", "sidecar/nats/server"),
+    "sidecar/nats": (
+        *_STREAMS,
+        *_NATS,
+        _LINK,
+        "sidecar",
+        "sidecar/link",
+        "sidecar/nats/mirror",
+        "sidecar/nats/server",
+        "sidecar/runtime",
+    ),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
     "sidecar/checks": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/nats", "sidecar/nats/server"),
-    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats"),
+    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats", "sidecar/runtime"),
     "sidecar/cli": (
         *_STREAMS,
         *_NATS,
         _LINK,
         *_ROOMS,
         "sidecar/orchestrator",
+        "sidecar/runtime",
         "sidecar/checks",
         "sidecar/cli/shared",
         "sidecar/nats",
         "sidecar/nats/mirror",
+        "sidecar/runtime",
     ),
     "sidecar": (
         *_STREAMS,
@@ -77,11 +91,13 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _CAPTURE,
         *_RUNTIME,
         "sidecar/orchestrator",
+        _CAPTURE_2,
         "bridge/opencode/redact",
         "sidecar/capture",
         "sidecar/keeping",
         "sidecar/link",
         "sidecar/nats",
+        "sidecar/opencode2",
     ),
 }
 """Which folders of ours each folder may import, next to itself. Nothing above ``streams/log`` knows a backend.

@@ -1,6 +1,7 @@
-"""Install the OpenCode that the tests drive: one pinned npm platform package, in the repository's cache.
+"""Install the OpenCodes that the tests drive: one pinned npm platform package each, in the repository's cache.
 
-    python tools/install_opencode.py              install if absent, verify, print the executable's path
+    python tools/install_opencode.py              install if absent, verify, print the path of OpenCode 1
+    python tools/install_opencode.py --two        the same for OpenCode 2
     python tools/install_opencode.py --path       print the path only (exit 1 when it is not installed)
     python tools/install_opencode.py --version V  the same for another version, next to the pinned one
 
@@ -21,7 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.installing import InstallError, check_version, command_line, fetch, tail_of
 
 VERSION = "1.18.33"
-"""The OpenCode all tests are written against."""
+"""The OpenCode 1 that all tests are written against."""
+
+VERSION_2 = "0.0.0-next-16350"
+"""The OpenCode 2 that the tests drive: a preview with the released one's plugin API, service and terminal."""
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "opencode"
 NPM_LIMIT_S = 900
@@ -52,19 +56,38 @@ def package_name(system: str, machine: str, *, avx2: bool, musl: bool) -> str:
     return name + ("-musl" if musl else "")
 
 
-def this_package() -> str:
-    """The package for this machine."""
+def package_name_2(system: str, machine: str, *, musl: bool) -> str:
+    """The npm package of OpenCode 2 for a platform. On x86-64 it is the baseline build, which runs on every CPU.
+
+    Raises:
+        InstallError: as ``package_name``.
+    """
+    return "@opencode-ai/cli" + package_name(system, machine, avx2=False, musl=musl).removeprefix("opencode")
+
+
+def this_package(version: str = VERSION) -> str:
+    """The package of a version for this machine."""
+    if is_two(version):
+        return package_name_2(platform.system(), platform.machine(), musl=_has_musl())
     return package_name(platform.system(), platform.machine(), avx2=_has_avx2(), musl=_has_musl())
+
+
+def is_two(version: str) -> bool:
+    """True for a version of OpenCode 2, previews included."""
+    return version.startswith(("2.", "0.0.0-next-"))
 
 
 def cache(version: str = VERSION) -> Path:
     """The directory of a version: ``CACHE`` for the pinned one, a separate one next to it for any other."""
+    if version == VERSION_2:
+        return CACHE.with_name("opencode2")
     return CACHE if version == VERSION else CACHE.with_name(f"{CACHE.name}-{version}")
 
 
 def binary_path(version: str = VERSION) -> Path:
     """Where the executable is, or will be after the installation."""
-    return cache(version) / "node_modules" / this_package() / "bin" / "opencode"
+    name = "opencode2" if is_two(version) else "opencode"
+    return cache(version) / "node_modules" / this_package(version) / "bin" / name
 
 
 def install(version: str = VERSION) -> Path:
@@ -75,10 +98,10 @@ def install(version: str = VERSION) -> Path:
     """
     binary, place = binary_path(version), cache(version)
     if not (binary.exists() and _installed_version(binary) == version):
-        _npm_install(f"{this_package()}@{version}", place)
+        _npm_install(f"{this_package(version)}@{version}", place)
         if not binary.exists():
             raise InstallError(f"npm reported success, but {binary} is missing. Remove {place} and try again.")
-    check_version(binary, version, place, VERSION_LIMIT_S)
+    check_version(binary, f"opencode2 v{version}" if is_two(version) else version, place, VERSION_LIMIT_S)
     return binary
 
 
@@ -129,10 +152,11 @@ def _has_musl() -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
     return command_line(
-        arguments,
-        description="Install the pinned OpenCode for the tests.",
-        version=VERSION,
+        [argument for argument in given if argument != "--two"],
+        description="Install the pinned OpenCode for the tests (with --two OpenCode 2).",
+        version=VERSION_2 if "--two" in given else VERSION,
         binary_path=binary_path,
         install=install,
     )

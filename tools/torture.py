@@ -76,6 +76,20 @@ PLAN = (
         40,
         {"KILL_CHUNKS": 40},
     ),
+    Part(
+        "runtime",
+        "kill -9 of agents and effects at every step; 1,100 kills a chunk",
+        ("tests/sidecar/runtime/test_crashes.py",),
+        2,
+        {"RUNTIME_KILLS": 50},
+    ),
+    Part(
+        "runtime-oracle",
+        "duplicates, restarts, poison, two engines",
+        ("tests/sidecar/runtime/test_oracle.py",),
+        5,
+        {"RUNTIME_EXAMPLES": 1_000},
+    ),
     Part("crash-images", "power losses", (f"{STREAMS}/test_crash_images.py",), 20, {"IMAGES": 250}),
     Part("slow-disk", "+5, +50, +500 ms a sync", (f"{STREAMS}/test_slow_disk.py",), 1, {"SLOW_SYNCS": 100}),
     Part("two-writers", "writers that want one store", (f"{STREAMS}/test_two_writers.py",), 1, {"WRITER_ROUNDS": 100}),
@@ -201,6 +215,7 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
 SUMMED = (
     "inputs", "kills", "events", "resent", "hangs", "lost", "doubled", "connections_closed",
     "torn", "early", "lives", "appends", "reads", "moves", "full", "reopened", "seconds",
+    "effects", "in_doubt",
 )  # fmt: skip
 
 

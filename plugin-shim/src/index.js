@@ -1,7 +1,6 @@
 /**
- * The package's entry. OpenCode refuses a plugin file whose exports are not
- * all functions, so this file has one export and must never get another.
+ * The package's entry: one export, which OpenCode 1 and 2 both load.
  */
-import { create } from "./plugin.js";
+import { plugin } from "./plugin.js";
 
-export default create({});
+export default plugin({}, import.meta.url);

@@ -34,7 +34,7 @@ export const NEXT = {
 const GOOD_LINK_MS = 5000;
 /** How long to wait for the last acks after `bye`. */
 const LINGER_MS = 1000;
-/** Most characters of a frame from a sidecar that has not proved itself. */
+/** Most characters of a frame from an unauthenticated sidecar. */
 const MAX_UNPROVED = 64 * 1024;
 /** A number of tries that leads to the longest back-off. */
 const MANY_TRIES = 30;

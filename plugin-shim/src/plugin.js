@@ -5,7 +5,7 @@
  * OpenCode. So every body is wrapped, nothing is awaited, and nothing is ever
  * printed: the terminal belongs to OpenCode.
  */
-import { randomBytes } from "node:crypto";
+import { createHash, randomBytes } from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
 import { Calls } from "./calls.js";
@@ -13,6 +13,7 @@ import { Capture } from "./capture.js";
 import { COUNTERS, newCounters } from "./counters.js";
 import { encodeItem } from "./item.js";
 import { Link } from "./link.js";
+import { announce } from "./service.js";
 import { Spool } from "./spool.js";
 import { Starter, bootId, defaultHome, locate } from "./start.js";
 import { Tools, readTools } from "./tools.js";
@@ -39,7 +40,20 @@ const ASK_VERSION_MS = 3000;
  */
 
 /**
- * Make the plugin function, which OpenCode calls once per directory.
+ * Make the plugin for every OpenCode: 1 calls `server`, 2 calls `setup`.
+ *
+ * OpenCode 2 refuses two plugins with one id, so each copy's id is its own.
+ *
+ * @param {Options} [options]
+ * @param {string} [file] the URL of the plugin file
+ */
+export function plugin(options = {}, file = "") {
+  const copy = createHash("sha256").update(file).digest("hex").slice(0, 8);
+  return { id: `durable-stream-${copy}`, server: create(options), setup: announce(options) };
+}
+
+/**
+ * Make the plugin function of OpenCode 1, which it calls once per directory.
  *
  * With DURABLE_STREAM=off it returns no hooks and does nothing.
  *

@@ -7,16 +7,22 @@ import path from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { newCounters } from "../src/counters.js";
+import { plugin } from "../src/plugin.js";
 import { Starter } from "../src/start.js";
 import { SHIM_VERSION } from "../src/version.js";
 import { fakeSpawn, newBench, someEvent, until } from "./support.js";
 
 const HERE = path.dirname(fileURLToPath(import.meta.url));
 
-test("the entry has exactly one export, a function", async () => {
+test("the entry has exactly one export, which OpenCode 1 and 2 load", async () => {
   const entry = await import("../src/index.js");
   assert.deepEqual(Object.keys(entry), ["default"]);
-  assert.equal(typeof entry.default, "function");
+  const { id, server, setup, ...more } = entry.default;
+  assert.deepEqual([typeof id, typeof server, typeof setup, more], ["string", "function", "function", {}]);
+});
+
+test("two copies have two ids", () => {
+  assert.notEqual(plugin({}, "file:///a/durable-stream.js").id, plugin({}, "file:///b/durable-stream.js").id);
 });
 
 test("the version is package.json's", () => {
@@ -58,7 +64,7 @@ test("every hook survives whatever it is given", async (t) => {
   }
   await hooks.dispose(hostile());
   assert.ok(counters.lost_unserialisable > 0);
-  assert.equal(counters.hook_errors, 0, "they are lost items, told in gaps, not errors");
+  assert.equal(counters.hook_errors, 0, "they are lost items, reported in gaps, not errors");
 });
 
 test("a plugin input of any shape gives hooks", async (t) => {
@@ -89,7 +95,7 @@ test("no output and a prompt exit, with hooks that fail in every way", () => {
   fs.writeFileSync(path.join(home, "spool"), "in the way");
   const program = `
     const plugin = (await import(${JSON.stringify(path.join(HERE, "..", "src", "index.js"))})).default;
-    const hooks = await plugin({ client: {} });
+    const hooks = await plugin.server({ client: {} });
     const circular = {}; circular.self = circular;
     for (let i = 0; i < 100; i++) { hooks.event({ event: { type: "x", i } }); hooks.event(circular); }
     hooks["chat.message"](); hooks["tool.execute.after"](1n);

@@ -172,21 +172,26 @@ class Ingest:
 
     def pump(self) -> asyncio.Task[None] | None:
         """Append what the translator has ready and schedule its next deadline; return the append, if there is one."""
-        appended = None
         drained = self._translator.drain()
         for session_id, origin in drained.asks:
             self._spawn(self._ask(session_id, origin))
-        if drained.events or drained.done:
-            self._appends += 1
-            appended = self._spawn(self._append(drained.events))
-            appended.add_done_callback(_seen)
-            self._order.put_nowait((appended, drained))
+        appended = self.write(drained)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         deadline = self._translator.next_deadline()
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._tick)
+        return appended
+
+    def write(self, drained: Drained) -> asyncio.Task[None] | None:
+        """Append what a translator on the same state has ready; return the append, if there is one."""
+        if not (drained.events or drained.done):
+            return None
+        self._appends += 1
+        appended = self._spawn(self._append(drained.events))
+        appended.add_done_callback(_seen)
+        self._order.put_nowait((appended, drained))
         return appended
 
     def _tick(self) -> None:
@@ -257,7 +262,7 @@ class Ingest:
     async def _find_missing(self, link: Link) -> None:
         """End the sessions of this directory that were deleted while no link was open."""
         sessions = self._translator.state.sessions
-        open_here = [s.id for s in sessions.values() if not s.ended and s.directory == link.directory]
+        open_here = [s.id for s in sessions.values() if not (s.ended or s.host) and s.directory == link.directory]
         if not open_here:
             return
         try:

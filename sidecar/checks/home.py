@@ -86,6 +86,9 @@ def check_config(scene: Scene) -> list[Check]:
     path = scene.home.config_path
     if scene.config is None:
         return [Check("config", "problem", scene.config_fault, f"correct it, or delete {path} to use the defaults")]
+    if unknown := sorted(scene.config.nats.pull.model_extra or ()):
+        text = f"{path}: [nats.pull] has keys that are kept but mean nothing here: {', '.join(unknown)}"
+        return [Check("config", "note", text, "check their spelling; docs/operations.md lists the keys")]
     return [Check("config", "ok", str(path) if path.is_file() else "no file; the defaults apply")]
 
 

@@ -85,7 +85,7 @@ def check_sidecar(scene: Scene) -> list[Check]:
         hint = "run `durable-stream stop`; OpenCode starts a new one"
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
     up = describe_span((scene.answer.get("sidecar") or {}).get("uptime_ms") or 0)
-    return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} proved itself; up {up}")]
+    return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} authenticated; up {up}")]
 
 
 def check_start(scene: Scene) -> list[Check]:
@@ -169,7 +169,10 @@ def check_leftovers(scene: Scene) -> list[Check]:
     text = f"{counted(len(left), 'leftover')} of a killed process in {scene.home.store_path}: {', '.join(left)}"
     return [
         Check(
-            "leftovers", "note", text, "`durable-stream repair` moves what is not needed out of the store, and keeps it"
+            "leftovers",
+            "note",
+            text,
+            "`durable-stream repair` moves unneeded files out of the store, and keeps them",
         )
     ]
 

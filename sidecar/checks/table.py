@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
+from sidecar.checks import agents, nats, opencode, recording
 from sidecar.checks import home as at_home
-from sidecar.checks import nats, opencode, recording
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.checks.check import Check, Scene, has_defaults, scene_of
 from sidecar.home import Home
@@ -30,7 +30,9 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     at_home.check_space,
     recording.check_sidecar,
     recording.check_start,
+    opencode.check_services,
     nats.check_nats,
+    agents.check_agents,
 )
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (

@@ -53,6 +53,7 @@ COMMANDS = (
     Row("doctor", CHECK, ("doctor",)),
     Row("metrics", CHECK, ("metrics", "metrics --scrape-config")),
     Row("verify", CHECK, ("verify", "verify --json")),
+    Row("replay", CHECK, ("replay agent/counter", "replay agent/counter --agent agents/counter.py:Counter")),
     Row("repair", CHECK, ("repair --dry-run", "repair")),
     Row("migrate", RUN, ("migrate --to sqlite", "migrate --rollback", "migrate --discard-old")),
     Row("prune", RUN, ("prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes")),
@@ -76,6 +77,20 @@ MIRROR_COMMANDS = (
     Row("verify", CHECK, ("mirror verify", "mirror verify --json"), module="mirror"),
     Row("rebuild", CHECK, ("mirror rebuild", "mirror rebuild --yes"), module="mirror"),
 )
+
+DLQ = "dlq"
+DLQ_COMMANDS = (
+    Row("list", CHECK, ("dlq list", "dlq list --agent cleaner --json"), module="dlq"),
+    Row("show", CHECK, ("dlq show 5F3Q",), module="dlq"),
+    Row("redrive", CHECK, ("dlq redrive 5F3Q",), module="dlq"),
+    Row("drop", CHECK, ("dlq drop 5F3Q",), module="dlq"),
+)
+
+GROUPS = {
+    MIRROR: ("Check or rebuild the log's copy on NATS.", MIRROR_COMMANDS),
+    DLQ: ("List, redrive or drop what agents could not handle.", DLQ_COMMANDS),
+}
+"""Commands with commands of their own: their help, and the commands."""
 
 
 class Sections(TyperGroup):
@@ -135,11 +150,12 @@ def build(only: str | None = None) -> typer.Typer:
     for row in COMMANDS:
         if only in (None, row.name):
             _add(built, row)
-    if only in (None, MIRROR):
-        mirror = typer.Typer(**options)
-        built.add_typer(mirror, name=MIRROR, help="Check or rebuild the log's copy on NATS.", rich_help_panel=CHECK)
-        for row in MIRROR_COMMANDS:
-            _add(mirror, row)
+    for name, (text, rows) in GROUPS.items():
+        if only in (None, name):
+            group = typer.Typer(**options)
+            built.add_typer(group, name=name, help=text, rich_help_panel=CHECK)
+            for row in rows:
+                _add(group, row)
     return built
 
 
@@ -150,13 +166,15 @@ def named(arguments: Sequence[str]) -> str | None:
         if argument == "--home":
             next(rest, None)
         elif not argument.startswith("--home="):
-            known = argument == MIRROR or any(row.name == argument for row in COMMANDS)
+            known = argument in GROUPS or any(row.name == argument for row in COMMANDS)
             return argument if known else None
     return None
 
 
 def _add(built: typer.Typer, row: Row) -> None:
-    function = getattr(import_module(f"sidecar.cli.{row.module or row.name}"), row.name)
+    module = import_module(f"sidecar.cli.{row.module or row.name}")
+    # A function cannot take a name that it needs for something else, such as `list`.
+    function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     add_command(built, function, panel=row.panel, examples=list(row.examples))
 
 

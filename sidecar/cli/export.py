@@ -40,13 +40,14 @@ async def export(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this new file; default: stdout.")
     ] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="The records, or the whole conversation as `read --full` shows it.")
+        Form,
+        typer.Option("--format", help="jsonl: the records. markdown, html: the conversation, as with read --full."),
     ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:
-    """Write a stream, with everything that belongs to it, to a file.
+    """Write a stream and the streams joined to it to a file.
 
-    By default writes JSON lines, a header and then the records; --json changes nothing. With --format writes
+    By default writes JSON lines: a header, then the records. --json changes nothing. With --format writes
     the conversation, with everything that read would shorten or fold.
     """
     from sidecar.cli.shared.project import newest_stream, newest_text

@@ -165,7 +165,7 @@ def _log_id(home: Home) -> str:
 
     manifest = located(home.store_path)
     if manifest is None:
-        raise Failure("no-log", f"there is no log in {home.store_path} yet, so nothing is mirrored")
+        raise Failure("no-log", f"no log exists in {home.store_path} yet, so nothing is mirrored")
     return manifest.log_id
 
 

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 async def prune(
     context: typer.Context,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Remove sessions whose last record is older: 12h, 30d.")
+        str | None, typer.Option(metavar="AGE", help="Remove sessions whose last record is older than this: 12h, 30d.")
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Remove the oldest sessions until the log fits: 500MB, 2GiB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Remove the oldest sessions until the log is at most this size: 500MB, 2GiB."
+        ),
     ] = None,
     streams: Annotated[list[str] | None, streams_option("Remove this stream; repeatable.")] = None,
     yes: YesFlag = False,
@@ -38,9 +41,9 @@ async def prune(
 ) -> int:
     """Remove old sessions from the log.
 
-    Removes whole sessions, and only finished ones. The rest of the log still
-    verifies, and an event of a removed session that is sent again is still
-    recognized as a duplicate. Without --yes nothing is changed.
+    Removes only whole, finished sessions. The rest of the log still verifies. If
+    an event of a removed session is sent again, it is still recognized as a
+    duplicate. Without --yes, prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_stream, open_reader
@@ -155,7 +158,7 @@ def _need_log(home: Home) -> None:
     from streams.log.presence import located
 
     if located(home.store_path) is None:
-        raise Failure("no-log", f"there is no log in {home.store_path} yet: nothing to remove")
+        raise Failure("no-log", f"no log exists in {home.store_path} yet, so there is nothing to remove")
 
 
 def _show(

@@ -29,24 +29,24 @@ async def read(
     context: typer.Context,
     stream: OptionalSession = None,
     form: Annotated[
-        Form | None, typer.Option("--format", help="Write this; in a pipe, Markdown is written anyway.")
+        Form | None, typer.Option("--format", help="The format to write. The default in a pipe is Markdown.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing: whole outputs, diffs and reasoning.")] = False,
     children: Annotated[
-        bool, typer.Option("--children", help="Show child sessions where they happened, not only their result.")
+        bool, typer.Option("--children", help="Show child sessions in full, where they happened.")
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write to this new file; its ending selects the format."),
     ] = None,
     project: ProjectOption = None,
-    pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Show a screen at a time.")] = True,
+    pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Use a pager for long sessions.")] = True,
     json: JsonFlag = False,
 ) -> None:
     """Read a session as a conversation.
 
-    Shows prompts, whole answers, commands with their output, and edits as diffs. Says who approved what and how
-    long it waited. Child sessions are folded to their result.
+    Shows prompts, complete answers, commands with their output, and edits as diffs. Shows who approved what and
+    how long agents waited for that. Of child sessions, shows only the result.
     """
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 async def repair(
     context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be repaired; change nothing.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Fix the log's store, as far as that is provably safe.
+    """Make repairs to the log that are provably safe.
 
-    Removed parts are kept in the store's directory. Never removes acknowledged
-    records: if those are damaged, restore a backup. Verifies at the end, and exits
-    with 0 only if the repaired store is sound.
+    Keeps the parts that it removes, in the store's directory. Never removes
+    acknowledged records: if these are damaged, restore a backup. At the end verifies
+    the log, and exits with 0 only if it is sound.
     """
     import asyncio
 
@@ -142,7 +142,9 @@ async def _verify(out: Output, home: Home, failed: int) -> int:
 
 
 def _nothing(out: Output, home: Home) -> int:
-    _tell(out, f"there is no log in {home.store_path} yet: nothing to repair", {"sound": True, "summary": None})
+    _tell(
+        out, f"no log exists in {home.store_path} yet, so there is nothing to repair", {"sound": True, "summary": None}
+    )
     return 0
 
 

@@ -12,7 +12,7 @@ from sidecar.cli.shared.command import complain, home_of
 async def serve(
     context: typer.Context,
     idle_exit: Annotated[
-        bool, typer.Option("--idle-exit", help="Leave after an idle time; as the plugin starts it.")
+        bool, typer.Option("--idle-exit", help="Exit after an idle time. The plugin uses this.")
     ] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Reproducible clock and ids, for tests; the log must be empty.")
@@ -21,7 +21,7 @@ async def serve(
 ) -> int:
     """Run the sidecar until it is stopped.
 
-    The OpenCode plugin starts one by itself when none runs.
+    The OpenCode plugin starts one automatically when none runs.
     """
     if seed and not deterministic:
         raise typer.BadParameter("--seed needs --deterministic")

@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.05
 async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     """Stop the running sidecar.
 
-    It writes what it has, then exits. One that hangs is ended by a signal.
+    The sidecar first writes what it has received. If it hangs, it is killed.
     """
     from sidecar.cli.shared.output import Output
 
@@ -42,20 +42,20 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     failure = await _ask_to_stop(home)
     if failure is None and await _gone(home, info, STOP_SECONDS):
         return _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
-    reason = failure or f"it was still there after {STOP_SECONDS:g} s"
+    reason = failure or f"it still ran after {STOP_SECONDS:g} s"
     if not json:
-        out.text(f"the sidecar (pid {info.pid}) does not take the request ({reason}): ending it by a signal")
+        out.text(f"the sidecar (pid {info.pid}) did not stop on request ({reason}): killing it")
         out.flush()
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
         # Killing is safe: what was acknowledged is durable, and the shims keep the rest.
         try:
             os.kill(info.pid, number)
         except ProcessLookupError:
-            return _told(out, f"the sidecar (pid {info.pid}) has ended by itself", stopped=True, pid=info.pid)
+            return _told(out, f"the sidecar (pid {info.pid}) has already exited", stopped=True, pid=info.pid)
         if await _gone(home, info, seconds):
             text = f"ended the sidecar (pid {info.pid}) by {number.name}"
             return _told(out, text, stopped=True, pid=info.pid)
-    raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) cannot be ended; look into {home.log_path}")
+    raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) cannot be killed; read {home.log_path}")
 
 
 def _told(out: Output, text: str, **facts: Any) -> int:

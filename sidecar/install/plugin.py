@@ -103,9 +103,14 @@ def shim_path() -> Path:
 
 
 def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
-    """The text of the plugin file. It has one export, as OpenCode requires."""
+    """The text of the plugin file. It has one export, an object that OpenCode 1 and 2 both load."""
     options = f"{{ command: {json.dumps(list(command))}, home: {json.dumps(str(home))} }}"
-    return f"{FIRST_LINE}\nimport {{ create }} from {json.dumps(str(shim))};\nexport default create({options});\n"
+    lines = (
+        FIRST_LINE,
+        f"import {{ plugin }} from {json.dumps(str(shim))};",
+        f"export default plugin({options}, import.meta.url);",
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def read_plugin(path: Path) -> Installed | None:
@@ -114,9 +119,9 @@ def read_plugin(path: Path) -> Installed | None:
         return None
     try:
         _, imports, exports = path.read_text(encoding="utf-8").splitlines()[:3]
-        shim = json.loads(imports.removeprefix("import { create } from ").removesuffix(";"))
-        command, _, home = exports.removeprefix("export default create({ command: ").partition(", home: ")
-        return Installed(shim, tuple(json.loads(command)), json.loads(home.removesuffix(" });")))
+        shim = json.loads(imports.removeprefix("import { plugin } from ").removesuffix(";"))
+        command, _, home = exports.removeprefix("export default plugin({ command: ").partition(", home: ")
+        return Installed(shim, tuple(json.loads(command)), json.loads(home.removesuffix(" }, import.meta.url);")))
     except (ValueError, TypeError):
         return Installed("", (), "")  # ours by its first line, and changed since
 

@@ -395,7 +395,7 @@ async def _open(
     socket: ClientSocket | None = None
     try:
         async with asyncio.timeout(open_seconds):
-            socket = await ClientSocket.connect(address.host, address.port, max_size=MAX_FRAME_BYTES)
+            socket = await ClientSocket.connect(address.host, address.port, nonce=nonce, max_size=MAX_FRAME_BYTES)
             link = ClientLink(
                 token=address.token, port=address.port, nonce=nonce(), version=version, pid=pid, shim=identity
             )

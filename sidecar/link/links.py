@@ -67,7 +67,7 @@ class Handler(Protocol):
     """The sidecar's reactions to its links. An exception from any of these closes only that link."""
 
     async def opened(self, link: ShimConnection) -> None:
-        """Called when a shim has proved itself; the welcome goes out when this returns.
+        """Called when a shim has authenticated; the welcome goes out when this returns.
 
         May raise ``link.acked_seq`` and ``link.push_context``. Must not await
         ``link.call``: the shim answers calls only after the welcome.

@@ -8,7 +8,7 @@ Nothing a peer does may stop the server or another link. Each connection is
 bounded: before its proof in number, time and frame size; after it in frame
 size, in bytes waiting for the handler, and in frames waiting for the peer.
 Proved and unproved connections have separate limits, so unproved ones never
-take the place of proved ones.
+take the place of authenticated ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "Sh
 log = logging.getLogger("sidecar.link")
 
 MAX_UNPROVED_BYTES: Final = 64 * 1024
-"""Largest frame taken from a peer that has not proved itself."""
+"""Largest frame accepted from an unauthenticated peer."""
 
 PING_SECONDS: Final = 10.0
 """How often a silent peer is pinged, and how long its answer may take: a stopped process is
@@ -113,7 +113,7 @@ class LinkServer:
         self._server: Server | None = None
         self._unproved: dict[ServerConnection, None] = {}  # in the order they came
         self._flood_told = -math.inf
-        self._wires: set[SocketWire] = set()  # proved
+        self._wires: set[SocketWire] = set()  # authenticated
         self._links: list[ShimConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = AckMemory()
@@ -429,5 +429,5 @@ def _bounded(owner: LinkServer) -> type[ServerConnection]:
 
 
 def _allow(socket: ServerConnection, size: int) -> None:
-    """Raise the frame limit of a proved peer. The library has no public API for it; see ``tests/test_libraries.py``."""
+    """Raise an authenticated peer's frame limit, which the library cannot; see ``tests/test_libraries.py``."""
     socket.protocol.max_message_size = size

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from base64 import b64encode
+from collections.abc import Callable
 from hashlib import sha1
 from typing import Final, Self
 
@@ -53,20 +53,25 @@ class Ended(SocketError):
 class ClientSocket:
     """An open WebSocket. One task receives at a time; any number may send."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_size: int) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: Callable[[], str], max_size: int
+    ) -> None:
         self._reader, self._writer, self._max_size = reader, writer, max_size
+        self._nonce = nonce
         self._closing = False
 
     @classmethod
-    async def connect(cls, host: str, port: int, *, max_size: int) -> Self:
+    async def connect(cls, host: str, port: int, *, nonce: Callable[[], str], max_size: int) -> Self:
         """Connect and run the opening handshake. A message of more than ``max_size`` bytes ends the connection.
+
+        ``nonce`` gives fresh random hex digits, for the handshake and the masks.
 
         Raises:
             OSError: nothing listens.
             Refused, NotWebSocket: see there.
         """
         reader, writer = await asyncio.open_connection(host, port)
-        socket = cls(reader, writer, max_size)
+        socket = cls(reader, writer, nonce, max_size)
         try:
             await socket._shake_hands(f"{host}:{port}")
         except BaseException:
@@ -75,7 +80,7 @@ class ClientSocket:
         return socket
 
     async def _shake_hands(self, where: str) -> None:
-        key = b64encode(os.urandom(16))
+        key = b64encode(bytes.fromhex(self._nonce()[:32]))
         self._writer.write(
             f"GET / HTTP/1.1\r\nHost: {where}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             f"Sec-WebSocket-Key: {key.decode()}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
@@ -177,7 +182,7 @@ class ClientSocket:
             head = bytes((_FINAL | opcode, _MASKED | 126)) + size.to_bytes(2)
         else:
             head = bytes((_FINAL | opcode, _MASKED | 127)) + size.to_bytes(8)
-        mask = os.urandom(4)
+        mask = bytes.fromhex(self._nonce()[:8])
         self._writer.write(head + mask + _xor(data, mask))
         try:
             await self._writer.drain()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidecar.orchestrator.host import Host, Part
-from sidecar.orchestrator.intents import ABORT, CREATE, PROMPT, WAKE
+from sidecar.orchestrator.intents import ABORT, CHECK, CREATE, PROMPT, WAKE
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
 
@@ -119,6 +119,22 @@ class Wake(_Kind):
         return NotDone()
 
 
+class Check(_Kind):
+    """``opencode.check``: what a phantom's session did, where the log does not say it. Result: a ``Look``."""
+
+    effect_class: EffectClass = "safe"
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        look = await self._host.look(args["session"], directory=args["directory"], most=args["most"])
+        return {**look._asdict(), "resumes": args["resumes"]}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return NotDone()
+
+
 def effect_kinds(host: Host) -> Mapping[str, EffectKind]:
     """Every effect of the orchestration, over a host."""
-    return {CREATE: Create(host), PROMPT: Prompt(host), ABORT: Abort(host), WAKE: Wake(host)}
+    return {CREATE: Create(host), PROMPT: Prompt(host), ABORT: Abort(host), WAKE: Wake(host), CHECK: Check(host)}

@@ -27,6 +27,18 @@ class Part(NamedTuple):
     key: str
 
 
+class Look(NamedTuple):
+    """A look at a session that should be at work.
+
+    ``busy``: it is, or was prompted only just now. ``answered``: its last turn is over, with ``text``. ``unanswered``:
+    it rests in the middle of a turn, or before it. ``loop``: it made more than ``most`` answers to one prompt.
+    ``gone``: there is no such session.
+    """
+
+    state: Literal["busy", "answered", "unanswered", "loop", "gone"]
+    text: str = ""
+
+
 class Host(Protocol):
     """Creates sessions, and acts on those that exist. Everything raises ``HostError`` if it fails."""
 
@@ -65,6 +77,10 @@ class Host(Protocol):
 
     async def status(self, session: str) -> Status:
         """What a session does in the process that hosts it."""
+        ...
+
+    async def look(self, session: str, *, directory: str, most: int) -> Look:
+        """What a phantom's session did with its last prompt, from its history; ``most``: messages to read."""
         ...
 
     async def toast(self, session: str, title: str, text: str) -> bool:

@@ -34,7 +34,14 @@ UNSEEN_MS: Final = 60_000
 
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
 
+CHECK_MS: Final = 60_000
+"""How often a running intent's session is looked at, because the end of its turn may have been lost."""
+
+MAX_STEPS: Final = 300
+"""A session that calls the model this often for one prompt is in an endless loop: a stream without a finish reason."""
+
 CREATE, PROMPT, ABORT, WAKE = "opencode.create", "opencode.prompt", "opencode.abort", "opencode.wake"
+CHECK = "opencode.check"
 
 
 @dataclass(slots=True)
@@ -63,6 +70,8 @@ class Intent:
     cost: float = 0.0
     pid: int | None = None
     """The OpenCode that asked; its environment is the phantom's."""
+    checked: int | None = None
+    """When its session was last looked at."""
 
 
 @dataclass(slots=True)
@@ -135,6 +144,7 @@ class IntentAgent:
         """When the agent wants the next ``tick``, in ms UTC."""
         active = [i for i in self.data.intents.values() if i.state in ACTIVE]
         times = [i.started + i.wall_ms for i in active if i.started and i.wall_ms]
+        times += [(i.checked or i.started) + CHECK_MS for i in self._checkable() if i.started]
         times += [n.sent + UNSEEN_MS for n in self.data.notices.values() if n.state == "sent" and n.sent is not None]
         return min(times, default=None)
 
@@ -151,6 +161,8 @@ class IntentAgent:
                 return self._notify(event)
             case "tick":
                 return self._tick(event)
+            case "resume":
+                return self._resume(event)
             case "host.ready":
                 return self._host_ready(event)
             case "effect.completed" | "effect.failed":
@@ -224,6 +236,10 @@ class IntentAgent:
                 if intent.session is not None:
                     args = {"session": intent.session, "directory": intent.directory}
                     outputs.append(_effect(ABORT, intent.id, args))
+        ended = {output.payload.get("intent") for output in outputs}
+        for intent in self._checkable():
+            if intent.id not in ended and (intent.checked or intent.started or 0) + CHECK_MS <= now:
+                outputs += self._check(intent, event.ts)
         for notice in self.data.notices.values():
             if notice.state == "sent" and notice.sent is not None and notice.sent + UNSEEN_MS <= now:
                 outputs += [Output("notice.held", {"notice": notice.id, "why": "not seen in the session"})]
@@ -231,6 +247,47 @@ class IntentAgent:
         for session in sorted(held):
             outputs += self._deliver(session, resent=True)
         return outputs
+
+    def _resume(self, event: StreamEvent) -> list[Output]:
+        """A sidecar has started: look at every session that was at work, and at what waits for a host."""
+        active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
+        outputs = [Output("resume", {"intents": active})] if active else []
+        for intent in self._checkable():
+            outputs += self._check(intent, event.ts)
+        return outputs
+
+    def _checkable(self) -> list[Intent]:
+        return [i for i in self.data.intents.values() if i.state == "running" and i.session is not None]
+
+    def _check(self, intent: Intent, ts: int) -> list[Output]:
+        args = {
+            "session": intent.session,
+            "directory": intent.directory,
+            "most": MAX_STEPS + 1,
+            "resumes": intent.resumes,
+        }
+        return [Output("intent.checked", {"intent": intent.id, "ts": ts}), _effect(CHECK, intent.id, args)]
+
+    def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
+        """What a look at a session says, if the log does not say it. A look from before a resume says nothing."""
+        assert intent.session is not None
+        if intent.state != "running" or found.get("resumes") != intent.resumes:
+            return []
+        match found.get("state"):
+            case "loop":
+                args = {"session": intent.session, "directory": intent.directory}
+                reason = f"endless loop: it called the model more than {MAX_STEPS} times for one prompt"
+                ended = self._end(intent, "intent.failed", ts, reason=reason, code="endless-loop")
+                return [*ended, _effect(ABORT, intent.id, args)]
+            case "answered":
+                said = str(found.get("text") or "")[:MAX_RESULT]
+                answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
+                return [*answer, *self._end(intent, "intent.completed", ts, result=said)]
+            case "unanswered":
+                return self._interrupted(intent, intent.session, ts, {})
+            case "gone":
+                return self._end(intent, "intent.failed", ts, reason="its session was deleted", code="deleted")
+        return []
 
     def _host_ready(self, event: StreamEvent) -> list[Output]:
         """An OpenCode appeared that may host sessions with waiting notices."""
@@ -249,6 +306,8 @@ class IntentAgent:
         if intent is None or intent.state in ENDED:
             return []
         error = str(event.payload.get("error", ""))
+        if kind == CHECK:
+            return [] if failed or not isinstance(result, dict) else self._looked(intent, result, event.ts)
         if kind == CREATE:
             if failed or not isinstance(result, dict):
                 return self._end(intent, "intent.failed", event.ts, reason=f"no session: {error}", code="no-session")
@@ -295,11 +354,7 @@ class IntentAgent:
         if outcome == "completed":
             return self._end(intent, "intent.completed", event.ts, **spent)
         if outcome == "interrupted":
-            if intent.resumes >= MAX_RESUMES:
-                reason = f"crash: its OpenCode died {intent.resumes + 1} times"
-                return self._end(intent, "intent.failed", event.ts, reason=reason, code="crash", **spent)
-            interrupted = Output("intent.interrupted", {"intent": intent.id, **spent})
-            return [interrupted, self._prompt(intent, session, CONTINUE)]
+            return self._interrupted(intent, session, event.ts, spent)
         if outcome == "failed" and len(intent.models) > 1:
             fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], **spent})
             args = {**self._prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
@@ -308,6 +363,18 @@ class IntentAgent:
         reason = {"aborted": "stopped by a person", "failed": f"error: {said}"}.get(str(outcome), str(outcome))
         code = {"aborted": "user-abort", "failed": "error"}.get(str(outcome), "stopped")
         return self._end(intent, "intent.failed", event.ts, reason=reason, code=code, **spent)
+
+    def _interrupted(self, intent: Intent, session: str, ts: int, spent: dict[str, Any]) -> list[Output]:
+        """Prompt the session again, in place, unless that is under way, or its OpenCode died too often."""
+        if intent.state == "resuming":
+            return []
+        if intent.resumes >= MAX_RESUMES:
+            reason = f"crash: its OpenCode died {intent.resumes + 1} times"
+            return self._end(intent, "intent.failed", ts, reason=reason, code="crash", **spent)
+        return [
+            Output("intent.interrupted", {"intent": intent.id, **spent}),
+            self._prompt(intent, session, CONTINUE),
+        ]
 
     def _output(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
@@ -341,7 +408,7 @@ class IntentAgent:
         outputs = [ended]
         state = after(INTENT, intent.state, type_)
         if intent.parent is not None and state != "cancelled":
-            text = _told(intent, state, str(about.get("reason", "")))
+            text = _told(intent, state, str(about.get("reason", "")), str(about.get("result") or intent.result))
             notice = {"notice": f"ntc_{intent.id[4:]}", "session": intent.parent, "text": text, "intent": intent.id}
             queued = Output("notice.queued", {**notice, "wake": True})
             outputs += [queued, *self._deliver(intent.parent, also=_notice(queued.payload))]
@@ -412,6 +479,8 @@ class IntentAgent:
             intent.result = payload["text"]
         elif type_ == "intent.interrupted":
             intent.resumes += 1
+        elif type_ == "intent.checked":
+            intent.checked = payload["ts"]
         elif type_ == "intent.fallback":
             intent.models = intent.models[1:]
         if intent.state in ENDED and intent.ended is None:
@@ -467,10 +536,10 @@ def _notice(payload: dict[str, Any]) -> Notice:
     )
 
 
-def _told(intent: Intent, state: str, reason: str) -> str:
+def _told(intent: Intent, state: str, reason: str, result: str) -> str:
     """What the parent's model reads when an intent ended."""
     head = f'<background-agent id="{intent.id}" state="{state}" title="{intent.title}">'
-    body = intent.result or "(it gave no answer)" if state == "completed" else f"{reason}\n{intent.result}".strip()
+    body = (result or "(it gave no answer)") if state == "completed" else f"{reason}\n{result}".strip()
     return f"{head}\n{body}\n</background-agent>"
 
 

@@ -17,7 +17,6 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     },
     "starting": {
         "intent.started": "running",
-        "intent.waiting": "waiting",
         "intent.cancelled": "cancelled",
         "intent.failed": "failed",
     },

@@ -108,7 +108,12 @@ class DurableStream:
         self._home, self._config, self._identity, self._state = home, config, identity, state
         self.headless = Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable)
         self.host = V1Host(
-            lambda: self.links(), ingest.delivers, state, self.headless, lambda session: session in self.data.sessions
+            lambda: self.links(),
+            ingest.delivers,
+            state,
+            self.headless,
+            lambda session: session in self.data.sessions,
+            identity.now_ms,
         )
         self.people = People(home, notify, identity, self.host)
         self._runtime: Runtime | None = None
@@ -139,6 +144,8 @@ class DurableStream:
         """See ``Component``."""
         await asyncio.to_thread(write_tools, self._home, self._config.tools)
         in_background(stack, self._keep_time())
+        if any(intent.state not in ENDED for intent in self.data.intents.values()):
+            await self._tell("resume", f"resume:{self._identity.ulid()}", {})
 
     def owes(self) -> bool:
         """See ``Component``: an intent that is not ended, or a notice that can be delivered."""

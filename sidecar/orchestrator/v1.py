@@ -14,9 +14,12 @@ from typing import Any, Final, Protocol
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError
 from sidecar.orchestrator.headless import Headless, HeadlessError
-from sidecar.orchestrator.host import HostError, Part, Status
+from sidecar.orchestrator.host import HostError, Look, Part, Status
 
 CALL_SECONDS: Final = 20.0
+SETTLE_MS: Final = 30_000
+"""A prompt younger than this may not have begun its turn."""
+
 HISTORY: Final = 60
 """How many of a session's newest messages are searched for a key."""
 
@@ -47,7 +50,9 @@ class V1Host:
         state: CaptureState,
         headless: Headless,
         is_phantom: Callable[[str], bool],
+        now_ms: Callable[[], int],
     ) -> None:
+        self._now_ms = now_ms
         self._links, self._delivers, self._state, self._headless = links, delivers, state, headless
         self._is_phantom = is_phantom
 
@@ -125,6 +130,33 @@ class V1Host:
         link = self._hosting(session)
         if link is not None:
             await _call(link, "session.abort", {"path": {"id": session}})
+
+    async def look(self, session: str, *, directory: str, most: int) -> Look:
+        """See ``Host``."""
+        link = await self._of(session, directory, None)
+        statuses = await _call(link, "session.status", {})
+        status = statuses.get(session) if isinstance(statuses, dict) else None
+        try:
+            found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": most}})
+        except HostError as error:
+            if error.permanent:
+                return Look("gone")
+            raise
+        infos = [message.get("info") or {} for message in (found if isinstance(found, list) else [])]
+        prompted = max((n for n, info in enumerate(infos) if info.get("role") == "user"), default=-1)
+        if len(infos) - prompted - 1 >= most - 1:
+            return Look("loop")
+        if isinstance(status, dict) and status.get("type") != "idle":
+            return Look("busy")
+        last = infos[-1] if infos else {}
+        if last.get("role") != "assistant":
+            made = (last.get("time") or {}).get("created", 0)
+            return Look("busy" if self._now_ms() - made < SETTLE_MS else "unanswered")
+        over = last.get("finish") in ("stop", "length") or last.get("error")
+        if not over or not (last.get("time") or {}).get("completed"):
+            return Look("unanswered")
+        texts = [part.get("text", "") for part in found[-1].get("parts", []) if part.get("type") == "text"]
+        return Look("answered", "\n".join(texts))
 
     # --- any session ---
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from sidecar.runtime.agent import READY, Agent, BadOutput, HealthStatus, outputs_of
+from sidecar.runtime.agent import READY, RESERVED, Agent, BadOutput, HealthStatus, outputs_of
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.inputs import (
     APPLIED,
@@ -38,6 +38,7 @@ from sidecar.runtime.inputs import (
     command_input,
     installed,
     log_input,
+    scoped,
     state_hash,
     with_state,
 )
@@ -224,11 +225,15 @@ class Engine:
     async def command(self, command: Command) -> Handled:
         """Handle a command; returns when its results are durable. Cancelling ends only the wait.
 
+        Types of the recorder's own families are refused: a command must not pass for what the runtime records.
+
         Raises:
             InputRefused: it can never be handled.
             AgentFailed: the agent could not handle it now.
             StreamError: the log cannot be written; nothing was recorded.
         """
+        if command.type.startswith(RESERVED):
+            raise InputRefused("reserved-type", f"the family of {command.type[:80]} belongs to the recorder")
         try:
             given = command_input(self.name, command, self._identity, self._clean)
         except InvalidEvent as error:
@@ -250,12 +255,25 @@ class Engine:
         given = log_input(self.name, record.event, record.position, self._identity, key=key)
         return await asyncio.shield(await self._enqueue(replace(given, position=None)))
 
-    async def bury(self, given: Input, reason: str, about: dict[str, Any] | None = None) -> Record:
-        """Record an input as a dead letter; durable on return."""
-        event = self._outbox.dead(given, reason, about or {})
-        self._metrics.dead(self.name)
+    async def bury(self, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
+        """Record a command as a dead letter; durable on return. ``key`` names its message: one letter each.
+
+        ``about`` is redacted and recorded with it; with a ``body`` the letter cannot be redriven.
+
+        Raises:
+            InputRefused: the command breaks the envelope; bury its body instead.
+            StreamError: the log cannot be written.
+        """
         try:
-            return (await self._store.append([event], on_known="keep_first"))[0]
+            given = command_input(self.name, command, self._identity, self._clean)
+            event = self._outbox.dead(given, reason, self._clean(about), scoped("message", self.name, key))
+        except InvalidEvent as error:
+            raise InputRefused("invalid-command", str(error)) from None
+        try:
+            record = (await self._store.append([event], on_known="keep_first"))[0]
+            if not record.duplicate:
+                self._metrics.dead(self.name)
+            return record
         finally:
             # The record is in the agent's stream, so the next commit must expect one offset more.
             self._next = -1
@@ -407,6 +425,9 @@ class Engine:
             if given.position is None and not _is_same(known, given.record):
                 raise InputRefused("key-conflict", "this key was used for another command; use a new key")
             return "duplicate", []
+        if given.refusal is not None:
+            code, reason = given.refusal
+            return "refused", [given.record, self._outbox.refused(given, code, reason=reason)]
         if given.depth >= self._max_depth:
             reason = f"depth {given.depth} is not below the limit of {self._max_depth}"
             return "refused", [given.record, self._outbox.refused(given, "recursion_depth_exceeded", reason=reason)]

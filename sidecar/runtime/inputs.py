@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.runtime.agent import Output
 from sidecar.runtime.effects.policy import Effect, EffectPolicy
@@ -45,6 +45,13 @@ Route = Literal["log", "bus"]
 """How a command reaches its agent: from the log, if the agent is in this home, or over a bus."""
 
 
+class Refusal(NamedTuple):
+    """Why an input ends its chain: the protocol's code, and the reason for people."""
+
+    code: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command as it comes from a bus or a person. ``key`` names it: the same key is handled once."""
@@ -61,6 +68,8 @@ class Command:
     ts: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     """More metadata to record, such as ``tracestate`` or the subject."""
+    refusal: Refusal | None = None
+    """Set if the command broke a rule on its way: it is recorded as refused, and its depth is not believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,7 @@ class Input:
     record: StreamEvent
     depth: int
     position: int | None = None
+    refusal: Refusal | None = None
 
 
 def agent_stream(agent: str) -> str:
@@ -111,6 +121,9 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
         InvalidEvent: the command breaks the envelope.
     """
     key = scoped("inbox", agent, command.key)
+    metadata = {**command.metadata, "role": "input", "key": command.key[:_MAX_KEY]}
+    if command.refusal is None:
+        metadata["depth"] = command.depth
     event = identity.stamp(
         {
             "type": command.type,
@@ -123,10 +136,10 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
             "source": {"agent": command.sender, "adapter": ADAPTER},
             "traceparent": command.traceparent or str(made_trace(key)),
             "payload": clean(command.payload),
-            "metadata": {**command.metadata, "role": "input", "depth": command.depth, "key": command.key[:_MAX_KEY]},
+            "metadata": metadata,
         }
     )
-    return Input(key, event, event, command.depth)
+    return Input(key, event, event, command.depth, refusal=command.refusal)
 
 
 def log_input(agent: str, event: StreamEvent, position: int, identity: Identity, *, key: str | None = None) -> Input:
@@ -241,19 +254,23 @@ class Outbox:
             cause, number, self._identity.ulid(), REFUSED, payload, metadata, cause.record.correlation_id
         )
 
-    def dead(self, cause: Input, reason: str, about: dict[str, Any]) -> StreamEvent:
-        """The dead letter of an input that cannot be handled; it holds what a redrive needs."""
+    def dead(self, cause: Input, reason: str, about: dict[str, Any], key: str = "") -> StreamEvent:
+        """The dead letter of an input that cannot be handled; it holds what a redrive needs.
+
+        ``about`` with a ``body`` is a message that is no command: there is nothing to redrive. ``key`` names the
+        message, if the same command may come in several.
+        """
         event = cause.event
         payload: dict[str, Any] = {"reason": reason, "type": event.type, **about}
         if cause.position is not None:
             payload |= {"event": event.id, "position": cause.position, "stream": event.stream_id}
-        else:
+        elif "body" not in about:
             payload |= {"payload": event.payload, "key": event.metadata.get("key")}
         metadata = {"role": "dead", "depth": cause.depth}
         stamped = self._stamp(
             cause, -1, self._identity.ulid(), DEAD_LETTER, payload, metadata, cause.record.correlation_id
         )
-        return StreamEvent.parse({**stamped.fields(), "idempotency_key": f"dead:{cause.key}"})
+        return StreamEvent.parse({**stamped.fields(), "idempotency_key": f"dead:{key or cause.key}"})
 
     def _run_of(self, cause: Input) -> str:
         return cause.record.correlation_id or cause.record.id

@@ -41,6 +41,9 @@ log = logging.getLogger("sidecar.runtime")
 KEEP_EVERY: Final = 5000
 """After how many records of the log hints are kept."""
 
+LOOK_SECONDS: Final = 0.01
+LEVEL_SECONDS: Final = 5.0
+
 _RESULTS: Final = frozenset({COMPLETED, FAILED, IN_DOUBT})
 
 
@@ -71,7 +74,7 @@ class Runtime:
         metrics: Metrics | None = None,
         stop: Stop = never,
     ) -> None:
-        self._store, self._identity, self._max_depth = store, identity, max_depth
+        self._store, self._identity, self.max_depth = store, identity, max_depth
         names = {agent.name for agent in agents}
         self.engines = {
             agent.name: Engine(
@@ -136,6 +139,13 @@ class Runtime:
             raise UnknownAgent(agent)
         return await engine.command(command)
 
+    async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
+        """Record a command as an agent's dead letter. Raises as ``Engine.bury``, and ``UnknownAgent``."""
+        engine = self.engines.get(agent)
+        if engine is None:
+            raise UnknownAgent(agent)
+        return await engine.bury(command, reason, about, key=key)
+
     def owes(self) -> bool:
         """Whether work is left that only this process will do."""
         if not self._is_level and self._reading is not None and not self._reading.done():
@@ -168,6 +178,17 @@ class Runtime:
                 }
             )
         return rows
+
+    async def until_level(self) -> None:
+        """Wait until the view holds everything that is in the log now, but not longer than ``LEVEL_SECONDS``."""
+        head, loop = self._store.head, asyncio.get_running_loop()
+        end = loop.time() + LEVEL_SECONDS
+        while True:
+            is_reading = self._reading is not None and not self._reading.done()
+            # The record at the head may have been pruned.
+            if self.view.position >= head or not is_reading or loop.time() > end:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     # --- dead letters ---
 

@@ -84,7 +84,9 @@ class RuntimeView:
             )
         elif event.type in (REDRIVEN, DROPPED):
             self.dead.pop(str(event.payload.get("letter")), None)
-        elif event.correlation_id and (role == "command" or (role == "input" and "position" not in event.payload)):
+        elif not event.correlation_id or "depth" not in event.metadata:
+            return
+        elif role == "command" or (role == "input" and "position" not in event.payload):
             self.depths[event.correlation_id] = depth_of(event)
             self.depths.move_to_end(event.correlation_id)
             if len(self.depths) > MAX_CHAINS:

@@ -212,7 +212,7 @@ class Catalog:
         return stream.directory if stream is not None else ""
 
     def own_session(self, stream_id: str) -> SessionView | None:
-        """The session that a stream is named after: the first of its own; ``None`` for ``system`` and the like."""
+        """The session after which a stream is named, its first one; ``None`` for ``system`` and the like."""
         stream = self.streams.get(stream_id)
         return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
 
@@ -285,7 +285,7 @@ def add_cost(total: float, payload: dict[str, Any]) -> float:
     return round(total + cost, 9) if is_number(cost) else total
 
 
-_TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended"})
+_TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})
 _ENDS_ASKS: Final = frozenset({RESUMED, ENDED, "turn.started"})
 _ASK_LENGTH: Final = 300
 """Characters of an ask that a snapshot keeps."""

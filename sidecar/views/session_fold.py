@@ -109,6 +109,9 @@ class SessionFold:
         self.session.ended = as_text(payload.get("reason")) or "ended"
         self.notice(record, "ended", f"session {self.session.ended}")
 
+    def _renamed(self, record: Record, payload: dict[str, Any]) -> None:
+        self._title(payload)
+
     def _title(self, payload: dict[str, Any]) -> None:
         self.session.title = as_text(payload.get("title")) or self.session.title
 
@@ -264,4 +267,5 @@ _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     "capture.gap": SessionFold._gap,
     "opencode.message.removed": SessionFold._removed,
     "opencode.command.executed": SessionFold._command,
+    "opencode.session.renamed": SessionFold._renamed,
 }

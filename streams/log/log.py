@@ -45,7 +45,7 @@ from streams.stores.sqlite.store import SqliteStore
 
 SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
-"""Pause between two appends while a move falls behind: first, and at most."""
+"""Pause between two appends while a migration falls behind: the first, and the longest."""
 
 Result = TypeVar("Result")
 
@@ -193,7 +193,7 @@ class Log(KeepsHints):
     ) -> list[Record]:
         """See ``StreamStore.append``.
 
-        Waits under a second while the backend is exchanged, and for its turn while a move cannot keep up.
+        Waits under a second while the backend is exchanged, and for its turn while a migration cannot keep up.
         """
         if self._pace or self._waiting or not self._admitted.is_set():
             await self._wait_for_turn()
@@ -228,18 +228,18 @@ class Log(KeepsHints):
         return await self._backend.removed()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``StreamStore.prune``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
+        """See ``StreamStore.prune``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.
 
         Raises:
-            StoreUnavailable: also while somebody else is moving the log.
+            StoreUnavailable: also during a migration.
         """
         return await self._to_its_end(self._prune(cuts, at_ms))
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
-        """See ``StreamStore.forget``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
+        """See ``StreamStore.forget``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.
 
         Raises:
-            StoreUnavailable: also while somebody else is moving the log.
+            StoreUnavailable: also during a migration.
         """
         return await self._to_its_end(self._forget(streams, positions, at_ms))
 
@@ -272,12 +272,12 @@ class Log(KeepsHints):
     def _refuse_moving(self) -> None:
         if self._moving:
             raise StoreUnavailable(
-                f"the log in {self.store} is being moved to another backend, so nothing was removed",
-                "try again when `durable-stream status` says that the move is done",
+                f"the log in {self.store} is migrating to another backend, so nothing was removed",
+                "try again when `durable-stream status` no longer shows a migration",
             )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Cancelling ends the wait, not the removal: no move may begin before the removal ends."""
+        """Cancelling ends the wait, not the removal: no migration may begin before the removal ends."""
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -298,7 +298,7 @@ class Log(KeepsHints):
                 await discard_old(self.store)  # it would still hold what is removed here
             self.reread_manifest()
             if not isinstance(self._backend, SqliteStore):
-                raise StoreUnavailable(f"the log in {self.store} moved to {self.backend} meanwhile", "try again")
+                raise StoreUnavailable(f"the log in {self.store} migrated to {self.backend} meanwhile", "try again")
             yield self._backend
         finally:
             self._removals -= 1
@@ -333,7 +333,7 @@ class Log(KeepsHints):
 
     @asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """Hold off prunes and forgets during a move, after waiting for the running ones."""
+        """Hold off prunes and forgets during a migration, after waiting for the running ones."""
         self._moving += 1
         try:
             await self._still.wait()
@@ -353,7 +353,7 @@ class Log(KeepsHints):
         self._admitted.set()
 
     def slow_down(self) -> None:
-        """Slow appends down further: a move that copies slower than they arrive never ends."""
+        """Slow appends down further: a migration that copies slower than they arrive never ends."""
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:

@@ -51,8 +51,8 @@ class DurableStream:
         OpenCode gets; ``command`` starts a sidecar.
         """
         options = json.dumps({"command": [str(command)], "home": str(self.home)})
-        made = f"({around})(create({options}))" if around else f"create({options})"
-        return f"import {{ create }} from {json.dumps(str(SHIM))};\n{before}\nexport default {made};\n"
+        made = f"({around})(create({options}))" if around else f"plugin({options}, import.meta.url)"
+        return f"import {{ create, plugin }} from {json.dumps(str(SHIM))};\n{before}\nexport default {made};\n"
 
     # The command line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.install_opencode import InstallError, npm_failure, package_name
+from tools.install_opencode import VERSION_2, InstallError, binary_path, npm_failure, package_name, package_name_2
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,23 @@ from tools.install_opencode import InstallError, npm_failure, package_name
 )
 def test_the_package_of_a_platform(system: str, machine: str, avx2: bool, musl: bool, name: str) -> None:
     assert package_name(system, machine, avx2=avx2, musl=musl) == name
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "musl", "name"),
+    [
+        ("Linux", "x86_64", False, "@opencode-ai/cli-linux-x64-baseline"),
+        ("Linux", "aarch64", True, "@opencode-ai/cli-linux-arm64-musl"),
+        ("Darwin", "arm64", False, "@opencode-ai/cli-darwin-arm64"),
+    ],
+)
+def test_the_package_of_opencode_2_of_a_platform(system: str, machine: str, musl: bool, name: str) -> None:
+    assert package_name_2(system, machine, musl=musl) == name
+
+
+def test_opencode_2_is_next_to_opencode_1() -> None:
+    assert binary_path(VERSION_2).name == "opencode2"
+    assert binary_path(VERSION_2).parents[4] != binary_path().parents[3]
 
 
 def test_an_unknown_platform_is_named() -> None:

@@ -80,7 +80,7 @@ def test_an_empty_or_former_home_is_closed_a_foreign_directory_is_not_touched(tm
     (foreign / "letters.txt").touch()
     for as_it_is in (0o755, 0o700):
         foreign.chmod(as_it_is)
-        with pytest.raises(HomeError, match="it holds other files and no home of Durable Stream"):
+        with pytest.raises(HomeError, match="it contains other files and is not a home of Durable Stream"):
             Home(foreign).create()
         assert mode(foreign) == as_it_is and [path.name for path in foreign.iterdir()] == ["letters.txt"]
     foreign.chmod(0o755)

@@ -200,7 +200,7 @@ class TestPlay:
         def kill(progress: Progress) -> None:
             nonlocal acked
             info = home.running()
-            # Each sidecar that acknowledged something; not the last ones, so that it comes to an end.
+            # Each sidecar that acknowledged something, except the last ones, so that the test ends.
             if len(killed) < 5 and info is not None and info not in killed and progress.acked > acked:
                 acked = progress.acked
                 killed.append(info)

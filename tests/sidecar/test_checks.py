@@ -16,7 +16,7 @@ from sidecar.checks import Check, diagnose
 from sidecar.checks import home as at_home
 from sidecar.checks.check import scene_of
 from sidecar.checks.mending import mend
-from sidecar.checks.opencode import check_versions
+from sidecar.checks.opencode import check_services, check_versions
 from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import Target, install, shim_path, uninstall
@@ -101,6 +101,32 @@ def test_another_opencode_and_none(home: Home, monkeypatch: pytest.MonkeyPatch) 
     assert (look(home)["opencode"].level, "2.0.1" in look(home)["opencode"].text) == ("note", True)
     (programs(home) / "opencode").unlink()
     assert look(home)["opencode"].level == "note"
+
+
+def test_both_opencodes_and_what_is_not_proven(home: Home) -> None:
+    (programs(home) / "opencode2").write_text(PROGRAM.format("opencode2 v0.0.0-next-16350"))
+    (programs(home) / "opencode2").chmod(0o755)
+    found = look(home)
+    assert (found["opencode"].level, found["opencode2"].level) == ("ok", "ok")
+    for name, version in (("opencode", "1.19.0"), ("opencode", "2.0.32"), ("opencode2", "0.0.0-next-17000")):
+        (programs(home) / name).write_text(PROGRAM.format(version))
+        assert (look(home)[name].level, "not proven" in look(home)[name].text) == ("note", True), version
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "level"),
+    [
+        ("read", "0.0.0-next-16350", "ok"),
+        ("read", "2.2.0", "note"),
+        ("absent", "", "note"),
+        ("lost", "2.2.0", "note"),
+        ("refused", "", "problem"),
+    ],
+)
+def test_the_services_of_opencode_2(home: Home, state: str, version: str, level: str) -> None:
+    service = {"registration": "/s/service.json", "state": state, "version": version, "plugins": 1}
+    scene = scene_of(home, ("durable-stream",))._replace(answer={"services": [service]})
+    assert [check.level for check in check_services(scene)] == [level]
 
 
 @pytest.mark.parametrize("version", ["1.17.99", "0.9.0"])
@@ -327,7 +353,7 @@ def test_a_backlog_is_taken_in(home: Home) -> None:
     told = {check["name"]: check for check in doctor(home, "--fix")}
     try:
         assert "started a sidecar" in told["spool"]["fixed"]
-        assert "proved itself" in look(home)["sidecar"].text
+        assert "authenticated" in look(home)["sidecar"].text
         wait_until(lambda: not list(home.spool_path.iterdir()), "an empty spool")
     finally:
         run(home.path, "stop")

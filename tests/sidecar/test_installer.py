@@ -69,8 +69,9 @@ def test_the_file_is_a_module_with_one_export(target: Target) -> None:
     do(target)
     lines = target.plugin.read_text().splitlines()
     assert lines[0] == FIRST_LINE
-    assert lines[1] == f'import {{ create }} from "{shim_path()}";'
-    assert lines[2] == 'export default create({ command: ["/opt/bin/durable-stream"], home: "/home/dev/home" });'
+    assert lines[1] == f'import {{ plugin }} from "{shim_path()}";'
+    options = '{ command: ["/opt/bin/durable-stream"], home: "/home/dev/home" }'
+    assert lines[2] == f"export default plugin({options}, import.meta.url);"
     assert len(lines) == 3
 
 
@@ -80,11 +81,15 @@ def test_odd_characters_in_paths_survive(tmp_path: Path) -> None:
     assert read_plugin(file) == Installed('/a "b"/\\ü.js', ("/x y", "-m", "z'"), "/h, home: {1}")
 
 
-def test_node_loads_the_file_and_finds_one_function(target: Target) -> None:
+def test_node_loads_the_file_and_finds_what_both_opencodes_call(target: Target) -> None:
     do(target)
-    program = f"const m = await import({json.dumps(str(target.plugin))}); console.log(Object.keys(m), typeof m.default)"
+    program = f"""
+        const m = await import({json.dumps(str(target.plugin))});
+        const {{ id, server, setup, ...more }} = m.default;
+        console.log(Object.keys(m).join(), typeof id, typeof server, typeof setup, Object.keys(more).length);
+    """
     done = subprocess.run(["node", "--input-type=module", "-e", program], capture_output=True, text=True, timeout=30)
-    assert done.stdout.strip() == "[ 'default' ] function", done.stderr
+    assert done.stdout.strip() == "default string function function 0", done.stderr
 
 
 def test_installing_twice_changes_nothing(target: Target) -> None:
@@ -125,7 +130,7 @@ def test_uninstalling_leaves_what_was_there_before(tmp_path: Path, target: Targe
     before = tree(tmp_path)
     do(target)
     assert uninstall(target).changed
-    assert tree(tmp_path) == before | {"config"}  # made with parents: whose it is cannot be told
+    assert tree(tmp_path) == before | {"config"}  # created with its parents, so its owner is unknown
     assert not uninstall(target).changed
 
     target.config.mkdir()

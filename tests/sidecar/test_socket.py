@@ -11,8 +11,10 @@ from websockets.asyncio.server import Request, Response, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from sidecar.link.socket import ClientSocket, Ended, NotWebSocket, Refused, SocketError
+from streams.identity import system_identity
 
 HANG = 20.0
+NONCE = system_identity().nonce
 MAX = 4 << 20
 SIZES = (0, 1, 3, 125, 126, 127, 65535, 65536, 3_000_001)
 
@@ -48,7 +50,7 @@ async def raw(said: bytes) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def connected(port: int, max_size: int = MAX) -> AsyncIterator[ClientSocket]:
-    socket = await ClientSocket.connect("127.0.0.1", port, max_size=max_size)
+    socket = await ClientSocket.connect("127.0.0.1", port, nonce=NONCE, max_size=max_size)
     try:
         yield socket
     finally:
@@ -91,7 +93,7 @@ async def test_closing_is_a_handshake_and_may_be_repeated() -> None:
         codes.put_nowait(connection.close_code)
 
     async with server(wait) as port:
-        socket = await ClientSocket.connect("127.0.0.1", port, max_size=MAX)
+        socket = await ClientSocket.connect("127.0.0.1", port, nonce=NONCE, max_size=MAX)
         await socket.close(HANG)
         await socket.close(HANG)
         assert await codes.get() == 1000
@@ -114,7 +116,7 @@ async def test_a_peer_that_closes_gets_its_answer() -> None:
 
 async def test_a_peer_that_does_not_answer_the_closing_handshake_is_dropped() -> None:
     async with raw(b"") as port:
-        socket = await ClientSocket.connect("127.0.0.1", port, max_size=MAX)
+        socket = await ClientSocket.connect("127.0.0.1", port, nonce=NONCE, max_size=MAX)
         await socket.close(0.01)
         with pytest.raises(Ended):
             await socket.send("late")
@@ -165,7 +167,7 @@ async def test_another_status_is_refused() -> None:
     async with serve(never, "127.0.0.1", 0, process_request=refuse) as serving:
         port = next(iter(serving.sockets)).getsockname()[1]
         with pytest.raises(Refused) as refused:
-            await ClientSocket.connect("127.0.0.1", port, max_size=MAX)
+            await ClientSocket.connect("127.0.0.1", port, nonce=NONCE, max_size=MAX)
     assert refused.value.status == 403
 
 
@@ -188,5 +190,5 @@ async def test_what_does_not_open_a_websocket_is_none(said: bytes) -> None:
 
     async with asyncio.timeout(HANG), await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
         with pytest.raises(NotWebSocket) as failed:
-            await ClientSocket.connect("127.0.0.1", listening.sockets[0].getsockname()[1], max_size=MAX)
+            await ClientSocket.connect("127.0.0.1", listening.sockets[0].getsockname()[1], nonce=NONCE, max_size=MAX)
     assert isinstance(failed.value, SocketError)

@@ -108,7 +108,7 @@ def _toml(value: Any) -> str:
 
 @contextmanager
 def sidecar(path: Path, **sections: dict[str, Any]) -> Iterator[RunningSidecar]:
-    """A serving sidecar, which must not complain and must exit with 0 when told to."""
+    """A serving sidecar, which must not log errors and must exit with 0 when stopped."""
     one = RunningSidecar(path, **sections)
     try:
         one.start()

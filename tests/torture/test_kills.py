@@ -23,7 +23,7 @@ from tests.torture.sidecars import HANG_S, RunningSidecar
 
 KILLS = size("SIDECAR_KILLS", 20)
 HOMES = 2
-"""As many are tormented side by side."""
+"""How many stores are killed in parallel."""
 LANES = 3
 
 

@@ -111,6 +111,16 @@ class Emitter:
         origin = entry.token.origin
         return f"{origin.boot_id}:{origin.instance}:{entry.token.seq}"
 
+    def provenance(self, entry: Entry, type_: str) -> dict[str, Any]:
+        """The metadata of an event made from this item: where it comes from."""
+        return shapes.present(
+            boot=entry.token.origin.boot_id,
+            seq=entry.token.seq,
+            hook=entry.item.hook,
+            event=shapes.bus_id(entry.item),
+            pid=(entry.token.origin.pid or None) if type_ == "turn.started" else None,
+        )
+
     def emit(
         self,
         entry: Entry | None,
@@ -129,15 +139,7 @@ class Emitter:
 
         Its time is the item's; without an item it is ``at_ms``, or now.
         """
-        metadata: dict[str, Any] = {}
-        if entry is not None:
-            metadata = shapes.present(
-                boot=entry.token.origin.boot_id,
-                seq=entry.token.seq,
-                hook=entry.item.hook,
-                event=shapes.bus_id(entry.item),
-                pid=(entry.token.origin.pid or None) if type_ == "turn.started" else None,
-            )
+        metadata = self.provenance(entry, type_) if entry is not None else {}
         if cause is None and type_ not in _ROOTS:
             self.counts["cause_unknown"] += 1
         event = self._identity.stamp(

@@ -22,8 +22,11 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 """Version of the dumped state and of the fold. A higher version invalidates older snapshots."""
+
+INTERRUPTED = "interrupted"
+"""Outcome of a turn whose OpenCode died."""
 
 SHELL = "shell"
 """The trigger of a turn that is one command of a person's, run with ``!``. No model answers it."""
@@ -42,6 +45,7 @@ PROMPT_LENGTH = 80
 """How many characters of them."""
 
 UNDONE = "opencode.message.removed"
+RENAMED = "opencode.session.renamed"
 
 REMEMBERED_AT_REST = 4
 """How many of each kind the other sessions remember."""
@@ -99,6 +103,12 @@ class SessionState:
     misread: bool = False
     """True if an item was not understood and kept whole, so that apparent history may be new."""
     ended: bool = False
+    host_seq: int = -1
+    """The highest number, in OpenCode 2's own log of the session, of an event in this log; -1 in OpenCode 1."""
+    host_turn: int = -1
+    """The number of the event that began or ended its latest turn. What follows it is read again after a restart."""
+    host: str = ""
+    """The service of OpenCode 2 that has the session, by a short name."""
     title: str | None = None
     turn: Turn | None = None
     last_turn: Turn | None = None
@@ -226,8 +236,11 @@ class CaptureState:
             remember(session.asks, f"{payload['request']}:{payload['state']}", event.id)
         elif event.type == "lifecycle.session.compacted":
             session.compacted = event.id
+        elif event.type == RENAMED:
+            session.title = payload.get("title") or session.title
         elif event.type.startswith("opencode.") and event.type != UNDONE:
             session.misread = True
+        self._numbered(session, event)
         if session.turn is not None:
             session.turn.last_ms = max(session.turn.last_ms, event.ts)
 
@@ -250,10 +263,20 @@ class CaptureState:
             )
             self._is_busy(session)
         session.ended, session.title = False, payload.get("title") or session.title
+        self._numbered(session, event)
         boot = event.metadata.get("boot")
         if isinstance(boot, str) and boot not in session.boots:
             session.boots.add(boot)
             self._is_busy(session)
+
+    def _numbered(self, session: SessionState, event: StreamEvent) -> None:
+        """Note how far OpenCode 2's own log of the session is in this log."""
+        seq, service = event.metadata.get("host_seq"), event.metadata.get("service")
+        session.host = service if isinstance(service, str) else session.host
+        if type(seq) is int:
+            session.host_seq = max(session.host_seq, seq)
+            if event.type in ("turn.started", "turn.ended"):
+                session.host_turn = max(session.host_turn, seq)
 
     def _is_busy(self, session: SessionState) -> None:
         """Make this the busiest session. Called only for new facts, so a resent record changes nothing."""

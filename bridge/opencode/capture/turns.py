@@ -17,13 +17,10 @@ from bridge.opencode.capture import shapes
 from bridge.opencode.capture.emitter import Entry, Late, Place
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
-from bridge.opencode.capture.state import SHELL, UNDONE, CaptureState, SessionState, Turn
+from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, CaptureState, SessionState, Turn
 from streams.identity import Identity
 
 _REMEMBERED_MESSAGES = 4000
-
-INTERRUPTED = "interrupted"
-"""Outcome of a turn whose OpenCode died."""
 
 _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a last answer; ``tool-calls`` means that the model wanted to continue."""
@@ -184,7 +181,7 @@ class Turns(Shells):
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
             self.end_turn(entry, session, INTERRUPTED if crashed else "continued" if goes_on else None)
         if trigger == "unknown" and session.compacted is not None:
-            # After a compaction OpenCode continues by itself, with a user message that it makes.
+            # After a compaction OpenCode continues automatically, with a user message that it makes.
             trigger, cause = "continuation", session.compacted
         self.put(
             entry,

@@ -177,6 +177,8 @@ class ShimIdentity:
     worktree: str
     opencode_version: str
     last_seq: int
+    service: str = ""
+    """The registration file of the OpenCode 2 service that the plugin runs in; empty in OpenCode 1."""
 
 
 class Identify(_Frame, frozen=True, tag="identify"):
@@ -195,6 +197,7 @@ class Identify(_Frame, frozen=True, tag="identify"):
     worktree: Place | None = None
     opencode_version: Name | None = None
     last_seq: Seq | None = None
+    service: Place | None = None
 
     @property
     def shim(self) -> ShimIdentity | None:
@@ -214,6 +217,7 @@ class Identify(_Frame, frozen=True, tag="identify"):
             worktree=self.worktree or "",
             opencode_version=self.opencode_version or "",
             last_seq=self.last_seq,
+            service=self.service or "",
         )
 
 

@@ -8,6 +8,7 @@ from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.output import Output, shortened
 from sidecar.cli.shared.project import shown_directory, waiting_lines
 from sidecar.cli.shared.records import Lines
+from sidecar.views.background import is_news
 from sidecar.views.catalog import Catalog
 from sidecar.views.projects import Project
 from sidecar.views.select import Family
@@ -39,7 +40,9 @@ class HeadedLines:
         return self._wanted if self._streams is None else replace(self._wanted, streams=tuple(sorted(self._streams)))
 
     def fits(self, record: Record) -> bool:
-        """True if the record belongs to the project and passes the filter."""
+        """True if the record belongs to the project, passes the filter, and is no mere bookkeeping of an agent."""
+        if not self._wanted.types and not is_news(record.event.stream_id, record.event.type):
+            return False
         if self._streams is not None:
             if record.event.type.startswith(("lifecycle.", "lineage.")):
                 self._streams = self._chosen()

@@ -1,4 +1,4 @@
-"""What the commands that tell of NATS share: the way to the server, and the words for how it and the mirror are."""
+"""What commands about NATS share: connecting to the server, and the wording of its and the mirror's state."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
 
 
 def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
-    """The server, from what ``status`` calls ``nats``. ``runs``: whether a sidecar does."""
+    """The server, from ``nats`` in ``status``. ``runs``: whether a sidecar runs."""
     if found["mode"] == "off":
         return f"off; {TURN_ON}"
     version = f", {found['version']}" if found["version"] else ""

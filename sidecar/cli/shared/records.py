@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.shared.output import Output, fitted, marked, padded
 from sidecar.views.asked import CHECKPOINT
-from sidecar.views.describe import LONGEST, Line, Tone, describe
+from sidecar.views.background import Tone
+from sidecar.views.describe import LONGEST, Line, describe
 from sidecar.views.timing import Timing
 from sidecar.views.wording import iso_time, local_time, one_line, printable
 from streams.query import Filter, value_with
@@ -65,7 +66,7 @@ class Lines:
         self.printed = 0
 
     def learn(self, record: Record) -> None:
-        """Take a record that is not printed, but may say more of one that is: how long its turn took, or it waited."""
+        """Take a record that is not printed but may say how long a printed one's turn took, or how long it waited."""
         self._timing.apply(record)
 
     async def look_up(self, reader: LogReader, record: Record) -> None:
@@ -95,7 +96,7 @@ class Lines:
                 self.learn(record)
 
     def print(self, record: Record, depth: int = 0, place: str = "") -> None:
-        """One record; ``depth`` indents what child sessions did, ``place`` (``2.1``) tells them apart."""
+        """One record; ``depth`` indents the records of child sessions, ``place`` (``2.1``) identifies the session."""
         self.learn(record)
         event = record.event
         if not self.printed and not self._out.json and not self._out.terminal:

@@ -17,6 +17,7 @@ from sidecar.checks import (
     spool_size,
     torn_files,
 )
+from sidecar.checks.agents import agent_notes, letters_note
 from sidecar.checks.check import has_defaults
 from sidecar.checks.nats import reserved_keys
 from sidecar.cli.shared import moving
@@ -63,9 +64,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
             "the new settings"
         )
     if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
-        notes.append(
-            f"{counted(closed, 'connection')} closed to make room: too many came that did not prove themselves"
-        )
+        notes.append(f"{counted(closed, 'connection')} closed to make room: too many came without authenticating")
     if found is not None and found.get("nats") and found["nats"]["problem"]:
         notes.append(f"NATS: {found['nats']['problem']}")
     mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]
@@ -73,6 +72,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the mirror waits: {mirror['problem']}")
     if mirror and (reserved := reserved_keys(mirror)) is not None:
         notes.append("; ".join(reserved))
+    if found is not None:
+        notes += ["; ".join(each) for each in agent_notes(found)]
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems, notes)
@@ -117,7 +118,7 @@ async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
 
 
 async def _look(home: Home, problems: list[str]) -> int:
-    """How many records were pruned, after a look at the files of a log that a running sidecar tells of."""
+    """How many records were pruned, read from the files of a log that a running sidecar reports on."""
     try:
         reader = LogReader(home.store_path)
         await reader.glance()
@@ -158,6 +159,11 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
             "damaged": fault is not None,
         }
         gaps = catalog.gaps
+        if any(name.startswith("agent/") for name in catalog.streams) and fault is None:
+            from sidecar.runtime.letters import letters_of  # loads more than `status` needs where no agent ran
+
+            open_ = sum(letter.state == "open" for letter in await letters_of(reader))
+            notes += ["; ".join(letters_note(open_))] if open_ else []
         if (cut_off := await reader.cut_off()) is not None:
             notes.append(cut_off)
         if fault is not None:
@@ -205,12 +211,16 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     else:
         starts = "" if problems else "; OpenCode starts it when it needs it"
         rows.append(("sidecar", "does not answer" if found["running"] else f"not running{starts}"))
+    read = {service["registration"] for service in found.get("services") or [] if service["state"] == "read"}
     for number, link in enumerate(_one_each(links)):
         silent = "" if link.get("delivers", True) else ", no hooks yet"
         waiting = f", {link['pending']} waiting" if link.get("pending") else ""
         text = (
             f"OpenCode {link.get('opencode_version') or '?'} in {link['directory']}, pid {link['pid']}{waiting}{silent}"
         )
+        if link.get("service"):
+            text = f"OpenCode {link.get('opencode_version') or '?'}, its service, pid {link['pid']}"
+            text += ", read" if link["service"] in read else ", not read"
         rows.append(("" if number else "linked", text))
     if sidecar and not links:
         rows.append(("linked", "no OpenCode"))

@@ -211,7 +211,7 @@ class _Writer:
 
 
 def call_row_facts(call: Call) -> Row:
-    """How a call went, behind its heading: a failure stands out."""
+    """How a call went, shown after its heading: failures are highlighted."""
     row: Row = []
     for fact in words.call_facts(call):
         bad = fact == "failed" or fact.startswith("exit ")

@@ -191,7 +191,8 @@ class Ledger:
                     "attempt": attempt,
                     **about,
                 },
-                "metadata": {"depth": event.metadata.get("depth", 0)},
+                # A result is as far from the user as whoever asked: an effect is no step in a chain of agents.
+                "metadata": {"depth": max(event.metadata.get("depth", 0) - 1, 0)},
             }
         )
 

@@ -223,7 +223,7 @@ class JsonlStore(KeepsHints):
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
 
-    # Moving a log from or to another backend (see ``Copyable``)
+    # Migrating a log from or to another backend (see ``Copyable``)
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""

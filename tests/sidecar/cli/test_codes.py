@@ -83,7 +83,7 @@ def given(names: set[str]) -> set[str]:
 
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
-    carried = given({"Failure", "RequestError"})
+    carried = given({"Failure", "RequestError", "InputRefused"})
     return system | carried | {vars(error)["code"] for error in errors()}
 
 

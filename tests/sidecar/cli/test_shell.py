@@ -158,7 +158,7 @@ def test_bad_configuration_stops_serve_with_the_reason(tmp_path: Path) -> None:
 
 def test_play_of_a_missing_or_broken_file(tmp_path: Path) -> None:
     done = run(tmp_path / "home", "play", "nowhere.jsonl")
-    assert done.code == 1 and "nowhere.jsonl: there is no such file" in done.err
+    assert done.code == 1 and "nowhere.jsonl: this file does not exist" in done.err
     (tmp_path / "bad.jsonl").write_text("no json\n")
     done = run(tmp_path / "home", "play", str(tmp_path / "bad.jsonl"))
     assert done.code == 1 and "bad.jsonl:1" in done.err and "unexpected" not in done.err
@@ -196,7 +196,7 @@ class TestInstall:
 
     def test_a_project_that_is_not_there(self, tmp_path: Path) -> None:
         done = run(tmp_path, "install", "--project", str(tmp_path / "none"))
-        assert done.code == 1 and "no such directory" in done.err
+        assert done.code == 1 and "not-found" in done.err
 
     def test_both_places_at_once_is_wrong_usage(self, tmp_path: Path) -> None:
         assert run(tmp_path, "install", "--global", "--project", str(tmp_path)).code == 2

@@ -206,6 +206,7 @@ async def test_off_nothing_is_there(tmp_path: Path) -> None:
         "server": None,
         "mirror": None,
         "deltas": None,
+        "commands": [],
     }
     await service.close()
 

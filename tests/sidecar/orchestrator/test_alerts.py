@@ -19,6 +19,9 @@ from tests.sidecar.orchestrator.receiver import SECRET, Receiver
 from tests.sidecar.orchestrator.support import Script, bench
 from tests.sidecar.runtime.kinds import Clock
 
+# apprise imports `imghdr`, which Python 3.11 says will go.
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
+
 PHONE = [["json:1"]]
 HOUR = 3600.0
 

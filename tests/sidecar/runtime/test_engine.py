@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.opencode.capture.state import CaptureState
+from sidecar.keeping.retaining import plan_prune
 from sidecar.runtime.engine import AgentFailed, InputRefused
 from sidecar.runtime.inputs import agent_stream, state_hash
 from sidecar.runtime.runtime import UnknownAgent
 from streams.errors import StreamError
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from streams.log.prune_plan import PruneRequest
 from streams.store import StreamStore
 from streams.stores.memory import MemoryStore
 from tests.sidecar.runtime.agents import Counter, Other, Watcher
@@ -239,3 +245,17 @@ class TestDeadLetters:
         async with running(store, Counter, Watcher) as runtime:
             await settled(runtime, store)
             assert runtime.view.dead == {}
+
+
+async def test_no_limit_removes_the_memory_of_an_agent(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
+    try:
+        async with running(log, Counter) as runtime:
+            await log.append(steps("completed"))
+            await runtime.command("counter", command("a"))
+            year_ms = 365 * 24 * 3_600_000
+            request = PruneRequest(older_than_ms=1)
+            plan = await plan_prune(log, CaptureState(), request, now_ms=1_700_000_000_000 + year_ms)
+            assert set(plan.offsets) == {"ses_1"}
+    finally:
+        await log.close()

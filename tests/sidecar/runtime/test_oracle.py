@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
 from sidecar.runtime import engine
@@ -23,6 +23,7 @@ from streams.stores.memory import MemoryStore
 from tests.sidecar.runtime.agents import Counter, Watcher
 from tests.sidecar.runtime.support import opener, records, running, settled, state, steps
 from tests.streams.sizes import is_set, size
+from tests.torture.figures import SEED
 
 EXAMPLES = size("RUNTIME_EXAMPLES", 60)
 
@@ -162,6 +163,7 @@ async def check(store: StreamStore, scenario: list[Any]) -> None:
     assert positions == sorted(positions), "events reach an agent in the order of the log"
 
 
+@seed(SEED)
 @given(SCENARIOS)
 @example([("steps", ["error", "broken"]), ("send", [(3, 1, 1)])])  # both engines record the very same batch
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=not is_set("RUNTIME_EXAMPLES"), database=None)
@@ -171,6 +173,7 @@ def test_any_scenario_equals_the_oracle(scenario: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+@seed(SEED)
 @given(scenario=SCENARIOS)
 @settings(
     max_examples=max(EXAMPLES // 20, 3),

@@ -1,0 +1,1 @@
+"""OpenCode 2: what its sessions' own durable events become. Pure."""

@@ -1,0 +1,112 @@
+"""What the translator remembers of a session between two events that make records.
+
+None of it is in the log: after a restart the session's own log is read again from its last turn's begin or end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.opencode.capture.shapes import mapping, model_of, present, text
+from bridge.opencode.capture.v2.shapes import HostEvent, call_id, input_id, is_declined, message_id
+
+_MOST = 2000
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call that has not ended."""
+
+    id: str
+    message: str | None
+    name: str | None = None
+    input: Any = None
+    started_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """The agent and the model of an assistant message."""
+
+    agent: str | None
+    model: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Memory:
+    """One session's. ``note`` takes each event after it was handled."""
+
+    execution: str | None = None
+    """The event with which the session became busy; ``None`` while it is idle."""
+    is_new: bool = False
+    """True from then until its first step or compaction."""
+    promoted: list[tuple[str, int]] = field(default_factory=list)
+    """Inputs that the next step answers, with the time."""
+    declined: bool = False
+    calls: OrderedDict[tuple[str | None, str], Call] = field(default_factory=OrderedDict)
+    begun: OrderedDict[tuple[str, str | None, Any], int] = field(default_factory=OrderedDict)
+    steps: OrderedDict[str, Step] = field(default_factory=OrderedDict)
+
+    def note(self, event: HostEvent) -> None:
+        """Remember, or forget, what an event says."""
+        data, message = event.data, message_id(event)
+        match event.name:
+            case "execution.started":
+                self.execution, self.is_new, self.declined = event.key, True, False
+            case "execution.succeeded" | "execution.failed" | "execution.interrupted":
+                self.execution, self.is_new, self.declined = None, False, False
+                self.promoted.clear()
+            case "input.promoted":
+                if (promoted := input_id(event)) is not None:
+                    self.promoted.append((promoted, event.t))
+            case "step.started":
+                self.is_new = False
+                self.promoted.clear()
+                if message is not None:
+                    self.steps[message] = Step(text(data.get("agent")), model_of(data))
+            case "compaction.started":
+                self.is_new = False
+            case "text.started" | "reasoning.started" | "shell.started":
+                self.begun[self.start_key(event)] = event.t
+            case "text.ended" | "reasoning.ended" | "shell.ended":
+                self.begun.pop(self.start_key(event), None)
+            case "tool.input.started" | "tool.called":
+                self._call(event)
+            case "tool.success" | "tool.failed":
+                self.calls.pop((message, call_id(event)), None)
+                self.declined = self.declined or is_declined(event)
+            case _:
+                return
+        for remembered in (self.calls, self.begun, self.steps):
+            if len(remembered) > _MOST:
+                remembered.popitem(last=False)
+
+    def start_key(self, event: HostEvent) -> tuple[str, str | None, Any]:
+        """What joins the begin and the end of a text, a reasoning or a command."""
+        shell = text(mapping(event.data.get("shell")).get("id"))
+        return event.name.partition(".")[0], message_id(event) or shell, str(event.data.get("ordinal"))
+
+    def _call(self, event: HostEvent) -> None:
+        key = message_id(event), call_id(event)
+        call = self.calls.setdefault(key, Call(key[1], key[0]))
+        call.name = text(event.data.get("name")) or call.name
+        if event.name == "tool.called":
+            call.input, call.started_ms = event.data.get("input"), event.t
+
+    def spawning(self, description: str | None, agent: str | None) -> Call | None:
+        """The open call that asked for a child session with this title and agent; ``None`` if it is not certain."""
+        fits = [
+            call
+            for call in self.calls.values()
+            if call.started_ms is not None
+            and mapping(call.input).get("description") == description
+            and agent in (None, mapping(call.input).get("agent"), mapping(call.input).get("subagent_type"))
+        ]
+        return fits[0] if len(fits) == 1 else None
+
+    def place(self, message: str | None) -> dict[str, Any]:
+        """The agent and model of an assistant message, as far as they are known."""
+        step = self.steps.get(message or "")
+        return present(agent=step.agent, model=step.model) if step is not None else {}

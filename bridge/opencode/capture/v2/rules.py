@@ -1,0 +1,405 @@
+"""Rules for inputs, turns, steps, errors and asks of OpenCode 2. Pure.
+
+The rules table names these methods; each emits what one event of the service becomes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bridge.opencode.capture.emitter import Emitter, Entry, Origin, Token
+from bridge.opencode.capture.shapes import mapping, number, present, text
+from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, SessionState, Turn
+from bridge.opencode.capture.v2 import shapes
+from bridge.opencode.capture.v2.memory import Call, Memory
+from bridge.opencode.capture.v2.shapes import HostEvent
+from bridge.opencode.link.frames import HookItem
+from streams.lineage import CREATED
+
+HOST = "opencode2"
+"""The value of ``host`` in the metadata of every event of OpenCode 2."""
+
+_ANSWERED = frozenset({"stop", "length"})
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process of an OpenCode 2 service.
+
+    ``place`` is a short name for the service, whatever its process. ``is_history`` marks what is imported and not
+    recorded as it happened.
+    """
+
+    id: str
+    version: str = ""
+    pid: int = 0
+    place: str = ""
+    is_history: bool = False
+
+
+@dataclass(slots=True)
+class HostEntry(Entry):
+    """An event of a service, as the emitter takes it. Without ``seq`` it does not advance its session's cursor."""
+
+    service: Service
+    event_id: str | None = None
+    seq: int | None = None
+
+
+class HostRules(Emitter):
+    """What the events inside a session become."""
+
+    def provenance(self, entry: Entry, type_: str) -> dict[str, Any]:
+        if not isinstance(entry, HostEntry):
+            return super().provenance(entry, type_)
+        return present(
+            boot=entry.service.id,
+            host=HOST,
+            host_seq=entry.seq,
+            event=entry.event_id,
+            pid=(entry.service.pid or None) if type_ == "turn.started" else None,
+            service=(entry.service.place or None) if type_ in (CREATED, "turn.started") else None,
+            history=entry.service.is_history or None,
+        )
+
+    def unknown(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        """Keep an event whole, because its type is unknown or has no counterpart in OpenCode 1."""
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in event.type)
+        type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
+        self.put(entry, session, type_, event.key, {"properties": event.data}, turn=session.turn)
+
+    # Inputs and turns
+
+    def admitted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        message, given = shapes.input_id(event), shapes.read_input(event)
+        if message is None or given.kind not in ("user", "synthetic"):
+            self.unknown(entry, session, event, memory)
+            return
+        if message in session.inputs:
+            self.counts["duplicate:input.admitted"] += 1
+            return
+        human = given.kind == "user" and session.known and session.parent is None
+        human = human and "durable_stream" not in given.metadata
+        self.put(
+            entry,
+            session,
+            "human.input" if human else "agent.input",
+            message,
+            present(
+                message=message,
+                parts=given.parts,
+                synthetic=(given.kind == "synthetic") or None,
+                delivery=given.delivery,
+                metadata=given.metadata or None,
+            ),
+            cause=None if human else self.state.spawns.get(session.id),
+            actor="user" if human else "opencode",
+            correlation=message,
+        )
+
+    def step_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        turn = session.turn
+        if memory.promoted and (turn is None or memory.is_new or turn.finish in _ANSWERED):
+            message, at = memory.promoted[0]
+            self._start_turn(entry, session, event, memory, message, "prompt", at)
+        elif turn is None or memory.is_new:
+            self._start_turn(entry, session, event, memory, memory.execution or event.key, "continuation")
+
+    def compaction_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        if session.turn is None or memory.is_new:
+            message = shapes.input_id(event) or event.key
+            self._start_turn(entry, session, event, memory, message, "compaction")
+
+    def _start_turn(
+        self,
+        entry: HostEntry,
+        session: SessionState,
+        event: HostEvent,
+        memory: Memory,
+        message: str,
+        trigger: str,
+        at_ms: int | None = None,
+    ) -> None:
+        if message in session.turns:
+            return  # its record is in the log, and an event of the same number is read again
+        if session.turn is not None:
+            if memory.is_new:
+                self.end_dead_turn(entry.service, session)
+            else:
+                over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
+                self.end_turn(over, session, None)
+        agent = text(event.data.get("agent")) or "opencode"
+        cause = session.inputs.get(message)
+        self.put(
+            replace_time(entry, at_ms or entry.item.t),
+            session,
+            "turn.started",
+            message,
+            present(
+                message=message,
+                assistant_message=shapes.message_id(event),
+                trigger=trigger,
+                agent=agent,
+                model=_model(event.data),
+            ),
+            cause=cause if cause is not None else session.last_end or session.event_id,
+            actor=agent,
+            correlation=message,
+        )
+
+    def execution_succeeded(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        self.end_turn(entry, session, None)
+
+    def execution_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        if memory.promoted and (session.turn is None or memory.is_new):
+            # No step began: no such model, or no such agent.
+            message, at = memory.promoted[0]
+            self._start_turn(replace_seq(entry, None), session, event, memory, message, "prompt", at)
+        if session.turn is None or session.turn.error is None:
+            payload = shapes.error_of(mapping(event.data.get("error")))
+            self._error(replace_seq(entry, None), session, event, payload)
+        self.end_turn(entry, session, "failed")
+
+    def execution_interrupted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        reason = event.data.get("reason")
+        outcome = "aborted" if reason == "user" else "stopped" if memory.declined else INTERRUPTED
+        self.end_turn(entry, session, outcome)
+
+    def end_dead_turn(self, service: Service, session: SessionState) -> None:
+        """End the turn of a process that is gone, at its last sign of life."""
+        turn = session.turn
+        if turn is not None:
+            outcome = None if turn.finish in _ANSWERED else INTERRUPTED
+            self.end_turn(entry_of(service, turn.last_ms or turn.started_ms, None), session, outcome)
+
+    def end_turn(self, entry: HostEntry, session: SessionState, outcome: str | None) -> None:
+        turn = session.turn
+        if turn is None:
+            return
+        self.put(
+            entry,
+            session,
+            "turn.ended",
+            turn.user_message,
+            present(
+                message=turn.user_message,
+                outcome=outcome or _judge(turn),
+                error=turn.error,
+                steps=turn.steps,
+                model=turn.model,
+                tokens=turn.tokens or None,
+                cost=turn.cost,
+                title=session.title,
+            ),
+            cause=turn.event_id,
+            actor=turn.agent or "opencode",
+            correlation=turn.user_message,
+        )
+
+    # Steps, outputs, errors
+
+    def step_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        self._inference(entry, session, event, memory, text(event.data.get("finish")))
+
+    def step_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        error = mapping(event.data.get("error"))
+        aborted = shapes.is_abort(error)
+        if not aborted:
+            self._error(entry, session, event, shapes.error_of(error))
+        if mapping(event.data.get("tokens")):
+            self._inference(entry, session, event, memory, "aborted" if aborted else "error")
+
+    def _inference(
+        self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory, finish: str | None
+    ) -> None:
+        data, message = event.data, shapes.message_id(event)
+        payload = present(
+            message=message,
+            part=event.key,
+            turn=_turn_message(session),
+            kind="inference",
+            finish=finish,
+            tokens=mapping(data.get("tokens")) or None,
+            cost=data.get("cost"),
+            snapshot=text(data.get("snapshot")),
+            files=data.get("files") or None,
+            model=memory.place(message).get("model") or (session.turn.model if session.turn is not None else None),
+        )
+        self._put_in_turn(entry, session, "execution.step", event.key, payload)
+
+    def output_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        payload = present(
+            message=shapes.message_id(event),
+            part=event.key,
+            turn=_turn_message(session),
+            kind=event.name.partition(".")[0],
+            text=event.data["text"],
+            started_ms=memory.begun.get(memory.start_key(event)),
+            ended_ms=event.t or None,
+            metadata=mapping(event.data.get("state")) or None,
+        )
+        self._put_in_turn(entry, session, "execution.output", event.key, payload)
+
+    def tool_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        message, call_id = shapes.message_id(event), shapes.call_id(event)
+        call = memory.calls.get((message, call_id)) or Call(call_id, message)
+        began, ended = call.started_ms, event.t or None
+        child = shapes.child_of(event)
+        cause = None
+        if child is not None:
+            known = self.state.sessions.get(child)
+            cause = known.last_end if known is not None and known.last_end else self.state.spawns.get(child)
+        payload = present(
+            message=message,
+            part=event.key,
+            turn=_turn_message(session),
+            kind="tool",
+            tool=call.name,
+            call=call_id or None,
+            title=text(mapping(call.input).get("description")),
+            input=call.input,
+            started_ms=began,
+            ended_ms=ended,
+            duration_ms=ended - began if began is not None and ended is not None else None,
+            child=child,
+            **shapes.tool_result(event),
+        )
+        self._put_in_turn(entry, session, "execution.step", event.key, payload, cause)
+
+    def shell_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        """A command of a person's (``!``): an input, and a turn of one step that no model answers."""
+        shell, result = mapping(event.data.get("shell")), mapping(event.data.get("output"))
+        command, message, code = text(shell.get("command")), text(shell.get("id")) or event.key, shell.get("exit")
+        time = mapping(shell.get("time"))
+        began = number(time.get("started")) or memory.begun.get(memory.start_key(event)) or entry.item.t
+        ended = number(time.get("completed")) or entry.item.t
+        begin = replace_time(replace_seq(entry, None), began)
+        human = session.known and session.parent is None
+        if message not in session.inputs:
+            self.put(
+                begin,
+                session,
+                "human.input" if human else "agent.input",
+                message,
+                present(message=message, shell=command or ""),
+                cause=None if human else self.state.spawns.get(session.id),
+                actor="user" if human else "opencode",
+                correlation=message,
+            )
+        own = session.turn is None
+        if own:
+            payload = present(message=message, trigger=SHELL, agent="opencode")
+            cause = session.inputs.get(message)
+            self.put(begin, session, "turn.started", message, payload, cause=cause, correlation=message)
+        payload = present(
+            part=event.key,
+            turn=message if own else _turn_message(session),
+            kind="tool",
+            tool="shell",
+            call=message,
+            status="completed" if shell.get("status") == "exited" else "error",
+            input=present(command=command),
+            output=result.get("output"),
+            metadata=present(exit=code, truncated=result.get("truncated")) or None,
+            started_ms=began,
+            ended_ms=ended,
+            duration_ms=ended - began,
+        )
+        self._put_in_turn(entry, session, "execution.step", event.key, payload)
+        if own:
+            self.end_turn(replace_seq(entry, None), session, None)
+
+    def compaction_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        payload = present(reason=text(event.data.get("reason")), text=event.data.get("text"))
+        self._put_in_turn(entry, session, "lifecycle.session.compacted", event.key, payload)
+
+    def compaction_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))))
+
+    def _error(self, entry: HostEntry, session: SessionState, event: HostEvent, error: dict[str, Any]) -> None:
+        message = shapes.message_id(event)
+        payload = present(message=message, turn=_turn_message(session), **error)
+        self._put_in_turn(entry, session, "agent.error", message or event.key, payload)
+
+    def reverted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        first = text(event.data.get("to")) or ""
+        inputs = list(session.inputs)
+        undone = inputs[inputs.index(first) :] if first in inputs else [first]
+        for message in undone:
+            properties = {"sessionID": session.id, "messageID": message}
+            self.put(
+                entry if message == undone[-1] else replace_seq(entry, None),
+                session,
+                UNDONE,
+                f"{event.key}:{message}",
+                present(properties=properties, prompt=session.prompts.get(message)),
+                cause=session.inputs.get(message) or session.event_id,
+                correlation=message if message in session.inputs else None,
+            )
+
+    def checkpoint(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        found = shapes.ask_of(event)
+        if found is None:
+            self.unknown(entry, session, event, memory)
+            return
+        request, kind, state, content = found
+        if f"{request}:{state}" in session.asks:
+            self.counts["duplicate:workflow.checkpoint"] += 1
+            return
+        turn = session.turn
+        cause = session.asks.get(f"{request}:asked") if state != "asked" else None
+        self.put(
+            entry,
+            session,
+            "workflow.checkpoint",
+            f"{request}:{state}",
+            {**present(kind=kind, state=state, request=request, turn=_turn_message(session)), **content},
+            cause=cause,
+            actor="user" if state != "asked" else None,
+            turn=turn,
+        )
+
+    def _put_in_turn(
+        self,
+        entry: HostEntry,
+        session: SessionState,
+        type_: str,
+        key: str,
+        payload: dict[str, Any],
+        cause: str | None = None,
+    ) -> None:
+        turn = session.turn or session.last_turn
+        self.put(entry, session, type_, key, payload, cause=cause or (None if turn else session.event_id), turn=turn)
+
+
+def entry_of(service: Service, t: int, event_id: str | None, *, seq: int | None = None) -> HostEntry:
+    token = Token(Origin(service.id, HOST, service.pid), seq or 0)
+    return HostEntry(token, HookItem("session.log", t), service, event_id, seq)
+
+
+def replace_seq(entry: HostEntry, seq: int | None) -> HostEntry:
+    """The entry for one of several records of an event; only the last one has its number."""
+    return replace(entry, seq=seq)
+
+
+def replace_time(entry: HostEntry, t: int) -> HostEntry:
+    """The entry for a record of something that happened earlier."""
+    return replace(entry, item=HookItem(entry.item.hook, t))
+
+
+def _turn_message(session: SessionState) -> str | None:
+    turn = session.turn or session.last_turn
+    return turn.user_message if turn is not None else None
+
+
+def _model(data: dict[str, Any]) -> dict[str, Any] | None:
+    model = mapping(data.get("model"))
+    provider, name = text(model.get("providerID")), text(model.get("id")) or text(model.get("modelID"))
+    return present(provider=provider, model=name) if name else None
+
+
+def _judge(turn: Turn) -> str:
+    if turn.error is not None:
+        return "failed"
+    return "stopped" if turn.finish == "tool-calls" else "completed"

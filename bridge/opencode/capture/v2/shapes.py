@@ -1,0 +1,230 @@
+"""Reads the events of an OpenCode 2 service, in the names of the preview and of the release. Pure.
+
+An event is ``{id, created, type, data, durable?: {aggregateID, seq}}``. The preview (0.0.0-next) and the release (2.x)
+name some things differently; ``HostEvent`` has one name for each. Nothing here trusts a shape: missing values are left
+out, odd ones are kept as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.opencode.capture.shapes import mapping, number, present, text
+
+_RENAMED = {
+    "inbox.enqueued": "input.admitted",
+    "inbox.delivered": "input.promoted",
+}
+"""The release's names, as those of the preview."""
+
+_INTERRUPTED = "Tool execution interrupted"
+_STATUS = re.compile(r"\bHTTP (\d{3})\b")
+_BODY = re.compile(r":?\s*[\[{<].*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvent:
+    """One event of the service. ``name`` is its type without ``session.``, in the preview's words.
+
+    ``seq`` is its place in its session's durable log; ``None`` for an event that the service only announces.
+    """
+
+    type: str
+    name: str
+    id: str | None
+    t: int
+    session: str | None
+    seq: int | None
+    data: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The event's id, which is the same live and in the durable log."""
+        return self.id or f"{self.seq}"
+
+
+def read_event(value: Any) -> HostEvent | None:
+    """The event in a decoded line of the service's; ``None`` if it is none, such as ``log.synced``."""
+    found = mapping(value)
+    type_, data = text(found.get("type")), found.get("data")
+    if type_ is None or not isinstance(data, dict):
+        return None
+    durable = mapping(found.get("durable"))
+    seq = durable.get("seq")
+    name = type_.removeprefix("session.")
+    holders = (data, mapping(data.get("form")), mapping(data.get("info")))
+    session = next((named for holder in holders if (named := text(holder.get("sessionID")))), None)
+    return HostEvent(
+        type=type_,
+        name=_RENAMED.get(name, name),
+        id=text(found.get("id")),
+        t=number(found.get("created")) or 0,
+        session=session or text(durable.get("aggregateID")),
+        seq=seq if type(seq) is int and seq >= 0 else None,
+        data=data,
+    )
+
+
+def session_info(data: dict[str, Any]) -> dict[str, Any]:
+    """A session as OpenCode 1 describes one, from ``session.created`` or from ``GET /api/session/{id}``."""
+    info = mapping(data.get("info")) or data
+    location = mapping(info.get("location"))
+    return {
+        **info,
+        "id": text(info.get("id")) or text(info.get("sessionID")),
+        "directory": text(info.get("directory")) or text(location.get("directory")),
+    }
+
+
+def input_id(event: HostEvent) -> str | None:
+    """The id of the message that an admitted or promoted input becomes."""
+    return text(event.data.get("inputID")) or text(event.data.get("inboxID"))
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An admitted input: a person's prompt (``user``), a program's (``synthetic``), or other work."""
+
+    kind: str
+    delivery: str | None
+    parts: list[dict[str, Any]]
+    metadata: dict[str, Any]
+
+
+def read_input(event: HostEvent) -> Input:
+    """What ``input.admitted`` admits, with its content as the parts of a message of OpenCode 1."""
+    admitted = mapping(event.data.get("input")) or mapping(event.data.get("item"))
+    content = mapping(admitted.get("data")) or mapping(admitted.get("payload"))
+    kind = text(admitted.get("type")) or "user"
+    parts: list[dict[str, Any]] = []
+    if isinstance(content.get("text"), str):
+        parts.append({"type": "text", "text": content["text"]})
+    for file in content["files"] if isinstance(content.get("files"), list) else []:
+        one = mapping(file)
+        parts.append({"type": "file", **one, **present(filename=text(one.get("name")), url=text(one.get("uri")))})
+    agents = content["agents"] if isinstance(content.get("agents"), list) else []
+    parts += [{"type": "agent", **mapping(agent)} for agent in agents]
+    known = ("text", "files", "agents", "metadata")
+    if more := {name: value for name, value in content.items() if name not in known}:
+        parts.append({"type": "other", **more})
+    return Input(kind, text(admitted.get("delivery")), parts, mapping(content.get("metadata")))
+
+
+def call_id(event: HostEvent) -> str:
+    """The provider's id of a tool call."""
+    return text(event.data.get("callID")) or text(event.data.get("id")) or ""
+
+
+def message_id(event: HostEvent) -> str | None:
+    """The assistant message of a step, a text or a tool call."""
+    return text(event.data.get("assistantMessageID"))
+
+
+def child_of(event: HostEvent) -> str | None:
+    """The child session that a finished tool call reports."""
+    if event.name not in ("tool.success", "tool.failed"):
+        return None
+    reported = (event.data.get("metadata"), event.data.get("result"))
+    return next((child for each in reported if (child := text(mapping(each).get("sessionID")))), None)
+
+
+def is_declined(event: HostEvent) -> bool:
+    """True if a person refused the tool call. The turn then ends as interrupted by ``shutdown``, which it is not."""
+    error = mapping(event.data.get("error"))
+    message = text(error.get("message")) or ""
+    return event.name == "tool.failed" and error.get("type") == "aborted" and not message.startswith(_INTERRUPTED)
+
+
+def is_abort(error: dict[str, Any]) -> bool:
+    """True for an interruption, which is no error: it ends the turn."""
+    return error.get("type") == "aborted"
+
+
+def error_of(error: dict[str, Any]) -> dict[str, Any]:
+    """The payload for an error, without the provider's response, which may contain anything."""
+    message = text(error.get("message"))
+    status = _STATUS.search(message or "")
+    return present(
+        name=text(error.get("type")) or "unknown",
+        reason=_BODY.sub("", message) if message is not None and status is not None else message,
+        status=int(status[1]) if status is not None else None,
+    )
+
+
+def tool_result(event: HostEvent) -> dict[str, Any]:
+    """What a finished tool call adds to its step: output, error, attachments."""
+    data = event.data
+    content = [mapping(each) for each in data["content"]] if isinstance(data.get("content"), list) else []
+    said = [each["text"] for each in content if isinstance(each.get("text"), str)]
+    files = [each for each in content if each.get("type") not in ("text", None)]
+    error = mapping(data.get("error"))
+    known = ("sessionID", "assistantMessageID", "callID", "id", "content", "error", "metadata", "executed")
+    more = {name: value for name, value in data.items() if name not in known}
+    return present(
+        status="completed" if event.name == "tool.success" else "error",
+        output="\n".join(said) if said else None,
+        attachments=[{**each, **present(url=each.get("uri"), filename=each.get("name"))} for each in files] or None,
+        error=text(error.get("message")),
+        error_type=text(error.get("type")),
+        metadata=mapping(data.get("metadata")) or None,
+        host=more or None,
+    )
+
+
+def ask_of(event: HostEvent) -> tuple[str, str, str, dict[str, Any]] | None:
+    """``(request, kind, state, content)`` of a permission, question or form, in OpenCode 1's words; else ``None``."""
+    domain, _, state = event.name.partition(".")
+    data = event.data
+    if domain == "permission" and state in ("asked", "replied"):
+        content = {k: v for k, v in data.items() if k not in ("id", "sessionID", "requestID", "source")}
+        names = {"action": "permission", "resources": "patterns", "save": "always", "decision": "reply"}
+        content = {names.get(name, name): value for name, value in content.items()}
+        return _ask(data, "permission", state, content, mapping(data.get("source")))
+    if domain == "question" and state in ("asked", "replied", "rejected"):
+        content = {k: v for k, v in data.items() if k not in ("id", "sessionID", "requestID", "tool")}
+        return _ask(data, "question", state, content, mapping(data.get("tool")))
+    states = {"created": "asked", "replied": "replied", "cancelled": "rejected"}
+    if domain == "form" and state in states:
+        form = mapping(data.get("form")) or data
+        metadata = mapping(form.get("metadata"))
+        kind = "question" if metadata.get("kind", "question") == "question" else "form"
+        content = _form(form) if state == "created" else _answers(data)
+        return _ask(form, kind, states[state], content, mapping(metadata.get("tool")))
+    return None
+
+
+def _ask(
+    data: dict[str, Any], kind: str, state: str, content: dict[str, Any], tool: dict[str, Any]
+) -> tuple[str, str, str, dict[str, Any]] | None:
+    request = text(data.get("requestID")) or text(data.get("id"))
+    if request is None:
+        return None
+    call = text(tool.get("callID")) or text(tool.get("id"))
+    return request, kind, state, {**present(call=call), **content}
+
+
+def _form(form: dict[str, Any]) -> dict[str, Any]:
+    fields = [mapping(each) for each in form["fields"]] if isinstance(form.get("fields"), list) else []
+    questions = [
+        present(
+            question=text(each.get("description")) or text(each.get("title")) or text(each.get("key")),
+            header=text(each.get("title")),
+            options=[
+                present(label=mapping(option).get("label"), description=mapping(option).get("description"))
+                for option in (each["options"] if isinstance(each.get("options"), list) else [])
+            ],
+            multiple=True if each.get("type") == "multiselect" else None,
+        )
+        for each in fields
+    ]
+    metadata = {name: value for name, value in mapping(form.get("metadata")).items() if name not in ("kind", "tool")}
+    return present(questions=questions, title=text(form.get("title")), metadata=metadata or None)
+
+
+def _answers(data: dict[str, Any]) -> dict[str, Any]:
+    answer = data.get("answer")
+    if not isinstance(answer, dict):
+        return {}
+    return {"answers": [value if isinstance(value, list) else [str(value)] for value in answer.values()]}

@@ -1,0 +1,140 @@
+"""The table of what each event of an OpenCode 2 service becomes.
+
+The translator dispatches on it and ``docs/events.md`` is generated from it, so code and documentation cannot disagree.
+Measured on OpenCode 0.0.0-next-16350; the release's other names (``session.inbox.*``, ``id`` for ``callID``) are read.
+"""
+
+from __future__ import annotations
+
+from bridge.opencode.capture.table import Rule
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "created",
+        "event",
+        "created",
+        ("lifecycle.session.created", "agent.spawned"),
+        "the session; the child session",
+        "The durable log begins after it, so the session's description is read as well. A child names its parent; "
+        "the call is the parent's open one with its description and agent, if there is only one.",
+    ),
+    Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A root session of its own."),
+    Rule(
+        "any first event of a session from another service process",
+        "event",
+        "",
+        ("lifecycle.session.resumed",),
+        "service process",
+    ),
+    Rule(
+        "deleted",
+        "event",
+        "deleted",
+        ("lifecycle.session.ended",),
+        "the session",
+        "The reason is `deleted`, or `gone` if the session is missing after a connect.",
+    ),
+    Rule(
+        "input.admitted",
+        "event",
+        "admitted",
+        ("human.input", "agent.input"),
+        "user message",
+        "`human.input` only for a `user` input of a root session that Durable Stream did not inject. "
+        "The release says `inbox.enqueued`.",
+    ),
+    Rule(
+        "step.started",
+        "event",
+        "step_started",
+        ("turn.started",),
+        "user message, or the execution's event",
+        "The first step after `input.promoted` (the release: `inbox.delivered`) or `compaction.started`. "
+        "An input that comes before the turn's last answer steers it; one that comes after begins the next turn.",
+    ),
+    Rule("execution.started", "state", "execution_started", note="A turn that is still open was interrupted."),
+    Rule(
+        "execution.succeeded",
+        "event",
+        "execution_succeeded",
+        ("turn.ended",),
+        "user message",
+        "`completed`, or `stopped` if the last step wanted to continue.",
+    ),
+    Rule("execution.failed", "event", "execution_failed", ("agent.error", "turn.ended"), "event; user message"),
+    Rule(
+        "execution.interrupted",
+        "event",
+        "execution_interrupted",
+        ("turn.ended",),
+        "user message",
+        "`aborted` by a person; `stopped` after a refused call, which the service reports as `shutdown`; "
+        "`interrupted` by a real shutdown.",
+    ),
+    Rule("step.ended", "event", "step_ended", ("execution.step",), "event"),
+    Rule(
+        "step.failed",
+        "event",
+        "step_failed",
+        ("agent.error", "execution.step"),
+        "assistant message; event",
+        "Without the provider's response. An interruption is no error; tokens that it cost make a step.",
+    ),
+    Rule("text.ended", "event", "output_ended", ("execution.output",), "event"),
+    Rule("reasoning.ended", "event", "output_ended", ("execution.output",), "event"),
+    Rule("tool.success", "event", "tool_ended", ("execution.step",), "event", "Its name is in `tool.input.started`."),
+    Rule("tool.failed", "event", "tool_ended", ("execution.step",), "event"),
+    Rule(
+        "shell.ended", "event", "shell_ended", ("human.input", "turn.started", "execution.step", "turn.ended"), "event"
+    ),
+    Rule("compaction.started", "event", "compaction_started", ("turn.started",), "input, or the event"),
+    Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
+    Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
+    Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's title."),
+    Rule(
+        "revert.committed",
+        "event",
+        "reverted",
+        ("opencode.message.removed",),
+        "event and message",
+        "One for each input from the named message on.",
+    ),
+    Rule(
+        "permission.asked",
+        "event",
+        "checkpoint",
+        ("workflow.checkpoint",),
+        "ask and state",
+        "Announced only; open asks are listed after each connect.",
+    ),
+    Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
+    Rule("question.asked", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
+    Rule("question.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
+    Rule("question.rejected", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
+    Rule("form.created", "event", "checkpoint", ("workflow.checkpoint",), "ask and state", "A question or other form."),
+    Rule("form.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
+    Rule("form.cancelled", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
+    Rule("input.promoted", "state", "nothing", note="The turn begins with the next step."),
+    Rule("compaction.admitted", "state", "nothing"),
+    Rule("text.started", "state", "nothing"),
+    Rule("reasoning.started", "state", "nothing"),
+    Rule("tool.input.started", "state", "nothing", note="The tool's name."),
+    Rule("tool.input.ended", "state", "nothing"),
+    Rule("tool.called", "state", "nothing", note="The tool's input, and when it began."),
+    Rule("shell.started", "state", "nothing"),
+    Rule("instructions.updated", "state", "nothing", note="Digests of the instructions."),
+    Rule("usage.recorded", "state", "nothing", note="What titles and compactions cost."),
+    Rule("revert.staged", "state", "nothing"),
+    Rule("revert.cleared", "state", "nothing"),
+)
+
+BY_NAME: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
+
+UNKNOWN = Rule(
+    "any other durable event",
+    "event",
+    "unknown",
+    ("opencode.{type}",),
+    "event",
+    "Kept whole and counted: a newer OpenCode loses nothing.",
+)

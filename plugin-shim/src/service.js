@@ -1,0 +1,131 @@
+/**
+ * OpenCode 2: `setup` tells the sidecar which service it runs in, and nothing more. The sidecar reads the service's own
+ * durable log, so no event passes through here.
+ *
+ * OpenCode 1 boots an embedded core of 2 that calls `setup` as well, with a context that has no `event`: there the
+ * plugin's `server` records, and `setup` does nothing.
+ */
+import { randomBytes } from "node:crypto";
+import os from "node:os";
+import path from "node:path";
+import { Calls } from "./calls.js";
+import { newCounters } from "./counters.js";
+import { Link } from "./link.js";
+import { Starter, bootId, defaultHome, locate } from "./start.js";
+
+// Process-wide: `setup` is called once for each directory, and by each copy of the plugin.
+const ANNOUNCED = Symbol.for("durable-stream.announced");
+const shared = /** @type {Record<symbol, any>} */ (/** @type {unknown} */ (globalThis));
+
+/** @typedef {{link: Link, users: number}} Announcement */
+
+/**
+ * Make `setup`, which OpenCode 2 calls once for each directory.
+ *
+ * With DURABLE_STREAM=off it does nothing.
+ *
+ * @param {import("./plugin.js").Options} options
+ * @returns {(ctx: any) => Promise<(() => Promise<void>) | undefined>} never rejects; what it returns ends the link
+ */
+export function announce(options) {
+  return async function setup(ctx) {
+    try {
+      const env = options.env ?? process.env;
+      if (env.DURABLE_STREAM?.trim().toLowerCase() === "off") return undefined;
+      if (typeof ctx?.event?.subscribe !== "function") return undefined;
+      return join(options, env, ctx.app ?? {});
+    } catch {
+      // OpenCode works without a link, but would report a broken plugin if this threw.
+      return undefined;
+    }
+  };
+}
+
+/**
+ * Link this process to the home's sidecar, or share the link that is there.
+ *
+ * @param {import("./plugin.js").Options} options
+ * @param {NodeJS.ProcessEnv} env
+ * @param {any} app the service's name, version and channel
+ */
+function join(options, env, app) {
+  const home = path.resolve(options.home || env.DURABLE_STREAM_HOME || defaultHome(env));
+  /** @type {Map<string, Announcement>} */
+  const known = (shared[ANNOUNCED] ??= new Map());
+  const there = known.get(home);
+  const announced = there ?? { link: newLink(options, env, home, app), users: 0 };
+  announced.users += 1;
+  known.set(home, announced);
+  let ended = false;
+  return async () => {
+    if (ended) return;
+    ended = true;
+    announced.users -= 1;
+    if (announced.users > 0) return;
+    known.delete(home);
+    announced.link.dispose();
+  };
+}
+
+/**
+ * @param {import("./plugin.js").Options} options
+ * @param {NodeJS.ProcessEnv} env
+ * @param {string} home
+ * @param {any} app
+ */
+function newLink(options, env, home, app) {
+  const counters = newCounters();
+  options.onCounters?.(counters);
+  const instance = randomBytes(8).toString("hex");
+  const link = new Link({
+    locate: () => locate(home),
+    starter: new Starter({
+      command: options.command ?? [env.DURABLE_STREAM_COMMAND || "durable-stream"],
+      home,
+      env,
+      counters,
+      spawn: options.spawn,
+    }),
+    WebSocket: options.WebSocket ?? globalThis.WebSocket,
+    identity: () => ({
+      boot_id: bootId(),
+      instance,
+      pid: process.pid,
+      project: null,
+      directory: null,
+      worktree: null,
+      opencode_version: textOrNull(app.version),
+      last_seq: 0,
+      service: registration(env, app.channel),
+    }),
+    calls: new Calls({ client: null, timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
+    counters,
+    timings: {
+      ackTimeoutMs: options.ackTimeoutMs ?? 3000,
+      backoffMinMs: options.backoffMinMs ?? 50,
+      backoffMaxMs: options.backoffMaxMs ?? 2000,
+      refusedMs: options.refusedMs ?? 60_000,
+    },
+  });
+  // Nothing is ever sent on this link, so nothing waits and nothing can be lost.
+  link.start({ welcomed() {}, acknowledged() {}, lost() {}, waitingMs: () => 0, settled: true });
+  return link;
+}
+
+/**
+ * The file in which the service says where it listens.
+ *
+ * @param {NodeJS.ProcessEnv} env
+ * @param {unknown} channel of its release
+ */
+export function registration(env, channel) {
+  const state = env.XDG_STATE_HOME?.trim() || path.join(env.HOME || os.homedir(), ".local", "state");
+  const main = typeof channel !== "string" || channel === "latest" || channel === "next";
+  const name = main ? "service.json" : `service-${channel.replace(/[^a-zA-Z0-9._-]/g, "-")}.json`;
+  return path.join(state, "opencode", name);
+}
+
+/** @param {unknown} value */
+function textOrNull(value) {
+  return typeof value === "string" ? value : null;
+}

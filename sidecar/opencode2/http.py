@@ -1,0 +1,158 @@
+"""A small HTTP client for a service on loopback: JSON answers, and streams of ``data:`` lines.
+
+Each request has a connection of its own; on loopback that costs less than keeping one in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import orjson
+
+from sidecar.opencode2.registration import Registration, check_listener
+
+ANSWER_SECONDS: Final = 30.0
+"""How long the service may take to answer, or to send more of an answer."""
+
+SILENCE_SECONDS: Final = 45.0
+"""How long a stream of events may be silent. The service sends a comment every 15 s."""
+
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""Largest answer, and largest line of a stream."""
+
+_HEAD_BYTES: Final = 64 * 1024
+
+
+class ServiceGone(Exception):
+    """The service does not answer: it ended, or is ending."""
+
+
+class ServiceError(Exception):
+    """The service answered with another status than 200; ``status`` says which."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status = status
+
+
+class ServiceClient:
+    """Requests to one service. Cancelling any of them closes its connection."""
+
+    def __init__(self, registration: Registration) -> None:
+        self._service = registration
+        token = b64encode(f"opencode:{registration.password}".encode()).decode()
+        host = f"[{registration.host}]" if ":" in registration.host else registration.host
+        self._head = (
+            f"Host: {host}:{registration.port}\r\nAuthorization: Basic {token}\r\n"
+            "Accept: application/json, text/event-stream\r\nConnection: close\r\n\r\n"
+        )
+
+    async def get(self, path: str) -> Any:
+        """The decoded answer to a ``GET``; ``None`` if it is empty.
+
+        Raises:
+            ServiceError: the status is not 200.
+            ServiceGone: there is no whole answer.
+        """
+        async with self._open(path) as body:
+            content = bytearray()
+            async for piece in _limited(body, ANSWER_SECONDS):
+                content += piece
+                if len(content) > MAX_BYTES:
+                    raise ServiceGone("the answer is too large")
+        if not content:
+            return None
+        try:
+            return orjson.loads(content)
+        except ValueError:
+            raise ServiceGone("the answer is not JSON") from None
+
+    async def stream(self, path: str, silence: float = ANSWER_SECONDS) -> AsyncIterator[Any]:
+        """The decoded ``data:`` lines of an answer, until it ends. Lines that are not JSON are left out.
+
+        Raises:
+            ServiceError: the status is not 200.
+            ServiceGone: the connection broke, or nothing came for ``silence`` seconds.
+        """
+        async with self._open(path) as body:
+            rest = b""
+            async for piece in _limited(body, silence):
+                *lines, rest = (rest + piece).split(b"\n")
+                if len(rest) > MAX_BYTES:
+                    raise ServiceGone("a line is too long")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        with suppress(ValueError):
+                            yield orjson.loads(line.removeprefix(b"data:"))
+
+    @asynccontextmanager
+    async def _open(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await asyncio.to_thread(check_listener, self._service.port)
+                reader, writer = await asyncio.open_connection(
+                    self._service.host, self._service.port, limit=_HEAD_BYTES
+                )
+                writer.write(f"GET {path} HTTP/1.1\r\n{self._head}".encode())
+                await writer.drain()
+                status, headers = await _read_head(reader)
+            if status != 200:
+                raise ServiceError(status)
+            yield _body(reader, headers)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+            raise ServiceGone(type(error).__name__) from None
+        finally:
+            if writer is not None:
+                writer.transport.abort()  # nothing is left to send
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.split("\r\n")
+    version, status, *_ = first.split(" ", 2)
+    if not version.startswith("HTTP/1."):
+        raise ValueError("not HTTP")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return int(status), headers
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        while True:
+            line = await reader.readline()
+            if not line:
+                raise ServiceGone("the connection ended")
+            size = int(line.split(b";")[0], 16)
+            if size == 0:
+                return
+            if size > MAX_BYTES:
+                raise ValueError("too large a chunk")
+            yield await reader.readexactly(size)
+            await reader.readexactly(2)
+    left = int(headers["content-length"]) if "content-length" in headers else None
+    while left is None or left > 0:
+        piece = await reader.read(_HEAD_BYTES if left is None else min(_HEAD_BYTES, left))
+        if not piece:
+            if left:
+                raise ValueError("cut off")
+            return
+        left = None if left is None else left - len(piece)
+        yield piece
+
+
+async def _limited(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
+    """The pieces, as long as each comes within ``seconds``."""
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                piece = await anext(pieces, None)
+        except TimeoutError:
+            raise ServiceGone("silent") from None
+        if piece is None:
+            return
+        yield piece

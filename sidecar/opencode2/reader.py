@@ -1,0 +1,313 @@
+"""Record the sessions of one process of an OpenCode 2 service.
+
+The live stream says what happens now; each session's durable log, read by number, says what is true. A live event that
+continues its session's numbers is taken as it is; any other makes the log be read. So nothing is lost while the stream,
+the sidecar or the network was away. What the log does not hold, asks, is taken live and listed after each connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+from bridge.opencode.capture.shapes import mapping, number, text
+from bridge.opencode.capture.v2.shapes import HostEvent, ask_of, child_of, read_event, session_info
+from bridge.opencode.capture.v2.translate import HostTranslator, Service
+from sidecar.opencode2.http import SILENCE_SECONDS, ServiceError, ServiceGone
+
+log = logging.getLogger("sidecar.opencode2")
+
+POLL_SECONDS: Final = 30.0
+"""How often the newest sessions' logs are read without being announced: another server may share the database."""
+
+POLLED: Final = 20
+"""How many of them."""
+
+MAX_WAITING: Final = 20_000
+"""Most live events that may wait; beyond that the sessions' logs are read instead."""
+
+_ASKS: Final = {"permission": "permission.asked", "form": "form.created", "question": "question.asked"}
+"""The lists of open asks of a session, and what announced each ask."""
+
+_BATCH: Final = 256
+_PAGE: Final = 100
+
+
+class Client(Protocol):
+    """The part of a ``ServiceClient`` that a reader needs."""
+
+    async def get(self, path: str) -> Any: ...
+
+    def stream(self, path: str, silence: float = ...) -> AsyncIterator[Any]: ...
+
+
+class Reader:
+    """Reads one process of a service into the log. Call ``run``; it ends with an error when the service does.
+
+    Args:
+        service: its process, as the events name it.
+        write: appends what the translator has ready, and returns when it is durable.
+        since_ms: an unknown session that was not touched since then is history, which only ``import`` takes.
+        excludes: true for a directory that is not recorded.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        service: Service,
+        translator: HostTranslator,
+        write: Callable[[], Awaitable[None]],
+        *,
+        since_ms: int,
+        excludes: Callable[[str], bool] = lambda directory: False,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        self.caught_up = asyncio.Event()
+        self.excluded = 0
+        self._client, self._service, self._translator, self._write = client, service, translator, write
+        self._state = translator.state
+        self._since_ms, self._excludes, self._poll_seconds = since_ms, excludes, poll_seconds
+        self._cursors: dict[str, int] = {}
+        self._reading: set[str] = set()
+        self._excluded: set[str] = set()
+        self._live: asyncio.Queue[HostEvent | None] = asyncio.Queue()
+        self._is_overrun = False
+
+    async def run(self) -> None:
+        """Record until the service ends.
+
+        Raises:
+            ServiceGone, ServiceError: the service ended, or refuses.
+            StreamError: the log cannot be written.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            connected = asyncio.Event()
+            tasks.create_task(self._listen(connected))
+            await connected.wait()
+            await self.catch_up()
+            self.caught_up.set()
+            tasks.create_task(self._poll())
+            while True:
+                event = await self._live.get()
+                if event is not None:
+                    await self._take(event)
+                if self._live.empty() and (event is None or self._is_overrun):
+                    self._is_overrun = False
+                    await self.catch_up()
+
+    async def _listen(self, connected: asyncio.Event) -> None:
+        async for row in self._client.stream("/api/event", SILENCE_SECONDS):
+            connected.set()
+            event = read_event(row)
+            if event is None or event.session is None or (event.seq is None and ask_of(event) is None):
+                continue  # deltas, catalogs: never recorded
+            if self._live.qsize() < MAX_WAITING:
+                self._live.put_nowait(event)
+            else:
+                self._is_overrun = True
+        raise ServiceGone("the stream of events ended")
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            if self._live.empty():
+                self._live.put_nowait(None)
+
+    # Reading
+
+    async def catch_up(self, *, whole: bool = False) -> None:
+        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more.
+
+        With ``whole``, also sessions that are history.
+        """
+        first = not self.caught_up.is_set()
+        infos = [info async for info in self._sessions(all_of_them=first or whole)]
+        for info in sorted(infos, key=lambda info: number(mapping(info.get("time")).get("created")) or 0):
+            session_id = text(info.get("id")) or ""
+            if whole or self._is_ours(session_id, info):
+                await self._read(session_id, info)
+        if first:
+            await self._end_missing({text(info.get("id")) for info in infos})
+        for session_id in [session.id for session, turn in self._state.open_turns() if self._is_mine(session.id)]:
+            await self._list_asks(session_id)
+        await self._end_dead()
+
+    def _is_ours(self, session_id: str, info: dict[str, Any]) -> bool:
+        session = self._state.sessions.get(session_id)
+        if session is not None:
+            return not session.ended
+        updated = number(mapping(info.get("time")).get("updated")) or 0
+        return updated >= self._since_ms or text(info.get("parentID")) in self._state.sessions
+
+    def _is_mine(self, session_id: str) -> bool:
+        session = self._state.sessions.get(session_id)
+        return session is not None and session.host == self._service.place and session.host_seq >= 0
+
+    async def _sessions(self, *, all_of_them: bool) -> AsyncIterator[dict[str, Any]]:
+        path = f"/api/session?limit={_PAGE if all_of_them else POLLED}"
+        while True:
+            page = mapping(await self._client.get(path))
+            found = page.get("data")
+            for info in found if isinstance(found, list) else []:
+                if isinstance(info, dict):
+                    yield info
+            following = text(mapping(page.get("cursor")).get("next"))
+            if not all_of_them or following is None or not found:
+                return
+            path = f"/api/session?limit={_PAGE}&cursor={quote(following, safe='')}"
+
+    async def _take(self, event: HostEvent) -> None:
+        """Take one live event."""
+        session_id = event.session or ""
+        if event.seq is None:
+            if await self._read(session_id):
+                self._translator.feed(self._service, event)
+                await self._write()
+            return
+        if event.name == "created":
+            await self._place(session_id, session_info(event.data), event.t)
+        cursor = self._cursors.get(session_id)
+        if cursor is not None and event.seq <= cursor:
+            return
+        if cursor is None or event.seq != cursor + 1 or child_of(event) is not None:
+            is_there = await self._read(session_id)
+            cursor = self._cursors.get(session_id)
+            if is_there or cursor is None or event.seq <= cursor:
+                return
+            # The session is deleted, and its log with it: what was not read before is lost.
+            if event.seq > cursor + 1:
+                self._translator.gap(self._service, session_id, cursor, event.seq - 1)
+        self._translator.feed(self._service, event)
+        self._cursors[session_id] = event.seq
+        await self._write()
+
+    async def _place(self, session_id: str, info: dict[str, Any] | None, at_ms: int | None = None) -> bool:
+        """Place a session, its parents first. False if it is gone or excluded."""
+        if session_id in self._excluded:
+            self.excluded += 1
+            return False
+        if session_id in self._state.sessions:
+            return True
+        if info is None:
+            try:
+                info = mapping(await self._client.get(f"/api/session/{quote(session_id, safe='')}")).get("data")
+            except ServiceError as error:
+                if error.status == 404:
+                    return False
+                raise
+        info = session_info(mapping(info))
+        if self._excludes(text(info.get("directory")) or ""):
+            self._excluded.add(session_id)
+            return False
+        parent = text(info.get("parentID"))
+        if parent is not None and parent not in self._state.sessions and parent not in self._reading:
+            await self._read(parent)
+        self._translator.appear(self._service, {**info, "id": session_id}, at_ms)
+        self._cursors.setdefault(session_id, 0)
+        await self._write()
+        return session_id in self._state.sessions
+
+    async def _read(self, session_id: str, info: dict[str, Any] | None = None) -> bool:
+        """Read what is new in a session's own log. False if there is none: it is deleted, or not recorded."""
+        if session_id in self._reading:
+            return True  # it waits for a child of its own
+        self._reading.add(session_id)
+        try:
+            return await self._place(session_id, info) and await self._read_log(session_id)
+        except ServiceError as error:
+            if error.status == 404:
+                return False
+            raise
+        finally:
+            self._reading.discard(session_id)
+
+    async def _read_log(self, session_id: str) -> bool:
+        session = self._state.sessions[session_id]
+        recorded = self._cursors.get(session_id)
+        begin = recorded
+        if recorded is None:
+            # The first time in this sidecar's life: remember again what its latest turn needs.
+            recorded, begin = session.host_seq, min(session.host_turn, session.host_seq)
+            self._translator.forget(session_id)
+        path = f"/api/experimental/session/{quote(session_id, safe='')}/log"
+        if begin is not None and begin >= 0:
+            path += f"?after={begin}"
+        batch: list[HostEvent] = []
+        async for row in self._client.stream(path):
+            event = read_event(row)
+            if event is None or event.seq is None:
+                if isinstance(row, dict) and type(synced := row.get("seq")) is int:
+                    self._cursors[session_id] = max(self._cursors.get(session_id, recorded), synced)
+                continue
+            batch.append(event)
+            # What is read a second time is written by itself, so that what follows is made from the log's own record.
+            if len(batch) >= _BATCH or event.seq == recorded:
+                await self._feed(session_id, batch, recorded)
+                batch = []
+        await self._feed(session_id, batch, recorded)
+        self._cursors.setdefault(session_id, recorded)
+        return True
+
+    async def _feed(self, session_id: str, events: list[HostEvent], recorded: int) -> None:
+        """Feed events of a session's log. Nothing waits between an event and its write: see ``Ingest.is_quiet``."""
+        for event in events:
+            child = child_of(event)
+            if child is not None and event.seq is not None and event.seq > recorded:
+                await self._write()
+                await self._read(child)
+            self._translator.feed(self._service, event, known=(event.seq or 0) < recorded)
+            self._cursors[session_id] = max(self._cursors.get(session_id, -1), event.seq or 0)
+        await self._write()
+
+    # What the log does not say
+
+    async def _list_asks(self, session_id: str) -> None:
+        for kind, name in (
+            ("permission", "permission.asked"),
+            ("form", "form.created"),
+            ("question", "question.asked"),
+        ):
+            try:
+                answer = await self._client.get(f"/api/session/{quote(session_id, safe='')}/{kind}")
+            except ServiceError:
+                continue  # this version has no such asks
+            found = mapping(answer).get("data")
+            for ask in found if isinstance(found, list) else []:
+                data = {"form": ask} if kind == "form" else mapping(ask)
+                event = read_event({"type": name, "data": {"sessionID": session_id, **data}})
+                if event is not None:
+                    self._translator.feed(self._service, event)
+            await self._write()
+
+    async def _end_missing(self, listed: set[str | None]) -> None:
+        """End the sessions that were deleted while nobody listened."""
+        for session in list(self._state.sessions.values()):
+            if session.id in listed or session.ended or not self._is_mine(session.id):
+                continue
+            try:
+                await self._client.get(f"/api/session/{quote(session.id, safe='')}")
+            except ServiceError as error:
+                if error.status == 404:
+                    self._translator.end_missing(self._service, session.id)
+                    await self._write()
+
+    async def _end_dead(self) -> None:
+        """End the turns that no process runs: their service was killed, and this one does not go on with them.
+
+        The service commits a turn's end before it stops counting it as active, so a turn that is not active
+        and has no end in the log afterwards has none.
+        """
+        suspects = [(s, turn.event_id) for s, turn in self._state.open_turns() if self._is_mine(s.id)]
+        if not suspects:
+            return
+        active = mapping(mapping(await self._client.get("/api/session/active")).get("data"))
+        for session, turn_id in suspects:
+            if session.id in active:
+                continue
+            await self._read(session.id)
+            if session.turn is not None and session.turn.event_id == turn_id:
+                self._translator.end_dead(self._service, session.id)
+                await self._write()

@@ -1,0 +1,120 @@
+"""Find OpenCode 2's background service by the file in which it says where it listens.
+
+The file has the service's password, so it is accepted only if nobody else could have read or written it. The password
+is sent only to a socket that a process of this user listens on: a dead service's port may be taken by another user.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from sidecar.home import is_alive
+
+MAX_BYTES: Final = 64 * 1024
+
+_LISTEN: Final = "0A"
+_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+
+class UnsafeService(Exception):
+    """The registration or the service cannot be trusted; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Where a service listens, and what it asks for. ``id`` names its process."""
+
+    id: str
+    version: str
+    host: str
+    port: int
+    pid: int
+    password: str = field(repr=False)
+
+
+def place_of(path: Path) -> str:
+    """A short name for the file, and so for the sessions of the service that writes it."""
+    return sha256(os.fsencode(path)).hexdigest()[:8]
+
+
+def read_registration(path: Path) -> Registration | None:
+    """Read the file; ``None`` if there is none, or if the service it names is gone.
+
+    Raises:
+        UnsafeService: somebody else could have read or written it, or it does not name a loopback address.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnsafeService(f"it cannot be opened: {error.strerror}") from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafeService("it is not a file")
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise UnsafeService("another user could have read or written it")
+        content = os.read(descriptor, MAX_BYTES)
+    finally:
+        os.close(descriptor)
+    try:
+        told = orjson.loads(content)
+    except ValueError:
+        return None  # it is being written
+    return _parse(told) if isinstance(told, dict) else None
+
+
+def _parse(told: dict[str, Any]) -> Registration | None:
+    id_, version, url, pid, password = (told.get(name) for name in ("id", "version", "url", "pid", "password"))
+    if not (isinstance(id_, str) and isinstance(url, str) and isinstance(password, str) and type(pid) is int):
+        return None
+    if pid < 1 or not is_alive(pid):
+        return None
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise UnsafeService("its address is not a URL") from None
+    if parts.scheme != "http" or port is None or not _is_loopback(host):
+        raise UnsafeService("its address is not on loopback")
+    if not id_.isprintable() or len(id_) > 100:
+        return None
+    return Registration(id_, version if isinstance(version, str) else "", host, port, pid, password)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_listener(port: int, tables: tuple[Path, ...] = _TABLES) -> None:
+    """Refuse a port on which a process of another user listens. Where the system does not say whose it is, accept it.
+
+    Raises:
+        UnsafeService: it is another user's.
+    """
+    owners: set[int] = set()
+    for table in tables:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if len(fields) > 7 and fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                owners.add(int(fields[7]))
+    if owners - {os.geteuid()}:
+        raise UnsafeService("another user listens on its port")

@@ -1,0 +1,169 @@
+"""The services of OpenCode 2 that plugins announce: one reader each, for as long as a plugin is linked from there.
+
+Only what a plugin announces is read. So ``DURABLE_STREAM=off`` and ``uninstall`` end the recording, and a sidecar never
+looks for a service by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.opencode.capture.v2.translate import HostTranslator, Service
+from sidecar.capture.ingest import Ingest
+from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
+from sidecar.opencode2.reader import Reader
+from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
+from streams.errors import StreamError
+
+log = logging.getLogger("sidecar.opencode2")
+
+LOOK_SECONDS: Final = 0.5
+"""How often a registration is looked at while its service does not run."""
+
+RETRY_MAX_SECONDS: Final = 10.0
+
+_ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+@dataclass(slots=True)
+class _Announced:
+    """A registration file, and the plugin instances that named it."""
+
+    path: Path
+    links: set[tuple[str, str]] = field(default_factory=set)
+    task: asyncio.Task[None] | None = None
+    state: str = "absent"
+    reader: Reader | None = None
+    version: str = ""
+
+
+class Services:
+    """Records every announced service. Call all methods from the event loop.
+
+    ``log_id`` is the log's: sessions of OpenCode that ended before the log began are history, and left to ``import``.
+    """
+
+    def __init__(
+        self, translator: HostTranslator, ingest: Ingest, log_id: str, *, look_seconds: float = LOOK_SECONDS
+    ) -> None:
+        self.translator = translator
+        self._ingest, self._look_seconds = ingest, look_seconds
+        self._since_ms = began_ms(log_id)
+        self._announced: dict[Path, _Announced] = {}
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        stack.push_async_callback(self.close)
+
+    def owes(self) -> bool:
+        """See ``Component``: a service is read only while a plugin is linked, which keeps the sidecar running."""
+        return False
+
+    def opened(self, boot: str, instance: str, service: str) -> None:
+        """Note a link of a plugin instance; ``service`` is the registration file that it announces, or empty."""
+        path = Path(service)
+        if not service or not path.is_absolute():
+            return
+        known = self._announced.setdefault(path, _Announced(path))
+        known.links.add((boot, instance))
+        if known.task is None:
+            known.task = asyncio.create_task(self._follow(known))
+
+    def closed(self, boot: str, instance: str) -> None:
+        """Note the end of a link. The last one from a service ends the reading of it."""
+        for path, known in list(self._announced.items()):
+            known.links.discard((boot, instance))
+            if not known.links:
+                del self._announced[path]
+                if known.task is not None:
+                    known.task.cancel()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        tasks = [known.task for known in self._announced.values() if known.task is not None]
+        self._announced.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def status(self) -> list[dict[str, Any]]:
+        """What ``status`` and ``doctor`` show of each service."""
+        return [
+            {
+                "registration": str(known.path),
+                "state": known.state,
+                "version": known.version,
+                "plugins": len(known.links),
+                "excluded": known.reader.excluded if known.reader is not None else 0,
+            }
+            for known in self._announced.values()
+        ]
+
+    async def _follow(self, known: _Announced) -> None:
+        """Read one service after the other, as they write the registration."""
+        wait, has_failed = self._look_seconds, False
+        while True:
+            try:
+                registration = await asyncio.to_thread(read_registration, known.path)
+                if registration is None:
+                    known.state = "absent"
+                else:
+                    await self._read(known, registration)
+            except* UnsafeService as refusals:
+                if known.state != "refused":
+                    log.warning("the service of OpenCode 2 is not read: %s: %s", known.path, _first(refusals))
+                known.state = "refused"
+            except* (ServiceGone, ServiceError) as ended:
+                reached = known.reader is not None and known.reader.caught_up.is_set()
+                log.info("the service of OpenCode 2 is lost: %s", _first(ended))
+                known.state = "lost"
+                wait = self._look_seconds if reached else min(wait * 2, RETRY_MAX_SECONDS)
+            except* StreamError:
+                has_failed = True  # ingest has noted it, and the sidecar stops
+            if has_failed:
+                return
+            await asyncio.sleep(wait)
+
+    async def _read(self, known: _Announced, registration: Registration) -> None:
+        service = Service(registration.id, registration.version, registration.pid, place_of(known.path))
+        known.version = registration.version
+        known.reader = Reader(
+            ServiceClient(registration),
+            service,
+            self.translator,
+            self.write,
+            since_ms=self._since_ms,
+            excludes=self._ingest.excludes,
+        )
+        log.info("reading the service of OpenCode 2: pid %d", registration.pid)
+        known.state = "read"
+        await known.reader.run()
+
+    async def write(self) -> None:
+        """Append what the translator has ready; return when it is durable."""
+        appended = self._ingest.write(self.translator.drain())
+        if appended is not None:
+            await appended
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
+    """One of the errors, which are of one kind and say much the same."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def began_ms(log_id: str) -> int:
+    """When a log began, from its id; 0 if that is none of ours."""
+    number = 0
+    for character in log_id[:10].upper():
+        if character not in _ULID:
+            return 0
+        number = number * 32 + _ULID.index(character)
+    return number

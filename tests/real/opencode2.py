@@ -1,0 +1,135 @@
+"""The real OpenCode 2, isolated and offline, as the tests drive it: its background service and its HTTP API."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tests.real.model_server import HANG_LIMIT_S, MODEL_ID
+from tests.real.opencode import POLL_S, RealOpenCode, free_port
+
+Json = dict[str, Any]
+
+
+class RealOpenCode2(RealOpenCode):
+    """One isolated OpenCode 2: its service, started as its terminal starts it, and what its API says.
+
+    The arguments are those of ``RealOpenCode``; its configuration is in the format of OpenCode 1, which 2 converts.
+    """
+
+    def start(self) -> None:
+        """Start the service on a free port and return when it is registered and ready."""
+        self._spawn()
+        deadline = time.monotonic() + HANG_LIMIT_S
+        while time.monotonic() < deadline and self.process is not None and self.process.poll() is None:
+            if self._is_ready():
+                return
+            time.sleep(POLL_S)
+        raise RuntimeError(f"opencode2 serve did not come up:\n{self.log_tail()}")
+
+    def _spawn(self) -> None:
+        self._starts += 1
+        self.port = free_port()
+        command = [str(self.binary), "serve", "--service", "--hostname", "127.0.0.1", "--port", str(self.port)]
+        with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.project,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def _is_ready(self) -> bool:
+        try:
+            found = json.loads(self.registration.read_bytes())
+            return bool(found["pid"] == self.pid and self.api("GET", "/api/health"))
+        except (OSError, ValueError, http.client.HTTPException, Api2Error):
+            return False
+
+    @property
+    def registration(self) -> Path:
+        """The file in which the service says where it listens."""
+        return self.root / "state" / "opencode" / "service.json"
+
+    def stop_in(self) -> float:
+        """Send SIGTERM to the service and wait for its end; return how many seconds that took."""
+        assert self.process is not None
+        began = time.monotonic()
+        self._end(signal.SIGTERM)
+        return time.monotonic() - began
+
+    # The API
+
+    def api(self, method: str, path: str, body: Json | None = None, *, timeout: float = HANG_LIMIT_S) -> Any:
+        """One request to the service; the decoded answer, or ``None`` if it is empty.
+
+        Raises:
+            Api2Error: the status is not 2xx.
+        """
+        headers = {**self.credentials(), "content-type": "application/json"}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)) as connection:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        if answer.status // 100 != 2:
+            raise Api2Error(answer.status, text[:500])
+        return json.loads(text) if text else None
+
+    def credentials(self) -> dict[str, str]:
+        """The header that the service asks for, from its registration."""
+        found = json.loads(self.registration.read_bytes())
+        token = base64.b64encode(f"opencode:{found['password']}".encode()).decode()
+        return {"authorization": f"Basic {token}"}
+
+    def new_session(self, directory: Path | None = None) -> str:
+        """A session in the project, with the scripted model."""
+        body = {
+            "model": {"id": MODEL_ID, "providerID": "mock"},
+            "location": {"directory": str(directory or self.project)},
+        }
+        return str(self.api("POST", "/api/session", body)["data"]["id"])
+
+    def prompt(self, session: str, text: str, **more: Any) -> str:
+        """Admit a prompt; returns the id of its message at once."""
+        return str(self.api("POST", f"/api/session/{session}/prompt", {"text": text, **more})["data"]["id"])
+
+    def wait(self, session: str) -> None:
+        """Wait until the session is idle."""
+        self.api("POST", f"/api/session/{session}/wait")
+
+    def log_of(self, session: str, after: int | None = None) -> list[Json]:
+        """The durable events of a session, as the service's own log has them."""
+        query = "" if after is None else f"?after={after}"
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_LIMIT_S)) as connection:
+            path = f"/api/experimental/session/{session}/log{query}"
+            connection.request("GET", path, headers=self.credentials())
+            lines = connection.getresponse().read().decode().splitlines()
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+    def until(self, check: Callable[[], Any], what: str) -> Any:
+        """Wait until ``check`` is true and return its value."""
+        deadline = time.monotonic() + HANG_LIMIT_S
+        while time.monotonic() < deadline:
+            if found := check():
+                return found
+            time.sleep(POLL_S)
+        raise AssertionError(f"it did not happen: {what}")
+
+
+class Api2Error(Exception):
+    """The service answered with a status that is not 2xx."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text}")
+        self.status = status

@@ -1,0 +1,81 @@
+"""What the log must hold of a session of OpenCode 2, according to the service's own API."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+from tests.real.durable import DurableStream
+from tests.real.model_server import HANG_LIMIT_S
+from tests.real.opencode2 import RealOpenCode2
+
+Json = dict[str, Any]
+Facts = Counter[str]
+
+
+def told(client: RealOpenCode2, session: str) -> Facts:
+    """One fact for each input, answer, tool call and inference of a session, as the API's messages have them."""
+    facts: Facts = Counter()
+    messages = client.api("GET", f"/api/session/{session}/message?order=asc&limit=200")["data"]
+    for message in messages:
+        if message["type"] in ("user", "synthetic"):
+            facts[_fact("input", message["id"], message["text"])] += 1
+        if message["type"] != "assistant":
+            continue
+        for part in message["content"]:
+            if part["type"] in ("text", "reasoning"):
+                facts[_fact(part["type"], message["id"], part["text"])] += 1
+            elif part["type"] == "tool" and part["state"]["status"] in ("completed", "error"):
+                state = part["state"]
+                facts[_fact("tool", message["id"], part["id"], part["name"], state["status"], state["input"])] += 1
+        if message.get("finish") not in (None, "error", "aborted"):
+            facts[_fact("inference", message["id"], message["finish"], message["tokens"]["output"])] += 1
+    return facts
+
+
+def recorded(records: list[Json], session: str) -> Facts:
+    """The same facts, from the records of a stream."""
+    facts: Facts = Counter()
+    for event in (record["event"] for record in records):
+        payload = event["payload"]
+        if payload.get("session") != session:
+            continue
+        if event["type"] in ("human.input", "agent.input"):
+            facts[_fact("input", payload["message"], payload["parts"][0]["text"])] += 1
+        elif event["type"] == "execution.output":
+            facts[_fact(payload["kind"], payload["message"], payload["text"])] += 1
+        elif event["type"] == "execution.step" and payload["kind"] == "tool":
+            call = (payload["call"], payload["tool"], payload["status"], payload["input"])
+            facts[_fact("tool", payload["message"], *call)] += 1
+        elif event["type"] == "execution.step" and payload["finish"] not in ("error", "aborted"):
+            facts[_fact("inference", payload["message"], payload["finish"], payload["tokens"]["output"])] += 1
+    return facts
+
+
+def assert_recorded(durable: DurableStream, client: RealOpenCode2, root: str, *children: str) -> list[Json]:
+    """Wait until the log has what the service tells of these sessions, assert exactly that, and return the records."""
+    expected = {session: told(client, session) for session in (root, *children)}
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while True:
+        records = durable.log(root)
+        found = {session: recorded(records, session) for session in expected}
+        if found == expected or time.monotonic() > deadline:
+            break
+    for session, facts in expected.items():
+        assert found[session] - facts == Counter(), f"in the log and not in {session}"
+        assert facts - found[session] == Counter(), f"in {session} and not in the log"
+    keys = [record["event"]["idempotency_key"] for record in records]
+    assert len(keys) == len(set(keys))
+    return records
+
+
+def outcomes(records: list[Json], session: str) -> list[str]:
+    """How the turns of a session ended."""
+    ended = [record["event"] for record in records if record["event"]["type"] == "turn.ended"]
+    return [event["payload"]["outcome"] for event in ended if event["payload"]["session"] == session]
+
+
+def _fact(*parts: Any) -> str:
+    return json.dumps(parts, sort_keys=True)

@@ -1,0 +1,171 @@
+"""The real OpenCode 2: its service, the plugin in it, and the sidecar, compared with the service's own API."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode2 import RealOpenCode2
+from tests.real.recorded2 import assert_recorded, outcomes
+from tools.install_opencode import VERSION_2, binary_path
+
+pytestmark = pytest.mark.real_opencode
+
+QUESTION = {
+    "question": "Which?",
+    "header": "W",
+    "options": [{"label": "A", "description": "a"}, {"label": "B", "description": "b"}],
+}
+
+
+@pytest.fixture(scope="module")
+def opencode2_binary() -> Path:
+    path = binary_path(VERSION_2)
+    if not path.exists():
+        pytest.fail(f"OpenCode 2 is not installed at {path}: run `make opencode`", pytrace=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(opencode2_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
+    config = {"snapshot": False, "permission": {"bash": {"*": "allow", "printf *": "ask"}}}
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode2(opencode2_binary, model.port, config=config, plugins=plugins, plugin_scope="global") as client:
+        yield client
+        durable.end_with(client)
+        wait_until(lambda: client.leftovers() == [], "the end of all processes")
+
+
+def call(tool: str, **arguments: Any) -> str:
+    return f"CALL:{tool} {json.dumps(arguments)}"
+
+
+def turn(client: RealOpenCode2, text: str, session: str | None = None) -> str:
+    session = session or client.new_session()
+    client.prompt(session, text)
+    client.wait(session)
+    return session
+
+
+def asked(client: RealOpenCode2, session: str, kind: str) -> str:
+    found = client.until(lambda: client.api("GET", f"/api/session/{session}/{kind}")["data"], f"an open {kind}")
+    return str(found[0]["id"])
+
+
+def checkpoints(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    found = [record["event"]["payload"] for record in records if record["event"]["type"] == "workflow.checkpoint"]
+    return [(payload["kind"], payload["state"]) for payload in found]
+
+
+def test_a_chat_with_tools_and_a_child(client: RealOpenCode2, durable: DurableStream) -> None:
+    session = turn(client, "REASON:let me see SAY:hello")
+    turn(client, call("write", path="a.txt", content="one\n"), session)
+    turn(client, f"{call('shell', command='echo x; exit 3')} {call('nosuch', x=1)}", session)
+    turn(client, call("subagent", agent="general", description="child", prompt="SAY:from the child"), session)
+    child = str(client.api("GET", f"/api/session?parentID={session}")["data"][0]["id"])
+    records = assert_recorded(durable, client, session, child)
+    assert outcomes(records, session) == ["completed"] * 4
+    assert outcomes(records, child) == ["completed"]
+    assert "hello" in durable.cli("read", session)
+    assert "a.txt" in durable.cli("changes", session)
+    assert child in durable.cli("tree", session)
+
+
+def test_asks_are_recorded_with_their_answers(client: RealOpenCode2, durable: DurableStream) -> None:
+    session = client.new_session()
+    client.prompt(session, call("shell", command="printf 1"))
+    request = asked(client, session, "permission")
+    client.api("POST", f"/api/session/{session}/permission/{request}/reply", {"reply": "once"})
+    client.wait(session)
+    client.prompt(session, call("question", questions=[QUESTION]))
+    form = asked(client, session, "form")
+    client.api("POST", f"/api/session/{session}/form/{form}/reply", {"answer": {"q0": "B"}})
+    client.wait(session)
+    client.prompt(session, call("shell", command="printf 2"))
+    request = asked(client, session, "permission")
+    client.api("POST", f"/api/session/{session}/permission/{request}/reply", {"reply": "reject"})
+    client.wait(session)
+    records = assert_recorded(durable, client, session)
+    pair = ("asked", "replied")
+    assert checkpoints(records) == [
+        (kind, state) for kind in ("permission", "question", "permission") for state in pair
+    ]
+    wait_until(lambda: len(outcomes(durable.log(session), session)) == 3, "three turns")
+    assert outcomes(durable.log(session), session) == ["completed", "completed", "stopped"]
+
+
+def test_an_abort_an_error_and_queued_prompts(client: RealOpenCode2, durable: DurableStream) -> None:
+    session = client.new_session()
+    client.prompt(session, call("shell", command="sleep 30"))
+    client.until(lambda: any(row["type"] == "session.tool.called" for row in client.log_of(session)), "a call")
+    client.api("POST", f"/api/session/{session}/interrupt")
+    client.wait(session)
+    turn(client, "HTTPERR:400", session)
+    client.prompt(session, f"{call('shell', command='sleep 0.3')} THEN: SAY:first")
+    client.prompt(session, "SAY:second", delivery="queue")
+    client.wait(session)
+    records = assert_recorded(durable, client, session)
+    assert outcomes(records, session) == ["aborted", "failed", "completed", "completed"]
+
+
+def test_what_happened_while_the_sidecar_was_dead_is_read_from_the_services_log(
+    client: RealOpenCode2, durable: DurableStream
+) -> None:
+    session = turn(client, "SAY:before")
+    assert_recorded(durable, client, session)
+    for _ in range(3):
+        killed = durable.wait_linked()
+        client.prompt(session, f"{call('shell', command='sleep 0.2')} THEN: SAY:during")
+        os.kill(killed, signal.SIGKILL)
+        client.wait(session)
+        durable.wait_running({killed})
+    other = turn(client, "SAY:another session")
+    assert_recorded(durable, client, session)
+    assert_recorded(durable, client, other)
+    durable.cli("verify")
+
+
+def test_an_open_ask_is_listed_after_the_sidecar_comes_back(client: RealOpenCode2, durable: DurableStream) -> None:
+    session = turn(client, "SAY:before")
+    killed = durable.wait_linked()
+    os.kill(killed, signal.SIGKILL)
+    client.prompt(session, call("shell", command="printf 3"))
+    request = asked(client, session, "permission")
+    wait_until(lambda: checkpoints(durable.log(session)), "the ask")
+    client.api("POST", f"/api/session/{session}/permission/{request}/reply", {"reply": "once"})
+    client.wait(session)
+    records = assert_recorded(durable, client, session)
+    assert checkpoints(records) == [("permission", "asked"), ("permission", "replied")]
+
+
+def test_a_service_killed_in_a_turn_and_a_deleted_session(client: RealOpenCode2, durable: DurableStream) -> None:
+    session = client.new_session()
+    client.prompt(session, call("shell", command="sleep 5"))
+    client.until(lambda: any(row["type"] == "session.tool.called" for row in client.log_of(session)), "a call")
+    deleted = turn(client, "SAY:to be deleted")
+    assert_recorded(durable, client, deleted)
+    client.kill9()
+    wait_until(lambda: outcomes(durable.log(session), session) == ["interrupted"], "the end of the turn")
+    client.start()
+    client.api("DELETE", f"/api/session/{deleted}")
+    turn(client, "SAY:again", session)
+    records = assert_recorded(durable, client, session)
+    assert outcomes(records, session) == ["interrupted", "completed"]
+    wait_until(lambda: "lifecycle.session.ended" in str(durable.log(deleted)), "the end of the session")
+
+
+def test_the_sidecar_does_not_delay_the_services_end(client: RealOpenCode2, durable: DurableStream) -> None:
+    turn(client, "SAY:hello")
+    durable.wait_linked()
+    assert client.stop_in() < 5
+    client.start()
+    turn(client, "SAY:hello again")
+    durable.wait_linked()

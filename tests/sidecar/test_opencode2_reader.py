@@ -1,0 +1,338 @@
+"""The reader of an OpenCode 2 service against a scripted one: holes, deletions, restarts, broken answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from bridge.opencode.capture.v2.translate import HostTranslator, Service
+from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
+from sidecar.opencode2.reader import Reader
+from sidecar.opencode2.registration import Registration
+from streams.identity import seeded_identity
+from tests.bridge.opencode.playing import Log
+from tests.bridge.opencode.playing2 import Recording, play2, summary
+
+Row = dict[str, Any]
+
+
+class FakeService:
+    """The API of a service over what a recording says: its logs, and live events that the test sends."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.sessions, self.logs = dict(recording.sessions), dict(recording.logs)
+        self.live: asyncio.Queue[Row | None] = asyncio.Queue()
+        self.asks: dict[str, list[Row]] = {}
+        self.active: list[str] = []
+        self.requests: list[str] = []
+
+    async def get(self, path: str) -> Any:
+        self.requests.append(path)
+        match path.split("?")[0].split("/")[3:]:
+            case []:
+                return {"data": list(self.sessions.values()), "cursor": {}}
+            case ["active"]:
+                return {"data": {session: {"type": "running"} for session in self.active}}
+            case [session] if session in self.sessions:
+                return {"data": self.sessions[session]}
+            case [session, kind] if session in self.sessions:
+                return {"data": self.asks.get(f"{session}/{kind}", [])}
+        raise ServiceError(404)
+
+    async def stream(self, path: str, silence: float = 0.0) -> AsyncIterator[Any]:
+        self.requests.append(path)
+        if path == "/api/event":
+            yield {"type": "server.connected", "data": {}}
+            while (row := await self.live.get()) is not None:
+                yield row
+            return
+        session, after = path.split("/")[4], int(path.partition("after=")[2] or -1)
+        if session not in self.logs:
+            raise ServiceError(404)
+        for row in self.logs[session]:
+            if row["type"] == "log.synced" or row["durable"]["seq"] > after:
+                yield row
+
+
+class Bench:
+    """One log, and a reader of one service after the other."""
+
+    def __init__(self, service: FakeService) -> None:
+        self.service, self.log = service, Log()
+        self.identity = seeded_identity(5)
+        self.translator = HostTranslator(self.identity, self.log.state())
+        self.writes = 0
+
+    async def write(self) -> None:
+        drained = self.translator.drain()
+        await asyncio.sleep(0)
+        self.log.append(drained.events)
+        self.writes += bool(drained.events)
+
+    def reader(self, id_: str = "service-1", since_ms: int = 0, **options: Any) -> Reader:
+        service = Service(id_, "0.0.0-next-16350", 4321, "place")
+        return Reader(self.service, service, self.translator, self.write, since_ms=since_ms, **options)
+
+    def restart(self) -> None:
+        """Kill the sidecar: only the log is left."""
+        self.translator = HostTranslator(self.identity, self.log.state())
+
+    async def run(self, reader: Reader, *rows: Row) -> None:
+        """Run a reader until it has taken the rows."""
+        running = asyncio.create_task(reader.run())
+        await asyncio.wait({running, asyncio.create_task(reader.caught_up.wait())}, return_when="FIRST_COMPLETED")
+        for row in rows:
+            self.service.live.put_nowait(row)
+        for _ in range(50 + 20 * len(rows)):
+            await asyncio.sleep(0)
+        running.cancel()
+        with suppress(asyncio.CancelledError, ExceptionGroup):
+            await running
+
+    def lines(self) -> list[str]:
+        """The log's events, without asks."""
+        player = play2("chat")
+        player.log = self.log
+        return [line for line in summary(player) if "workflow.checkpoint" not in line]
+
+
+def lines_of(name: str) -> list[str]:
+    return [line for line in summary(play2(name)) if "workflow.checkpoint" not in line]
+
+
+def session_of(recording: Recording) -> str:
+    return next(iter(recording.sessions))
+
+
+async def test_an_absent_time_is_back_filled() -> None:
+    for name in ("chat", "tools", "busy", "crash", "errors"):
+        bench = Bench(FakeService(Recording(name)))
+        await bench.run(bench.reader())
+        assert bench.lines() == lines_of(name), name
+
+
+async def test_live_events_are_taken_and_holes_are_read() -> None:
+    recording = Recording("tools")
+    service = FakeService(recording)
+    bench = Bench(service)
+    session, log = session_of(recording), recording.logs[session_of(recording)]
+    service.logs[session] = []
+    reader = bench.reader()
+    rows = [row for row in recording.live if "durable" in row]
+    service.logs[session] = log
+    # Only every third event is announced; the log has the others.
+    await bench.run(reader, *rows[::3])
+    assert bench.lines() == lines_of("tools")
+
+
+async def test_a_sidecar_killed_anywhere_goes_on_where_the_log_ends() -> None:
+    recording = Recording("busy")
+    session = session_of(recording)
+    whole = [row for row in recording.logs[session] if "durable" in row]
+    for cut in range(0, len(whole), 4):
+        service = FakeService(recording)
+        bench = Bench(service)
+        service.logs[session], service.active = whole[:cut], [session]
+        await bench.run(bench.reader())
+        bench.restart()
+        service.logs[session] = whole
+        await bench.run(bench.reader())
+        assert [line for line in bench.lines() if "resumed" not in line] == lines_of("busy"), cut
+
+
+async def test_nothing_waits_between_an_event_and_its_write() -> None:
+    # Otherwise a snapshot of the state could be ahead of the log.
+    recording = Recording("busy")
+    bench = Bench(FakeService(recording))
+    reader = bench.reader()
+    state, log = bench.translator.state, bench.log
+    ahead = []
+
+    async def watch() -> None:
+        while True:
+            recorded = max((e.metadata.get("host_seq", -1) for e in log.events.values()), default=-1)
+            if bench.translator._out.events and recorded < max(s.host_seq for s in state.sessions.values()):
+                ahead.append(recorded)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await bench.run(reader)
+    watching.cancel()
+    assert ahead == []
+    assert bench.writes
+
+
+async def test_old_sessions_are_history_until_they_go_on() -> None:
+    recording = Recording("chat")
+    bench = Bench(FakeService(recording))
+    late = max(row["created"] for row in recording.live if "created" in row) + 60_000
+    await bench.run(bench.reader(since_ms=late))
+    assert bench.log.events == {}
+    newest = {"id": "evt_n", "created": late + 1, "type": "session.renamed"}
+    session = session_of(recording)
+    row = {**newest, "durable": {"aggregateID": session, "seq": 22}, "data": {"sessionID": session, "title": "new"}}
+    bench.service.logs[session] = [*bench.service.logs[session], row]
+    await bench.run(bench.reader(since_ms=late), row)
+    assert bench.lines() == [*lines_of("chat"), "0 opencode.session.renamed opencode"]
+
+
+async def test_an_excluded_directory_is_not_recorded() -> None:
+    recording = Recording("subagent")
+    bench = Bench(FakeService(recording))
+    reader = bench.reader(excludes=lambda directory: directory == "/work/project")
+    await bench.run(reader, *[row for row in recording.live if "durable" in row])
+    assert bench.log.events == {}
+    assert reader.excluded > 0
+
+
+async def test_a_deletion_that_took_unread_events_with_it_is_a_gap() -> None:
+    recording = Recording("chat")
+    session = session_of(recording)
+    bench = Bench(FakeService(recording))
+    deleted = {"sessionID": session}
+    row = {"id": "evt_d", "created": 9, "type": "session.deleted", "data": deleted}
+    reader = bench.reader()
+    running = asyncio.create_task(reader.run())
+    await reader.caught_up.wait()
+    del bench.service.sessions[session], bench.service.logs[session]
+    bench.service.live.put_nowait({**row, "durable": {"aggregateID": session, "seq": 30}})
+    while not any(event.type == "lifecycle.session.ended" for event in bench.log.events.values()):
+        await asyncio.sleep(0)
+    running.cancel()
+    gaps = [event.payload for event in bench.log.events.values() if event.type == "capture.gap"]
+    assert [(gap["first_seq"], gap["last_seq"], gap["lost"]) for gap in gaps] == [(22, 29, 8)]
+
+
+async def test_a_deletion_while_nobody_listened_ends_the_session() -> None:
+    recording = Recording("chat")
+    bench = Bench(FakeService(recording))
+    await bench.run(bench.reader())
+    bench.service.sessions.clear()
+    bench.service.logs.clear()
+    await bench.run(bench.reader("service-2"))
+    await bench.run(bench.reader("service-3"))
+    ended = [event for event in bench.log.events.values() if event.type == "lifecycle.session.ended"]
+    assert [event.payload["reason"] for event in ended] == ["gone"]
+
+
+async def test_another_service_does_not_end_the_sessions_of_this_one() -> None:
+    recording = Recording("chat")
+    bench = Bench(FakeService(recording))
+    await bench.run(bench.reader())
+    bench.service.sessions.clear()
+    other = Service("service-9", place="elsewhere")
+    await bench.run(Reader(bench.service, other, bench.translator, bench.write, since_ms=0))
+    assert all(event.type != "lifecycle.session.ended" for event in bench.log.events.values())
+
+
+async def test_open_asks_are_listed_and_a_turn_that_nobody_runs_ends() -> None:
+    recording = Recording("permission")
+    session = session_of(recording)
+    service = FakeService(recording)
+    asked = next(row["data"] for row in recording.live if row["type"] == "permission.asked")
+    service.logs[session] = [row for row in recording.logs[session] if row.get("durable", {"seq": 99})["seq"] < 9]
+    service.asks[f"{session}/permission"] = [asked]
+    service.active = [session]
+    bench = Bench(service)
+    await bench.run(bench.reader())
+    found = [event.payload["request"] for event in bench.log.events.values() if event.type == "workflow.checkpoint"]
+    assert found == [asked["id"]]
+    assert all(event.type != "turn.ended" for event in bench.log.events.values())
+    service.active = []
+    await bench.run(bench.reader("service-2"))
+    ended = [event.payload["outcome"] for event in bench.log.events.values() if event.type == "turn.ended"]
+    assert ended == ["interrupted"]
+
+
+async def test_more_events_than_can_wait_are_read_from_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.opencode2.reader.MAX_WAITING", 3)
+    recording = Recording("tools")
+    bench = Bench(FakeService(recording))
+    session = session_of(recording)
+    log = bench.service.logs.pop(session)
+    info = bench.service.sessions.pop(session)
+    reader = bench.reader()
+    running = asyncio.create_task(reader.run())
+    await reader.caught_up.wait()
+    bench.service.logs[session], bench.service.sessions[session] = log, info
+    for row in recording.live:
+        bench.service.live.put_nowait(row)
+    for _ in range(500):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert bench.lines() == lines_of("tools")
+
+
+class RawService:
+    """A socket that answers every request with the same bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer, self.seen = answer, b""
+
+    async def __aenter__(self) -> ServiceClient:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self.server.sockets[0].getsockname()[1]
+        return ServiceClient(Registration("i", "2", "127.0.0.1", port, 1, "pässword"))
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.seen = await reader.readuntil(b"\r\n\r\n")
+        writer.write(self.answer)
+        writer.close()
+
+
+def chunked(*pieces: bytes) -> bytes:
+    body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
+
+
+async def test_answers_are_read_in_every_framing() -> None:
+    body = json.dumps({"data": [1, "ü"]}).encode()
+    plain = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    for answer in (plain, b"HTTP/1.1 200 OK\r\n\r\n" + body, chunked(body[:3], body[3:])):
+        service = RawService(answer)
+        async with service as client:
+            assert await client.get("/x") == {"data": [1, "ü"]}
+        assert service.seen.startswith(b"GET /x HTTP/1.1\r\n")
+        assert b"Authorization: Basic b3BlbmNvZGU6cMOkc3N3b3Jk\r\n" in service.seen
+
+
+async def test_lines_are_joined_across_pieces() -> None:
+    answer = chunked(b': hi\n\ndata: {"a"', b": 1}\n\nda", b'ta: {"b": 2}\n\ndata: not json\n\n')
+    async with RawService(answer) as client:
+        assert [row async for row in client.stream("/x")] == [{"a": 1}, {"b": 2}]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffff\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\nnot json",
+    ],
+)
+async def test_half_an_answer_is_none(answer: bytes) -> None:
+    async with RawService(answer) as client:
+        with pytest.raises(ServiceGone):
+            await client.get("/x")
+
+
+async def test_a_status_is_told_and_no_listener_is_gone() -> None:
+    async with RawService(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n") as client:
+        with pytest.raises(ServiceError) as caught:
+            await client.get("/x")
+        assert caught.value.status == 401
+    with pytest.raises(ServiceGone):
+        await client.get("/x")
