@@ -40,7 +40,8 @@ async def checkpoints(
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.checkpoints import as_row
     from sidecar.orchestrator.reading import read_checkpoints
-    from sidecar.views.select import open_reader
+    from sidecar.views.select import empty_text, open_reader
+    from streams.store import NOTHING
 
     out = Output(json)
     home = home_of(context)
@@ -53,7 +54,8 @@ async def checkpoints(
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
         out.object(found) if json else out.text(f"{found['id']} is answered: {'; '.join(found['answer'])}")
         return
-    listed = await read_checkpoints(open_reader(home.store_path))
+    reader = open_reader(home.store_path)
+    listed = await read_checkpoints(reader)
     if checkpoint is not None:
         _show(out, _named(listed, checkpoint))
         return
@@ -64,7 +66,8 @@ async def checkpoints(
     elif shown:
         _table(out, shown)
     else:
-        note("Nothing waits for an answer.")
+        empty = reader.head == NOTHING
+        note(f"Nothing waits for an answer: {empty_text(reader)}." if empty else "Nothing waits for an answer.")
 
 
 def _named(listed: list[Checkpoint], given: str) -> Checkpoint:

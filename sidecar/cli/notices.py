@@ -20,17 +20,19 @@ async def notices(context: typer.Context, limit: LimitOption = None, json: JsonF
     """
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.reading import read_notices
-    from sidecar.views.select import open_reader
+    from sidecar.views.select import empty_text, open_reader
+    from streams.store import NOTHING
 
     out = Output(json)
-    rows = (await read_notices(open_reader(home_of(context).store_path)))[-limit if limit else 0 :]
+    reader = open_reader(home_of(context).store_path)
+    rows = (await read_notices(reader))[-limit if limit else 0 :]
     if json:
         for row in rows:
             out.object(row)
     elif rows:
         _table(out, rows)
     else:
-        note("No notices yet.")
+        note(f"No notices yet: {empty_text(reader)}." if reader.head == NOTHING else "No notices yet.")
 
 
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:
