@@ -31,7 +31,6 @@ from sidecar.logs import log_to
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.opencode2.services import Services
-from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.service import DurableStream
 from sidecar.processes import kill, mark_of
 from sidecar.requests import register_requests
@@ -112,18 +111,22 @@ async def serve(
 class Identities:
     """Where this process takes its time, ids and randomness from; everything in it gets one of these.
 
-    ``log`` is for what may reach the log. ``outside`` is for what never does, such as the token and the
-    nonces of the links: they stay secret from those who know the seed, and do not change the recorded ids.
+    ``log`` is for what capture records. ``agents`` is for what agents record: an agent looks at events while capture
+    records others, so it must not take from the same source. ``outside`` is for what never reaches the log, such as
+    the token and the nonces of the links: they stay secret from those who know the seed.
     """
 
     log: Identity
+    agents: Identity
     outside: Identity
 
     @classmethod
     def of(cls, seed: int | None) -> Identities:
         """The system's, or for a deterministic run a seeded one."""
         system = system_identity()
-        return cls(system if seed is None else seeded_identity(seed), system)
+        if seed is None:
+            return cls(system, system, system)
+        return cls(seeded_identity(seed), seeded_identity(seed + 1), system)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,15 +255,15 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     services = Services(HostTranslator(identity, state, clean=redact.clean), ingest, store.manifest.log_id)
     sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
     metrics.read_from(sidecar.status)
-    durable = DurableStream(home, config.phantom, identity, outside.nonce, state, ingest)
+    durable = DurableStream(home, config.phantom, config.notify, identities.agents, outside.nonce, state, ingest)
     worker = sidecar.worker = Worker(
         home,
         config.worker,
         store,
-        identity,
+        identities.agents,
         redact.clean,
-        built_in=(durable.agent,),
-        kinds=effect_kinds(durable.host),
+        built_in=durable.agents,
+        kinds=durable.kinds,
         metrics=metrics,
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)

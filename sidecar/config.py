@@ -305,6 +305,28 @@ class PhantomConfig(_Section):
         return None if path is None else _absolute(path)
 
 
+class NotifyConfig(_Section):
+    """``[notify]``: how a person learns what waits or has ended."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses of apprise, such as ``ntfy://topic``: a phone, a chat, a mail. Needs the extra ``notify``."""
+
+    desktop: bool = False
+    """Whether this machine's desktop shows a notification, before ``urls`` are used."""
+
+    quiet_hours: Annotated[str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")] = ""
+    """When neither is used, in local time: ``22:00-07:00``. What comes then is sent afterwards."""
+
+    min_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """Background work that took less time tells only the model."""
+
+    children: bool = False
+    """Whether the end of work that background work started is told to a person."""
+
+    escalate_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
+    """How long nobody may have seen it before the next channel is used."""
+
+
 class Config(_Section):
     """All sections. Create one with ``load_config``."""
 
@@ -316,6 +338,7 @@ class Config(_Section):
     nats: NatsConfig = NatsConfig()
     worker: WorkerConfig = WorkerConfig()
     phantom: PhantomConfig = PhantomConfig()
+    notify: NotifyConfig = NotifyConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:

@@ -56,7 +56,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/opencode2": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
-    "sidecar/orchestrator": ("streams", *_RUNTIME, _LINK, _CAPTURE, "sidecar"),
+    "sidecar/orchestrator": (*_STREAMS, *_RUNTIME, _LINK, _CAPTURE, "sidecar", "sidecar/views"),
     "sidecar/nats": (
         *_STREAMS,
         *_NATS,
@@ -118,6 +118,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
     "prometheus_client": ("sidecar/metrics.py",),
+    "apprise": ("sidecar/orchestrator/channels.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
 

@@ -9,13 +9,13 @@ import path from "node:path";
 
 /** How long a call waits for a link before it fails, ms. */
 const LINK_MS = 5000;
-/** How long the sidecar may take to answer, ms. */
+/** How long the sidecar may take to answer, ms, unless the tool's description says otherwise. */
 const ANSWER_MS = 60_000;
 const LOOK_MS = 50;
 /** Most bytes of the file: it is small, and a large one is not ours. */
 const MAX_BYTES = 256 * 1024;
 
-/** @typedef {{description: string, args: Record<string, object>, required: string[]}} Definition */
+/** @typedef {{description: string, args: Record<string, object>, required: string[], wait_ms?: number}} Definition */
 
 /**
  * @param {string} home
@@ -57,12 +57,12 @@ export class Tools {
     /** @type {Record<string, any>} */
     const tool = {};
     for (const name of names) {
-      const { description, args } = definitions[name];
+      const { description, args, wait_ms } = definitions[name];
       tool[name] = {
         description,
         args,
         /** @param {any} given @param {any} context */
-        execute: (given, context) => this.#call(name, given ?? {}, context ?? {}),
+        execute: (given, context) => this.#call(name, given ?? {}, context ?? {}, wait_ms ?? ANSWER_MS),
       };
     }
     return {
@@ -101,9 +101,10 @@ export class Tools {
    * @param {string} name
    * @param {any} args
    * @param {any} context
+   * @param {number} answerMs
    * @returns {Promise<string>}
    */
-  async #call(name, args, context) {
+  async #call(name, args, context, answerMs) {
     await this.#linked();
     this.#count += 1;
     const id = `t${this.#count}`;
@@ -113,7 +114,7 @@ export class Tools {
       const timer = setTimeout(() => {
         this.#waiting.delete(id);
         reject(new Error("Durable Stream did not answer in time"));
-      }, ANSWER_MS);
+      }, answerMs);
       timer.unref?.();
       this.#waiting.set(id, {
         resolve: (text) => (clearTimeout(timer), resolve(text)),

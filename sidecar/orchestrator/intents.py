@@ -312,7 +312,10 @@ class IntentAgent:
             if failed or not isinstance(result, dict):
                 return self._end(intent, "intent.failed", event.ts, reason=f"no session: {error}", code="no-session")
             session = str(result["session"])
-            started = Output("intent.started", {"intent": intent.id, "session": session, "ts": event.ts})
+            started = Output(
+                "intent.started",
+                {"intent": intent.id, "session": session, "parent": intent.parent, "ts": event.ts},
+            )
             return [started, self._prompt(intent, session, intent.prompt)]
         if kind == PROMPT and failed:
             return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
@@ -399,7 +402,9 @@ class IntentAgent:
 
     def _end(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
         """End an intent, tell its parent, and give its place to the next."""
-        ended = Output(type_, {"intent": intent.id, "ts": ts, **about})
+        known = {"title": intent.title, "parent": intent.parent, "created": intent.created}
+        child = intent.parent in self.data.sessions
+        ended = Output(type_, {"intent": intent.id, "ts": ts, **known, "child": child, **about})
         outputs = [ended]
         state = after(INTENT, intent.state, type_)
         if intent.parent is not None and state != "cancelled":

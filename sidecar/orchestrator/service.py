@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from hashlib import sha256
@@ -18,24 +19,31 @@ from pydantic import Field
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError, RequestError
 from sidecar.components import in_background
-from sidecar.config import PhantomConfig
+from sidecar.config import NotifyConfig, PhantomConfig
 from sidecar.home import Home
+from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.intents import NAME, Intent, IntentAgent, as_row
 from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.orchestrator.people import People, until
 from sidecar.orchestrator.tools import (
+    AskArgs,
     BadToolCall,
     CancelArgs,
     NotifyArgs,
+    ReadArgs,
     ResultArgs,
     SpawnArgs,
     StatusArgs,
+    WaitArgs,
     check,
     tools_json,
 )
 from sidecar.orchestrator.v1 import V1Host
 from sidecar.registry import Args, NoArgs, Requests
+from sidecar.runtime.agent import Agent
+from sidecar.runtime.effects.runner import EffectKind
 from sidecar.runtime.engine import AgentFailed, InputRefused
 from sidecar.runtime.inputs import Command
 from sidecar.runtime.runtime import Runtime
@@ -86,7 +94,14 @@ class DurableStream:
     """A component: intents, phantoms and notices of one home."""
 
     def __init__(
-        self, home: Home, config: PhantomConfig, identity: Identity, nonce: Any, state: CaptureState, ingest: Any
+        self,
+        home: Home,
+        config: PhantomConfig,
+        notify: NotifyConfig,
+        identity: Identity,
+        nonce: Any,
+        state: CaptureState,
+        ingest: Any,
     ) -> None:
         self.agent = IntentAgent(config.max_running)
         self.links: Any = list
@@ -100,7 +115,18 @@ class DurableStream:
             lambda session: session in self.data.sessions,
             identity.now_ms,
         )
+        self.people = People(home, notify, identity, self.host)
         self._runtime: Runtime | None = None
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """Every agent of the orchestration."""
+        return (self.agent, *self.people.agents)
+
+    @property
+    def kinds(self) -> Mapping[str, EffectKind]:
+        """Every effect of the orchestration."""
+        return {**effect_kinds(self.host), **self.people.kinds}
 
     @property
     def data(self) -> Any:
@@ -112,6 +138,7 @@ class DurableStream:
     def attach(self, runtime: Runtime) -> None:
         """Use this runtime, which runs ``agent``. Call once, before ``start``."""
         self._runtime = runtime
+        self.people.attach(runtime)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``."""
@@ -123,7 +150,7 @@ class DurableStream:
     def owes(self) -> bool:
         """See ``Component``: an intent that is not ended, or a notice that can be delivered."""
         running = any(intent.state not in ENDED for intent in self.data.intents.values())
-        return running or any(notice.state == "sending" for notice in self.data.notices.values())
+        return running or self.people.owes() or any(notice.state == "sending" for notice in self.data.notices.values())
 
     async def _keep_time(self) -> None:
         """Send a tick when a deadline has passed, and stop the headless OpenCode when nothing needs it."""
@@ -135,6 +162,10 @@ class DurableStream:
             # Without a deadline it does not read the clock, which a deterministic run advances with each reading.
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
                 await self._tell("tick", f"tick:{now}", {"now": now})
+            try:
+                await self.people.keep_time()
+            except (RequestError, StreamError) as error:
+                log.error("a tick was not handled: %s", error)
             if self.owes() or self.headless.pid is None:
                 idle_since = None
             elif idle_since is None:
@@ -209,8 +240,13 @@ class DurableStream:
                     await self._cancel(intent, "cancelled by the model")
                     return f"{intent.id} is being cancelled."
                 case NotifyArgs():
-                    seen = await self.host.toast(session, "OpenCode", checked.message)
-                    return "The user was told." if seen else "Nobody could be told: no OpenCode shows this session."
+                    return await self.people.notify(session, checked, context)
+                case AskArgs():
+                    return await self.people.ask(session, checked)
+                case WaitArgs():
+                    return await self._wait_for(checked)
+                case ReadArgs():
+                    return await self.people.read(checked, str(context.get("worktree") or link.directory))
         except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
             raise CallError("tool", str(error)) from None
         raise AssertionError(name)
@@ -244,6 +280,18 @@ class DurableStream:
             return f"{intent.id} is {intent.state}; its result will come as a message."
         return f"{intent.id} {intent.state}. {intent.reason}\n{intent.result}".strip()
 
+    async def _wait_for(self, args: WaitArgs) -> str:
+        if args.what.startswith("chk_"):
+            return await self.people.wait_for_checkpoint(args.what, args.seconds)
+        if not args.what.startswith("int_"):
+            return await self.people.wait_for_signal(args.what, args.seconds)
+        intent = self._find(args.what)
+        ended = await until(lambda: self.data.intents[intent.id].state in ENDED, args.seconds)
+        intent = self.data.intents[intent.id]
+        if not ended:
+            return f"{intent.id} is still {intent.state}. Call wait_for again, or go on: its result comes by itself."
+        return self._result(intent)
+
     def _find(self, given: str) -> Intent:
         found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]
         if len(found) != 1:
@@ -264,6 +312,7 @@ class DurableStream:
         requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
         requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
+        self.people.register(requests)
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
         try:

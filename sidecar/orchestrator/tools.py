@@ -35,7 +35,10 @@ class SpawnArgs(ToolArgs):
 
 
 class StatusArgs(ToolArgs):
-    """List background work of this session: state, age, title. Use it when the user asks what is running."""
+    """List background work of this session. Use it when the user asks what is running; do not poll with it.
+
+    Returns id, state, age and title of each.
+    """
 
 
 class IntentArgs(ToolArgs):
@@ -45,28 +48,77 @@ class IntentArgs(ToolArgs):
 
 
 class ResultArgs(IntentArgs):
-    """Read the result of background work that has ended. Results arrive by themselves; use this to read one again."""
+    """Read the result of background work that has ended. Use it to read one again; do not poll: results arrive by
+    themselves. Returns the text, or the state if it still runs.
+    """
 
 
 class CancelArgs(IntentArgs):
-    """Stop background work. Use it when the user no longer wants it."""
+    """Stop background work. Use it when the user no longer wants it. Do not use it because work is slow.
+
+    Returns at once.
+    """
 
 
 class NotifyArgs(ToolArgs):
-    """Tell the user something now, as a short message on the screen. Use it for news they should not miss.
+    """Tell the user something now, on the screen or, if configured, the phone. Use it for news they should not miss.
 
-    It does not ask anything and nothing comes back.
+    Do not use it for questions: use checkpoint_ask. Returns where it was shown.
     """
 
     message: str = Field(min_length=1, max_length=500, description="one or two sentences")
 
+
+class AskArgs(ToolArgs):
+    """Ask the user for a decision that survives restarts; they may answer hours later, from another terminal.
+
+    Use it when you cannot go on without them, above all in background work. Do not use it for news: use notify_user.
+    Returns the answer or the default; or, while nobody answers, an id for wait_for.
+    """
+
+    question: str = Field(min_length=1, max_length=2000, description="all they need to decide")
+    options: list[str] = Field(default=[], max_length=10, description="suggested answers; other text is allowed")
+    default: str = Field(default="", max_length=2000, description="the answer if nobody answers in time")
+    minutes: float = Field(default=1440, gt=0, le=43_200, description="time to answer; default a day")
+
+
+class WaitArgs(ToolArgs):
+    """Wait for a signal, background work or a checkpoint. Use it when your next step needs it.
+
+    Do not use it for results that may come later: they arrive by themselves. What happened before counts. Returns
+    the payload, result or answer; or, after the time, that you may call again.
+    """
+
+    what: str = Field(
+        min_length=1, max_length=200, description="an intent id (int_), a checkpoint id (chk_), or a signal's name"
+    )
+    seconds: float = Field(default=60, gt=0, le=600, description="how long; default 60, at most 600")
+
+
+class ReadArgs(ToolArgs):
+    """Read what happened in a recorded session of this project, such as one of background work or an earlier day.
+
+    Do not use it for this session: you have it. Returns the last lines: time, event, actor, what.
+    """
+
+    stream: str = Field(min_length=1, max_length=200, description="a session id, or its unique beginning")
+    last: int = Field(default=30, ge=1, le=200, description="how many lines; default 30")
+
+
+WAIT_MS: Final = 610_000
+"""How long the plugin waits for a tool that may wait for a person; a little longer than the tool itself."""
+
+WAITING: Final = frozenset({"checkpoint_ask", "wait_for"})
 
 TOOLS: Final[dict[str, type[ToolArgs]]] = {
     "agent_spawn": SpawnArgs,
     "intent_status": StatusArgs,
     "intent_result": ResultArgs,
     "intent_cancel": CancelArgs,
+    "wait_for": WaitArgs,
     "notify_user": NotifyArgs,
+    "checkpoint_ask": AskArgs,
+    "stream_read": ReadArgs,
 }
 
 
@@ -75,8 +127,11 @@ class BadToolCall(ValueError):
 
 
 def tools_json() -> dict[str, Any]:
-    """What the plugin registers: by name, ``description``, ``args`` (property → JSON schema) and ``required``."""
-    return {name: _tool(args) for name, args in TOOLS.items()}
+    """What the plugin registers: by name, ``description``, ``args`` (property → JSON schema) and ``required``.
+
+    ``wait_ms`` says how long a call may take, if that is longer than usual.
+    """
+    return {name: _tool(args) | ({"wait_ms": WAIT_MS} if name in WAITING else {}) for name, args in TOOLS.items()}
 
 
 def check(name: str, given: dict[str, Any]) -> ToolArgs:
@@ -106,4 +161,5 @@ def _tool(args: type[ToolArgs]) -> dict[str, Any]:
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     """A property's schema in its shortest form: it costs the model tokens in every request."""
     options = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
-    return {"type": options[0].get("type", "string"), "description": schema.get("description", "")}
+    plain = {"type": options[0].get("type", "string"), "description": schema.get("description", "")}
+    return plain | ({"items": {"type": "string"}} if plain["type"] == "array" else {})

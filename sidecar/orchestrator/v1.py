@@ -64,8 +64,6 @@ class V1Host:
         body: dict[str, Any] = {
             "title": title,
             "metadata": {"intent": intent},
-            # Nobody sees the question of a phantom, so the tool is not offered.
-            "permission": [{"permission": "question", "pattern": "*", "action": "deny"}],
         }
         if parent is not None:
             body["parentID"] = parent
@@ -178,6 +176,29 @@ class V1Host:
             return False
         await _call(link, "tui.showToast", {"body": {"title": title, "message": text, "variant": "info"}})
         return True
+
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        """See ``Answering``."""
+        link = self._hosting(session)
+        if link is None:
+            raise HostError("the OpenCode that asks is away")
+        reject = bool(answer) and answer[0] == "reject"
+        args: dict[str, Any]
+        if kind == "question":
+            method = "question.reject" if reject else "question.reply"
+            args = {"request_id": request} | ({} if reject else {"answers": [[each] for each in answer]})
+        else:
+            method = "permission.reply"
+            args = {"session_id": session, "permission_id": request, "response": answer[0]}
+            if answer[1:]:
+                args["message"] = answer[1]
+        try:
+            await link.call(method, args, timeout=CALL_SECONDS)
+        except CallError as error:
+            if error.status == 404:
+                return "gone"
+            raise HostError(f"{method}: {error}", permanent=error.status == 400) from None
+        return "answered"
 
     def about(self, session: str) -> dict[str, Any]:
         """See ``Host``."""

@@ -45,7 +45,8 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run, r
 
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
-READING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export", "intents")
+_SHOWING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export")
+READING = (*_SHOWING, "intents", "checkpoints", "notices")
 WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
 PRUNE_LOOKING = ("prune", "--older-than", "1s")
@@ -53,6 +54,7 @@ FORGET_LOOKING = ("forget", STREAM)
 """Without --yes they only read."""
 
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen", "metrics", "agents", "send", "spawn"}
+ELSEWHERE |= {"signal", "notify"}
 ELSEWHERE |= {"import", "replay"}  # ``replay`` needs an agent's stream: ``tests/sidecar/cli/test_replay.py``
 """Commands that do not open the log; ``verify`` has a test of its own."""
 
