@@ -342,14 +342,14 @@ async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> 
     """Wait for a reason to stop; return it if the log can no longer be written, else None."""
     failed = running.ingest.failed
     fenced = asyncio.create_task(_until_fenced(running.store))
-    reasons: list[asyncio.Future[Any]] = [asyncio.create_task(running.sidecar.stopping.wait())]
+    reasons: list[asyncio.Future[Any]] = [fenced, asyncio.create_task(running.sidecar.stopping.wait())]
     if idle_exit:
         waiting = wait_idle(running.components, config.link.idle_exit_seconds, running.spools.take)
         reasons.append(asyncio.create_task(waiting))
     try:
-        await asyncio.wait((failed, fenced, *reasons), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((failed, *reasons), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (fenced, *reasons):
+        for task in reasons:
             task.cancel()
     if failed.done() or fenced.done():
         error: StreamError = failed.result() if failed.done() else fenced.result()

@@ -43,7 +43,7 @@ def mark_of(pid: int) -> str:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # Two containers may have the same boot and the same pid.
-        names = os.readlink("/proc/self/ns/pid")
+        names = Path("/proc/self/ns/pid").readlink()
         user = Path(f"/proc/{pid}").stat().st_uid
     except (OSError, ValueError):
         return _mark_by_ps(pid) if not Path("/proc/self/stat").exists() else ""
@@ -53,15 +53,14 @@ def mark_of(pid: int) -> str:
 def _mark_by_ps(pid: int) -> str:
     import subprocess  # slow to import, and rarely needed
 
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
     try:
         found = subprocess.run(  # noqa: S603 - no shell, and a number
-            ["ps", "-o", "stat=,uid=,lstart=", "-p", str(pid)],  # noqa: S607 - it lies elsewhere on each system
+            ["/bin/ps", "-o", "stat=,uid=,lstart=", "-p", str(pid)],
             capture_output=True,
             text=True,
             timeout=5.0,
             check=False,
-            env=environment,
+            env={"LC_ALL": "C", "TZ": "UTC"},
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""

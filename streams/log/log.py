@@ -53,7 +53,9 @@ Result = TypeVar("Result")
 class Log(KeepsHints):
     """``StreamStore`` over a store's directory. Open it with ``Log.open``."""
 
-    def __init__(self, store: Path, lock: StoreLock, manifest: Manifest, backend: DiskStore, segment_bytes: int) -> None:
+    def __init__(
+        self, store: Path, lock: StoreLock, manifest: Manifest, backend: DiskStore, segment_bytes: int
+    ) -> None:
         self.store, self.manifest, self.segment_bytes = store, manifest, segment_bytes
         self._lock, self._backend = lock, backend
         backend.guard(lock.check)
