@@ -25,7 +25,7 @@ from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.pulling import consumer_config, remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
+from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, L0_COMMANDS, wanted
 from bridge.nats.jetstream.streams import read_back
 from bridge.nats.jetstream.wire import Message
 from sidecar.runtime.inputs import agent_stream, effects_stream
@@ -95,6 +95,7 @@ async def anew(sessions: Sessions) -> None:
     await keeping.ensure_streams(session, wanted())
     await remove_consumer(session, COMMANDS, CONSUMER)
     await keeping.purge(session, COMMANDS, subject="cmd.>")
+    await keeping.purge(session, L0_COMMANDS, subject="cg.>")
     await keeping.purge(session, DEAD, subject="dlq.>")
     assert await consumer_config(session, COMMANDS, CONSUMER) is None
 
@@ -164,7 +165,7 @@ async def check(path: Path, sessions: Sessions, given: Given, status: dict[str, 
         await reader.close()
     count = check_commands(own, ledger, given.keys)
 
-    # Nothing is left for the agent, and each command for the other home is in the queue once, in the log's order.
+    # Nothing is left for the agent. Each command for the other home, and its wakeup, was sent once, in the log's order.
     left = await queued(sessions)
     outgoing = [r.event for r in own if r.event.metadata.get("route") == "bus"]
     assert len(outgoing) == count
@@ -172,17 +173,21 @@ async def check(path: Path, sessions: Sessions, given: Given, status: dict[str, 
         (f"cmd._._.{TO}.tell", canonical(event.fields())) for event in outgoing
     ]
 
+    wakeups = [json.loads(message.body) for message in await queued(sessions, L0_COMMANDS)]
+    assert [wakeup["inbox_id"] for wakeup in wakeups] == [event.id for event in outgoing]
+
     await _check_letters(sessions, own, given, status)
     return Counter(inputs=count, dead=len(given.poison)) + check_effects(path, own, ledger, status["in_doubt"])
 
 
-async def queued(sessions: Sessions) -> list[keeping.StreamMessage]:
-    """What the work queue holds; nothing is taken from it."""
-    session, found = await sessions.get(), []
-    while message := await keeping.next_message(
-        session, COMMANDS, "cmd.>", from_sequence=found[-1].sequence + 1 if found else 1
-    ):
+async def queued(sessions: Sessions, stream: str = COMMANDS) -> list[keeping.StreamMessage]:
+    """What a work queue holds; nothing is taken from it."""
+    session = await sessions.get()
+    found: list[keeping.StreamMessage] = []
+    after = 0
+    while message := await keeping.next_message(session, stream, ">", from_sequence=after + 1):
         found.append(message)
+        after = message.sequence
     return found
 
 
