@@ -85,6 +85,13 @@ PLAN = (
         {"RUNTIME_KILLS": 50},
     ),
     Part(
+        "commands",
+        "the same over a real NATS server; 1,300 kills a chunk",
+        ("tests/sidecar/nats/test_command_crashes.py",),
+        2,
+        {"COMMAND_KILLS": 50},
+    ),
+    Part(
         "runtime-oracle",
         "duplicates, restarts, poison, two engines",
         ("tests/sidecar/runtime/test_oracle.py",),
@@ -216,7 +223,7 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
 SUMMED = (
     "inputs", "kills", "events", "resent", "hangs", "lost", "doubled", "connections_closed",
     "torn", "early", "lives", "appends", "reads", "moves", "full", "reopened", "seconds",
-    "effects", "in_doubt",
+    "effects", "in_doubt", "dead",
 )  # fmt: skip
 
 
