@@ -32,10 +32,11 @@ from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.opencode2.services import Services
 from sidecar.orchestrator.service import DurableStream
+from sidecar.processes import kill, mark_of
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
 from sidecar.worker import Worker
-from streams.errors import StreamError
+from streams.errors import StoreFenced, StreamError
 from streams.identity import Identity, seeded_identity, system_identity
 from streams.log.directory import read_manifest
 from streams.log.log import Log
@@ -45,6 +46,12 @@ log = logging.getLogger("sidecar")
 
 TAKE_OVER_SECONDS: Final = 30.0
 """How long a sidecar that a shim started waits for another one that is starting or stopping."""
+
+KILL_SECONDS: Final = 10.0
+"""How long a killed process may take to end; longer only if the system holds it."""
+
+CHECK_LOCK_SECONDS: Final = 1.0
+"""How often a sidecar that writes nothing checks that it is still the one. Every commit checks it too."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -130,6 +137,7 @@ class _Running:
     ingest: Ingest
     spools: SpoolWatch
     server: LinkServer
+    store: Log
     components: tuple[Component, ...]
 
     @property
@@ -146,6 +154,7 @@ async def _start(
         return None
     stack.enter_context(lock)
     log_to(home, stack.enter_context(ExitStack()), config.log)
+    await _end_unlocked(home)
     store = await _open(home, config, identities.log, stack)
     if identities.log is not identities.outside and store.head != NOTHING:
         raise HomeNotEmpty(home.path, "its log has records", "name an empty home for a deterministic run")
@@ -154,6 +163,27 @@ async def _start(
         await component.start(stack)
     log.info("serving on port %d, version %s", running.port, VERSION)
     return running
+
+
+async def _end_unlocked(home: Home) -> None:
+    """Kill an older sidecar that lost the home's lock: suspended, it could go on later, beside this one.
+
+    Killing is safe: what was acknowledged is durable, and the shims send the rest again.
+
+    Raises:
+        HomeLocked: the system does not let it end.
+    """
+    older = await asyncio.to_thread(home.unlocked)
+    if older is None:
+        return
+    log.warning("an older sidecar (pid %d) still runs, but its lock file was deleted: killing it", older.pid)
+    deadline = asyncio.get_running_loop().time() + KILL_SECONDS
+    await asyncio.to_thread(kill, older.pid, older.process)
+    while await asyncio.to_thread(lambda: older.still_runs):
+        if asyncio.get_running_loop().time() > deadline:
+            reason = f"an older sidecar (pid {older.pid}) cannot be killed"
+            raise HomeLocked(home.path, reason, "end that process, then try again")
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _open(home: Home, config: Config, identity: Identity, stack: AsyncExitStack) -> Log:
@@ -239,7 +269,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)
     sidecar.durable = durable
-    register_requests(sidecar, upkeep, spools, nats, metrics)
+    register_requests(sidecar, upkeep, spools, nats, services, metrics)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
     server = sidecar.server = LinkServer(
@@ -259,7 +289,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
     door = _Door(home, sidecar, server)
     components = (nats, upkeep, ingest, services, spools, worker, _Consumers(nats, worker), door, durable)
-    return _Running(sidecar, ingest, spools, server, components)
+    return _Running(sidecar, ingest, spools, server, store, components)
 
 
 class _Consumers:
@@ -288,7 +318,9 @@ class _Door:
         stack.push_async_callback(self._server.drain)  # also where the start is cancelled
         sidecar = self._sidecar
         port = await self._server.start()
-        self._home.write_info(SidecarInfo(os.getpid(), port, sidecar.boot, VERSION, PROTOCOL, sidecar.started_ms))
+        mark = await asyncio.to_thread(mark_of, os.getpid())
+        info = SidecarInfo(os.getpid(), port, sidecar.boot, VERSION, PROTOCOL, sidecar.started_ms, mark)
+        self._home.write_info(info)
         stack.push_async_callback(self._leave)
 
     def owes(self) -> bool:
@@ -296,15 +328,27 @@ class _Door:
         return bool(self._server.connections)
 
     async def _leave(self) -> None:
-        self._home.remove_info()
+        self._home.remove_info(self._sidecar.boot)
         await self._server.drain(reason=self._sidecar.leaving)
         log.info("stopped")
+
+
+async def _until_fenced(store: Log) -> StoreFenced:
+    while True:
+        await asyncio.sleep(CHECK_LOCK_SECONDS)
+        try:
+            store.check_lock()
+        except StoreFenced as error:
+            return error
+        except OSError:
+            continue  # the disk does not answer: commits report that
 
 
 async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> str | None:
     """Wait for a reason to stop; return it if the log can no longer be written, else None."""
     failed = running.ingest.failed
-    reasons: list[asyncio.Future[Any]] = [asyncio.create_task(running.sidecar.stopping.wait())]
+    fenced = asyncio.create_task(_until_fenced(running.store))
+    reasons: list[asyncio.Future[Any]] = [fenced, asyncio.create_task(running.sidecar.stopping.wait())]
     if idle_exit:
         waiting = wait_idle(running.components, config.link.idle_exit_seconds, running.spools.take)
         reasons.append(asyncio.create_task(waiting))
@@ -313,8 +357,8 @@ async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> 
     finally:
         for task in reasons:
             task.cancel()
-    if failed.done():
-        error: StreamError = failed.result()
+    if failed.done() or fenced.done():
+        error: StreamError = failed.result() if failed.done() else fenced.result()
         log.error("stopped: %s", error)
         return str(error)
     return None

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, NamedTuple, Self
 
+from sidecar.processes import mark_of
 from streams.files import write_durably
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
@@ -71,6 +72,13 @@ class SidecarInfo(NamedTuple):
     version: str
     protocol: int
     started_ms: int
+    process: str = ""
+    """Tells its process from a later one with the same pid: ``mark_of``. Empty if the system does not say."""
+
+    @property
+    def still_runs(self) -> bool:
+        """True if the very process that wrote this still runs, suspended or not; False if that is not certain."""
+        return self.process != "" and mark_of(self.pid) == self.process
 
 
 class Home:
@@ -256,20 +264,30 @@ class Home:
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
+            fields = {"process": "", **fields}  # older versions wrote none
             info = SidecarInfo(**{name: fields[name] for name in SidecarInfo._fields})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
         finally:
             os.close(descriptor)
         numbers = (info.pid, info.port, info.protocol, info.started_ms)
-        texts = (info.boot, info.version)
+        texts = (info.boot, info.version, info.process)
         if not all(type(value) is int for value in numbers) or not all(type(text) is str for text in texts):
             return None
         return info if info.pid > 0 and 0 < info.port < 65536 else None
 
-    def remove_info(self) -> None:
-        """Delete ``sidecar.json``. Idempotent."""
-        self.info_path.unlink(missing_ok=True)
+    def remove_info(self, boot: str | None = None) -> None:
+        """Delete ``sidecar.json``; with ``boot``, only if it is that sidecar's. Idempotent."""
+        if boot is None or ((info := self.read_info()) is not None and info.boot == boot):
+            self.info_path.unlink(missing_ok=True)
+
+    def unlocked(self) -> SidecarInfo | None:
+        """A sidecar whose process provably runs although nobody holds the lock: its lock file was deleted.
+
+        The holder of the lock calls this too; then any other sidecar has lost it.
+        """
+        info = self.read_info()
+        return info if info is not None and info.pid != os.getpid() and info.still_runs else None
 
     def running(self) -> SidecarInfo | None:
         """The sidecar that serves this home: its process runs and the lock is held. None if no sidecar does."""

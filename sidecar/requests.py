@@ -8,11 +8,14 @@ from typing import Any
 
 from pydantic import Field
 
+from bridge.opencode.link.link import RequestError
 from sidecar.capture.watching import SpoolWatch
 from sidecar.handler import Sidecar
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import NatsService
+from sidecar.opencode2.http import ServiceGone
+from sidecar.opencode2.services import Services
 from sidecar.registry import Args, NoArgs, Requests
 from streams.log.directory import Backend
 from streams.log.prune_plan import PruneRequest
@@ -73,8 +76,8 @@ class SidecarRequests:
 class LogRequests:
     """The requests that move or remove what is in the log."""
 
-    def __init__(self, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService) -> None:
-        self._upkeep, self._spools, self._nats = upkeep, spools, nats
+    def __init__(self, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService, services: Services) -> None:
+        self._upkeep, self._spools, self._nats, self._services = upkeep, spools, nats, services
 
     def register(self, requests: Requests) -> None:
         """Add them to the table."""
@@ -84,6 +87,10 @@ class LogRequests:
         requests.register("discard_old", NoArgs, self.discard_old, freed)
         requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
         requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
+        imported = (
+            "`services`: how many services of OpenCode 2 are read; `sessions`: how many old sessions were recorded"
+        )
+        requests.register("import_history", NoArgs, self.import_history, imported)
 
     async def migrate(self, args: MigrateArgs) -> dict[str, Any]:
         """Begin to move the log to another backend."""
@@ -110,6 +117,13 @@ class LogRequests:
         forgotten = await self._upkeep.forget(args.streams, args.sessions)
         self._nats.forgotten(touched)
         return forgotten._asdict()
+
+    async def import_history(self, args: NoArgs) -> dict[str, int]:
+        """Record the old sessions of the services of OpenCode 2."""
+        try:
+            return await self._services.import_history()
+        except ServiceGone:
+            raise RequestError("opencode-failed", "the service of OpenCode 2 ended meanwhile: run it again") from None
 
 
 class NatsRequests:
@@ -143,9 +157,18 @@ class NatsRequests:
 
 
 def register_requests(
-    sidecar: Sidecar, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService, metrics: SidecarMetrics
+    sidecar: Sidecar,
+    upkeep: Upkeep,
+    spools: SpoolWatch,
+    nats: NatsService,
+    services: Services,
+    metrics: SidecarMetrics,
 ) -> None:
     """Add all requests of this module to the sidecar's table."""
-    groups = (SidecarRequests(sidecar, metrics), LogRequests(upkeep, spools, nats), NatsRequests(nats))
+    groups = (
+        SidecarRequests(sidecar, metrics),
+        LogRequests(upkeep, spools, nats, services),
+        NatsRequests(nats),
+    )
     for group in groups:
         group.register(sidecar.requests)

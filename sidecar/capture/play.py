@@ -123,12 +123,14 @@ async def play(
     nonce: Callable[[], str],
     speed: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    instance: str = INSTANCE,
     start_seconds: float = START_SECONDS,
     give_up_seconds: float = GIVE_UP_SECONDS,
 ) -> PlayResult:
     """Send a recording to the home's sidecar, which is started if none runs; return when all of it is durable.
 
     ``speed`` is a factor on the recorded pace; ``None``: as fast as acks allow.
+    ``instance`` is the plugin instance that the items come from.
     If the sidecar dies, play restarts it and resends what it had
     not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
     ``nonce`` is an identity's. The sidecar's calls are answered with ``unavailable``.
@@ -141,7 +143,7 @@ async def play(
     """
     recording = await asyncio.to_thread(read_recording, path)
     progress = Progress(total=len(recording.items))
-    identity = _identity(recording)
+    identity = _identity(recording, instance)
     player = _Player(recording, progress, speed, on_progress)
     words = await asyncio.to_thread(LastWords)
     try:
@@ -273,11 +275,11 @@ class _Player:
             self._on_progress(self.progress)
 
 
-def _identity(recording: Recording) -> ShimIdentity:
+def _identity(recording: Recording, instance: str) -> ShimIdentity:
     return ShimIdentity(
         shim_version=VERSION,
         boot_id=recording.boot_id,
-        instance=INSTANCE,
+        instance=instance,
         pid=0,  # the recorded OpenCode's pid is unknown
         project="",
         directory="",

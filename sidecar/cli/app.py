@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,6 +70,7 @@ COMMANDS = (
     Row("demo", RUN, ("demo",)),
     Row("install", SETUP, ("install", "install --project .")),
     Row("uninstall", SETUP, ("uninstall", "uninstall --project ."), module="install"),
+    Row("import", SETUP, ("import --opencode",)),
 )
 
 MIRROR = "mirror"
@@ -172,8 +174,8 @@ def named(arguments: Sequence[str]) -> str | None:
 
 
 def _add(built: typer.Typer, row: Row) -> None:
-    module = import_module(f"sidecar.cli.{row.module or row.name}")
-    # A function cannot take a name that it needs for something else, such as `list`.
+    # `import` is a word of Python's, and no function can take a name that it needs for something else, such as `list`.
+    module = import_module(f"sidecar.cli.{row.module or row.name}{'_' * iskeyword(row.name)}")
     function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     add_command(built, function, panel=row.panel, examples=list(row.examples))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -73,7 +72,7 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            os.close(lock)
+            lock.release()
 
 
 @contextmanager

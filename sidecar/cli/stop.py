@@ -37,6 +37,9 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     home = home_of(context)
     home.check_owner()
     info = home.running()
+    if info is not None and info.process and not info.still_runs:
+        info = None  # another process, such as `repair`, holds the lock, or has got the pid
+    info = info or home.unlocked()
     if info is None:
         return _told(out, f"no sidecar runs for {home.path}", stopped=False, pid=None)
     failure = await _ask_to_stop(home)
@@ -49,6 +52,8 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
         # Killing is safe: what was acknowledged is durable, and the shims keep the rest.
         try:
+            if info.process and not info.still_runs:
+                raise ProcessLookupError
             os.kill(info.pid, number)
         except ProcessLookupError:
             return _told(out, f"the sidecar (pid {info.pid}) has already exited", stopped=True, pid=info.pid)
@@ -100,7 +105,8 @@ async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
     while True:
         running = home.running()
         # One that is exiting has withdrawn its address but may still be closing files.
-        if running.boot != info.boot if running is not None else not home.is_locked():
+        is_released = running.boot != info.boot if running is not None else not home.is_locked()
+        if is_released and not info.still_runs:
             return True
         if loop.time() >= end:
             return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -71,7 +71,7 @@ class ServiceClient:
         except ValueError:
             raise ServiceGone("the answer is not JSON") from None
 
-    async def stream(self, path: str, silence: float = ANSWER_SECONDS) -> AsyncIterator[Any]:
+    async def stream(self, path: str, silence: float = ANSWER_SECONDS) -> AsyncGenerator[Any, None]:
         """The decoded ``data:`` lines of an answer, until it ends. Lines that are not JSON are left out.
 
         Raises:

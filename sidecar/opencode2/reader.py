@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -41,7 +43,7 @@ class Client(Protocol):
 
     async def get(self, path: str) -> Any: ...
 
-    def stream(self, path: str, silence: float = ...) -> AsyncIterator[Any]: ...
+    def stream(self, path: str, silence: float = ...) -> AsyncGenerator[Any, None]: ...
 
 
 class Reader:
@@ -73,7 +75,7 @@ class Reader:
         self._cursors: dict[str, int] = {}
         self._reading: set[str] = set()
         self._excluded: set[str] = set()
-        self._live: asyncio.Queue[HostEvent | None] = asyncio.Queue()
+        self._live: asyncio.Queue[HostEvent | asyncio.Future[int] | None] = asyncio.Queue()
         self._is_overrun = False
 
     async def run(self) -> None:
@@ -83,20 +85,40 @@ class Reader:
             ServiceGone, ServiceError: the service ended, or refuses.
             StreamError: the log cannot be written.
         """
-        async with asyncio.TaskGroup() as tasks:
-            connected = asyncio.Event()
-            tasks.create_task(self._listen(connected))
-            await connected.wait()
-            await self.catch_up()
-            self.caught_up.set()
-            tasks.create_task(self._poll())
-            while True:
-                event = await self._live.get()
-                if event is not None:
-                    await self._take(event)
-                if self._live.empty() and (event is None or self._is_overrun):
-                    self._is_overrun = False
-                    await self.catch_up()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._run(tasks)
+        finally:
+            while not self._live.empty():
+                if isinstance(asked := self._live.get_nowait(), asyncio.Future):
+                    asked.cancel()
+
+    async def _run(self, tasks: asyncio.TaskGroup) -> None:
+        connected = asyncio.Event()
+        tasks.create_task(self._listen(connected))
+        await connected.wait()
+        await self.catch_up()
+        self.caught_up.set()
+        tasks.create_task(self._poll())
+        while True:
+            event = await self._live.get()
+            if isinstance(event, asyncio.Future):
+                await self._import(event)
+            elif event is not None:
+                await self._take(event)
+            if self._live.empty() and (event is None or self._is_overrun):
+                self._is_overrun = False
+                await self.catch_up()
+
+    async def import_history(self) -> int:
+        """Record the sessions that are history; return how many there were. ``run`` must be under way.
+
+        Raises:
+            CancelledError: ``run`` ended before.
+        """
+        asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._live.put_nowait(asked)
+        return await asked
 
     async def _listen(self, connected: asyncio.Event) -> None:
         async for row in self._client.stream("/api/event", SILENCE_SECONDS):
@@ -118,22 +140,31 @@ class Reader:
 
     # Reading
 
-    async def catch_up(self, *, whole: bool = False) -> None:
-        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more.
-
-        With ``whole``, also sessions that are history.
-        """
+    async def catch_up(self) -> None:
+        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more."""
         first = not self.caught_up.is_set()
-        infos = [info async for info in self._sessions(all_of_them=first or whole)]
-        for info in sorted(infos, key=lambda info: number(mapping(info.get("time")).get("created")) or 0):
-            session_id = text(info.get("id")) or ""
-            if whole or self._is_ours(session_id, info):
+        infos = await self._listed(all_of_them=first)
+        for session_id, info in infos.items():
+            if self._is_ours(session_id, info):
                 await self._read(session_id, info)
         if first:
-            await self._end_missing({text(info.get("id")) for info in infos})
+            await self._end_missing(infos)
         for session_id in [session.id for session, turn in self._state.open_turns() if self._is_mine(session.id)]:
             await self._list_asks(session_id)
         await self._end_dead()
+
+    async def _import(self, asked: asyncio.Future[int]) -> None:
+        """Read every session that the log does not have, marked as history."""
+        live, found = self._service, 0
+        self._service = replace(live, is_history=True)
+        try:
+            for session_id, info in (await self._listed(all_of_them=True)).items():
+                if session_id not in self._state.sessions and await self._read(session_id, info):
+                    found += 1
+        finally:
+            self._service = live
+            if not asked.done():
+                asked.set_result(found)
 
     def _is_ours(self, session_id: str, info: dict[str, Any]) -> bool:
         session = self._state.sessions.get(session_id)
@@ -145,6 +176,12 @@ class Reader:
     def _is_mine(self, session_id: str) -> bool:
         session = self._state.sessions.get(session_id)
         return session is not None and session.host == self._service.place and session.host_seq >= 0
+
+    async def _listed(self, *, all_of_them: bool) -> dict[str, dict[str, Any]]:
+        """The service's sessions by id, oldest first."""
+        infos = [info async for info in self._sessions(all_of_them=all_of_them)]
+        infos.sort(key=lambda info: number(mapping(info.get("time")).get("created")) or 0)
+        return {session: info for info in infos if (session := text(info.get("id"))) is not None}
 
     async def _sessions(self, *, all_of_them: bool) -> AsyncIterator[dict[str, Any]]:
         path = f"/api/session?limit={_PAGE if all_of_them else POLLED}"
@@ -216,6 +253,8 @@ class Reader:
             return True  # it waits for a child of its own
         self._reading.add(session_id)
         try:
+            if info is not None and session_id not in self._state.sessions and not await self._has_log(session_id):
+                return False  # nothing happened in it yet, or it is one of OpenCode 1's
             return await self._place(session_id, info) and await self._read_log(session_id)
         except ServiceError as error:
             if error.status == 404:
@@ -223,6 +262,14 @@ class Reader:
             raise
         finally:
             self._reading.discard(session_id)
+
+    async def _has_log(self, session_id: str) -> bool:
+        async with aclosing(self._client.stream(_log_path(session_id))) as rows:
+            async for row in rows:
+                event = read_event(row)
+                if event is not None and event.seq is not None:
+                    return True
+        return False
 
     async def _read_log(self, session_id: str) -> bool:
         session = self._state.sessions[session_id]
@@ -232,7 +279,7 @@ class Reader:
             # The first time in this sidecar's life: remember again what its latest turn needs.
             recorded, begin = session.host_seq, min(session.host_turn, session.host_seq)
             self._translator.forget(session_id)
-        path = f"/api/experimental/session/{quote(session_id, safe='')}/log"
+        path = _log_path(session_id)
         if begin is not None and begin >= 0:
             path += f"?after={begin}"
         batch: list[HostEvent] = []
@@ -282,7 +329,7 @@ class Reader:
                     self._translator.feed(self._service, event)
             await self._write()
 
-    async def _end_missing(self, listed: set[str | None]) -> None:
+    async def _end_missing(self, listed: Collection[str]) -> None:
         """End the sessions that were deleted while nobody listened."""
         for session in list(self._state.sessions.values()):
             if session.id in listed or session.ended or not self._is_mine(session.id):
@@ -311,3 +358,7 @@ class Reader:
             if session.turn is not None and session.turn.event_id == turn_id:
                 self._translator.end_dead(self._service, session.id)
                 await self._write()
+
+
+def _log_path(session_id: str) -> str:
+    return f"/api/experimental/session/{quote(session_id, safe='')}/log"

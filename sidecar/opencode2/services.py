@@ -91,6 +91,22 @@ class Services:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def import_history(self) -> dict[str, int]:
+        """Record the old sessions of every service that is read; how many services and sessions there were.
+
+        Raises:
+            ServiceGone: a service ended meanwhile.
+        """
+        readers = [known.reader for known in self._announced.values() if known.state == "read" and known.reader]
+        sessions = 0
+        for reader in readers:
+            asked = asyncio.ensure_future(reader.import_history())
+            await asyncio.wait({asked})
+            if asked.cancelled():
+                raise ServiceGone("it ended")
+            sessions += asked.result()
+        return {"services": len(readers), "sessions": sessions}
+
     def status(self) -> list[dict[str, Any]]:
         """What ``status`` and ``doctor`` show of each service."""
         return [

@@ -271,12 +271,12 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     """Refuse an answer that OpenCode would not understand."""
     if known.kind == "permission":
         if answer[0] not in ("once", "always", "reject") or len(answer) > (2 if answer[0] == "reject" else 1):
-            raise RequestError("bad-answer", "a permission is answered by once, always, or reject and a message")
+            raise RequestError("unfit-answer", "a permission is answered by once, always, or reject and a message")
     elif known.kind == "question":
         if answer != ["reject"] and len(answer) != known.questions:
-            raise RequestError("bad-answer", f"{known.questions} answers are wanted, one for each question, or reject")
+            raise RequestError("unfit-answer", f"{known.questions} answers are wanted, one for each question, or reject")
     elif len(answer) != 1 or not answer[0]:
-        raise RequestError("bad-answer", "one answer is wanted, and it must not be empty")
+        raise RequestError("unfit-answer", "one answer is wanted, and it must not be empty")
 
 
 async def until(condition: Callable[[], Any], seconds: float) -> bool:

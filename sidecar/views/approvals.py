@@ -233,7 +233,13 @@ def who_text(ask: Ask) -> str:
 _SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))
 """A field of an ask's metadata, then the fields of a call's input that have the same value."""
 
-_PATTERN_FIELDS = {"bash": "command", "webfetch": "url", "task": "subagent_type"}
+_PATTERN_FIELDS = {
+    "bash": "command",
+    "shell": "command",
+    "webfetch": "url",
+    "task": "subagent_type",
+    "subagent": "agent",
+}
 """By permission: the field of a call's input that the patterns are derived from."""
 
 

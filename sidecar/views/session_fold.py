@@ -158,7 +158,8 @@ class SessionFold:
         if call is None:
             call = Call(event.id, event.ts, event.actor, "", name)
             turn.items.append(call)
-        call.event, call.tool = event.id, as_text(payload.get("tool")) or "tool"
+        tool = as_text(payload.get("tool")) or "tool"
+        call.event, call.tool = event.id, _TOOLS_2.get(tool, tool) if event.metadata.get("host") else tool
         call.status = as_text(payload.get("status")) or "completed"
         call.title = as_text(payload.get("title")) or call.title
         call.input = given if isinstance(given, dict) else {} if given is None else {"input": given}
@@ -248,6 +249,9 @@ def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
             found.append(replace(diff, file=short_path(diff.file, directory), patch=hunks))
     return found
 
+
+_TOOLS_2 = {"shell": "bash", "subagent": "task"}
+"""OpenCode 2's names of tools that readers know by OpenCode 1's."""
 
 _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     CREATED: SessionFold._begun,

@@ -91,7 +91,7 @@ def call_text(call: Call, directory: str) -> str:
     if call.tool == "bash" and isinstance(command := given.get("command"), str):
         return command
     if call.tool in _FILE_TOOLS:
-        path = given.get("filePath") or (call.diffs[0].file if len(call.diffs) == 1 else "")
+        path = given.get("filePath") or given.get("path") or (call.diffs[0].file if len(call.diffs) == 1 else "")
         if isinstance(path, str) and path:
             return short_path(path, directory)
     if call.tool == "task":

@@ -10,7 +10,6 @@ Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from streams.stores.directory import (
     LOCK,
     Backend,
     Manifest,
+    StoreLock,
     create,
     name_log,
     read_manifest,
@@ -53,9 +53,12 @@ Result = TypeVar("Result")
 class Log(KeepsHints):
     """``StreamStore`` over a store's directory. Open it with ``Log.open``."""
 
-    def __init__(self, store: Path, lock: int, manifest: Manifest, backend: DiskStore, segment_bytes: int) -> None:
+    def __init__(
+        self, store: Path, lock: StoreLock, manifest: Manifest, backend: DiskStore, segment_bytes: int
+    ) -> None:
         self.store, self.manifest, self.segment_bytes = store, manifest, segment_bytes
         self._lock, self._backend = lock, backend
+        backend.guard(lock.check)
         self._hints = Hints(store)
         self._admitted = asyncio.Event()
         self._admitted.set()
@@ -95,7 +98,7 @@ class Log(KeepsHints):
             CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing changed.
         """
 
-        def prepared() -> tuple[int, Manifest | None]:
+        def prepared() -> tuple[StoreLock, Manifest | None]:
             if not (store / LOCK).exists():
                 located(store)  # A refused store stays as it is, even without a lock file.
             create(store)
@@ -103,7 +106,7 @@ class Log(KeepsHints):
             try:
                 return lock, located(store, alone=True)
             except BaseException:
-                os.close(lock)
+                lock.release()
                 raise
 
         try:
@@ -119,10 +122,10 @@ class Log(KeepsHints):
                 await opened.close()
                 raise
         except OSError as error:
-            os.close(lock)
+            lock.release()
             raise unavailable(store, error) from error
         except BaseException:
-            os.close(lock)
+            lock.release()
             raise
         log = cls(store, lock, manifest, opened, segment_bytes)
         try:
@@ -309,6 +312,14 @@ class Log(KeepsHints):
         """See ``StreamStore.subscribe``; continues across a change of the backend."""
         return self._live.follow(after)
 
+    def check_lock(self) -> None:
+        """Prove that no other process can have taken over, as every commit does. Quick.
+
+        Raises:
+            StoreFenced: the lock file was deleted or replaced: nothing more is written.
+        """
+        self._lock.check()
+
     async def close(self) -> None:
         """See ``StreamReader.close``. Releases the lock."""
         if self._closed:
@@ -316,7 +327,7 @@ class Log(KeepsHints):
         self._closed = True
         await self._backend.close()
         self._live.close()
-        os.close(self._lock)
+        self._lock.release()
 
     # The files of a jsonl log
 
@@ -371,7 +382,10 @@ class Log(KeepsHints):
 
         Raises:
             OSError: the manifest could not be replaced; the old backend stays.
+            StoreFenced: another process may have taken over.
         """
+        self.check_lock()
+        backend.guard(self.check_lock)
         try:
             await asyncio.to_thread(write_manifest, self.store, manifest)
         except OSError:

@@ -95,7 +95,7 @@ def test_a_question_of_background_work_is_answered_from_the_command_line(
     client.prompt(client.create_session("parent"), spawn(f"CALL:question {json.dumps(question)}"))
     asked = only(durable, "question")
     assert asked["options"] == ["Blue", "Red"]
-    assert refused(durable, "checkpoints", asked["id"], "--answer", "a", "--answer", "b") == "bad-answer"
+    assert refused(durable, "checkpoints", asked["id"], "--answer", "a", "--answer", "b") == "unfit-answer"
     durable.cli("checkpoints", asked["id"], "--answer", "Blue")
     assert "Blue" in result(durable)
 

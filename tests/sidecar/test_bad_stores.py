@@ -55,7 +55,7 @@ FORGET_LOOKING = ("forget", STREAM)
 
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen", "metrics", "agents", "send", "spawn"}
 ELSEWHERE |= {"signal", "notify"}
-ELSEWHERE |= {"replay"}  # it needs an agent's stream: ``tests/sidecar/cli/test_replay.py``
+ELSEWHERE |= {"import", "replay"}  # ``replay`` needs an agent's stream: ``tests/sidecar/cli/test_replay.py``
 """Commands that do not open the log; ``verify`` has a test of its own."""
 
 DLQ = {"dlq list", "dlq show", "dlq redrive", "dlq drop"}

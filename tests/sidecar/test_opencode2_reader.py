@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
@@ -44,7 +44,7 @@ class FakeService:
                 return {"data": self.asks.get(f"{session}/{kind}", [])}
         raise ServiceError(404)
 
-    async def stream(self, path: str, silence: float = 0.0) -> AsyncIterator[Any]:
+    async def stream(self, path: str, silence: float = 0.0) -> AsyncGenerator[Any, None]:
         self.requests.append(path)
         if path == "/api/event":
             yield {"type": "server.connected", "data": {}}
@@ -179,6 +179,31 @@ async def test_old_sessions_are_history_until_they_go_on() -> None:
     bench.service.logs[session] = [*bench.service.logs[session], row]
     await bench.run(bench.reader(since_ms=late), row)
     assert bench.lines() == [*lines_of("chat"), "0 opencode.session.renamed opencode"]
+
+
+async def test_history_is_imported_once_and_marked() -> None:
+    recording = Recording("busy")
+    bench = Bench(FakeService(recording))
+    late = max(row["created"] for row in recording.live if "created" in row) + 60_000
+    found = []
+    for _ in range(2):
+        reader = bench.reader(since_ms=late)
+        running = asyncio.create_task(reader.run())
+        await reader.caught_up.wait()
+        assert found or bench.log.events == {}
+        found.append(await reader.import_history())
+        running.cancel()
+    assert found == [1, 0]
+    assert bench.lines() == lines_of("busy")
+    assert all(event.metadata["history"] is True for event in bench.log.events.values())
+
+
+async def test_a_session_without_a_log_is_not_one_of_this_service() -> None:
+    bench = Bench(FakeService(Recording("chat")))
+    for session in bench.service.logs:
+        bench.service.logs[session] = []
+    await bench.run(bench.reader())
+    assert bench.log.events == {}
 
 
 async def test_an_excluded_directory_is_not_recorded() -> None:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from bridge.opencode.capture import shapes
+from bridge.opencode.capture.history import HISTORY_INSTANCE
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent, is_stream_id
@@ -119,6 +120,7 @@ class Emitter:
             hook=entry.item.hook,
             event=shapes.bus_id(entry.item),
             pid=(entry.token.origin.pid or None) if type_ == "turn.started" else None,
+            history=entry.token.origin.instance == HISTORY_INSTANCE or None,
         )
 
     def emit(

@@ -56,6 +56,11 @@ async def gather_status(home: Home) -> dict[str, Any]:
                 problems.append(str(error))
         except SidecarSilent as error:
             problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
+    elif (unlocked := home.unlocked()) is not None:
+        problems.append(
+            f"the sidecar (pid {unlocked.pid}) still runs, but its lock file was deleted; "
+            "stop it with `durable-stream stop`"
+        )
     if found is not None and (refused := refused_plugin(found)) is not None:
         problems.append("; ".join(refused))
     if found is not None and found.get("config_changed"):

@@ -281,6 +281,10 @@ class SqliteStore(KeepsHints):
             reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
+    def guard(self, check: Callable[[], None]) -> None:
+        """Run ``check`` before every write; see ``StoreLock.check``."""
+        self._commits.check = check
+
     def _between(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` between two commits; the reader closes what it may delete."""
         self._reader.let_go_of_search()

@@ -10,7 +10,10 @@ import pytest
 from bridge.opencode.capture.v2.shapes import HostEvent, read_event
 from bridge.opencode.capture.v2.translate import HostTranslator, Service
 from sidecar.views.catalog import Catalog
+from sidecar.views.conversation import Conversation
 from sidecar.views.edits import file_changes
+from sidecar.views.transcript import Call
+from sidecar.views.transcript_wording import call_output, call_text
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.lineage import CREATED, ENDED, RESUMED
@@ -236,3 +239,16 @@ def _event(row: dict[str, Any]) -> HostEvent:
 
 def _record(event: StreamEvent, position: int) -> Record:
     return Record(event=event, offset=position, position=position, hash="")
+
+
+def test_a_reader_sees_the_child_below_its_call_and_a_command_as_such() -> None:
+    conversations = []
+    for name in ("subagent", "tools"):
+        conversation = Conversation()
+        for position, event in enumerate(play2(name).log.events.values()):
+            conversation.apply(_record(event, position))
+        conversations.append([item for turn in conversation.roots[0].turns for item in turn.items])
+    child, tools = ([item for item in items if isinstance(item, Call)] for items in conversations)
+    assert [(call.tool, call.child is not None and len(call.child.turns)) for call in child] == [("task", 1)]
+    failed = next(call for call in tools if call.exit == 3)
+    assert (failed.tool, call_text(failed, "/work/project"), call_output(failed)) == ("bash", "echo out; exit 3", "out")

@@ -158,6 +158,8 @@ def tool_result(event: HostEvent) -> dict[str, Any]:
     data = event.data
     content = [mapping(each) for each in data["content"]] if isinstance(data.get("content"), list) else []
     said = [each["text"] for each in content if isinstance(each.get("text"), str)]
+    if said and said[-1] == f"Command exited with code {mapping(data.get('metadata')).get('exit')}.":
+        said.pop()  # as `exit` says
     files = [each for each in content if each.get("type") not in ("text", None)]
     error = mapping(data.get("error"))
     known = ("sessionID", "assistantMessageID", "callID", "id", "content", "error", "metadata", "executed")

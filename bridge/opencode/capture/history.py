@@ -1,0 +1,81 @@
+"""Old sessions of OpenCode 1, as its API has them, back into the hooks that they once were. Pure.
+
+A session that ended before the log began can be read only as it is at its end: the messages with their parts. From
+these come the same events, with the same keys, that a recording at the time would have made; what OpenCode does not
+keep (asks, retries) is missing. Their metadata says ``history``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+from bridge.opencode.capture.shapes import mapping, number, text
+from bridge.opencode.link.frames import HookItem
+
+HISTORY_INSTANCE = sha256(b"history").hexdigest()[:16]
+"""The plugin instance that history comes from; no plugin has it."""
+
+
+def session_items(info: dict[str, Any], messages: list[dict[str, Any]]) -> Iterator[HookItem]:
+    """The hooks of one session, oldest first. Its parent's must come before."""
+    created = _at(info, 0)
+    session = text(info.get("id")) or ""
+    yield _event("session.created", created, {"sessionID": session, "info": info})
+    answering: str | None = None
+    last = created
+    for message in messages:
+        about, parts = mapping(message.get("info")), message.get("parts")
+        parts = [part for part in map(mapping, parts) if part] if isinstance(parts, list) else []
+        at = _at(about, last)
+        if about.get("role") == "user":
+            yield from _idle(session, last, answering)
+            answering = None
+            if _is_prompt(parts):
+                yield HookItem("chat.message", at, {"sessionID": session}, {"message": about, "parts": parts})
+            else:
+                yield from _updates(session, about, parts, at)
+        else:
+            answering = text(about.get("parentID")) or answering
+            last = number(mapping(about.get("time")).get("completed")) or at
+            # The first update begins the turn; an error must come after the parts, as it does at the time.
+            begun = {**about, "error": None, "time": {**mapping(about.get("time")), "completed": None}}
+            yield _event("message.updated", at, {"sessionID": session, "info": begun})
+            yield from _parts(session, parts, at)
+            yield _event("message.updated", last, {"sessionID": session, "info": about})
+        last = max(last, at)
+    yield from _idle(session, last, answering)
+
+
+def _is_prompt(parts: list[dict[str, Any]]) -> bool:
+    """False for the user messages that OpenCode makes for a compaction, and for the note of a ``!`` command."""
+    kinds = {part.get("type") for part in parts}
+    synthetic = bool(parts) and all(part.get("synthetic") for part in parts)
+    return "compaction" not in kinds and not synthetic
+
+
+def _updates(session: str, about: dict[str, Any], parts: list[dict[str, Any]], at: int) -> Iterator[HookItem]:
+    yield _event("message.updated", at, {"sessionID": session, "info": about})
+    yield from _parts(session, parts, at)
+
+
+def _parts(session: str, parts: list[dict[str, Any]], at: int) -> Iterator[HookItem]:
+    for part in parts:
+        time = mapping(part.get("time")) or mapping(mapping(part.get("state")).get("time"))
+        ended = number(time.get("end")) or number(time.get("start")) or at
+        yield _event("message.part.updated", ended, {"sessionID": session, "part": part, "time": ended})
+
+
+def _idle(session: str, at: int, answering: str | None) -> Iterator[HookItem]:
+    """The end of a turn. OpenCode tells it twice after an error, and an abort is settled by the second one."""
+    if answering is not None:
+        yield from (_event("session.idle", at, {"sessionID": session}) for _ in range(2))
+
+
+def _at(about: dict[str, Any], otherwise: int) -> int:
+    return number(mapping(about.get("time")).get("created")) or otherwise
+
+
+def _event(type_: str, at: int, properties: dict[str, Any]) -> HookItem:
+    return HookItem("event", at, {"event": {"type": type_, "properties": properties}})

@@ -1,0 +1,87 @@
+"""``import``: record the sessions that OpenCode had before."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+
+if TYPE_CHECKING:
+    from sidecar.home import Home
+
+CUT_OFF = "what was imported stays; run the same command again, which is safe and continues"
+
+
+async def import_(
+    context: typer.Context,
+    opencode: Annotated[
+        bool, typer.Option("--opencode", help="The sessions of OpenCode 1 and 2 on this machine.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Record the sessions that OpenCode had before it was recorded.
+
+    Marks them as history. Leaves a session alone if any of it is in the log, so that running it again is safe. Starts a
+    server of OpenCode 1, without plugins, to read its sessions. OpenCode 2's service must be running.
+    """
+    from sidecar.cli.shared.output import Output
+
+    if not opencode:
+        raise typer.BadParameter("name what to import: --opencode")
+    out, home = Output(json), home_of(context)
+    one, two = await _opencode_1(home), await _opencode_2(home)
+    if json:
+        out.object({"opencode_1": one, "opencode_2": two})
+        return 0
+    if one is None and not two["services"]:
+        hint = "install OpenCode 1, or start OpenCode 2 with the plugin"
+        raise Failure("no-history", f"no OpenCode 1 is on the PATH, and no service of OpenCode 2 is linked: {hint}")
+    out.text("OpenCode 1: " + (_told(one) if one is not None else "not on the PATH"))
+    out.text("OpenCode 2: " + (_told(two) if two["services"] else "its service is not running, or has no plugin"))
+    return 0
+
+
+def _told(found: dict[str, Any]) -> str:
+    count = found["sessions"]
+    return f"{count} old session{'' if count == 1 else 's'} imported" if count else "nothing to import"
+
+
+async def _opencode_1(home: Home) -> dict[str, Any] | None:
+    """How many sessions of OpenCode 1 were imported; ``None`` if it is not installed."""
+    from sidecar.capture.exclusion import Exclusion
+    from sidecar.checks.opencode import output_of
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.config import load_config
+    from sidecar.history import import_opencode_1
+
+    program = shutil.which("opencode")
+    if program is None or not (output_of([program, "--version"]) or "").startswith("1."):
+        return None
+    excludes = Exclusion(load_config(home.config_path).capture.exclude).covers
+    sessions, played = await import_opencode_1(
+        home, program, await _known(home), excludes=excludes, nonce=own_identity().nonce
+    )
+    return {"sessions": sessions, "records": played.added if played is not None else 0}
+
+
+async def _opencode_2(home: Home) -> dict[str, Any]:
+    from sidecar.cli.shared.control import ask
+
+    return await ask(home, "import_history", {}, CUT_OFF)
+
+
+async def _known(home: Home) -> set[str]:
+    """The sessions of which the log has anything."""
+    from streams.errors import MissingLog
+    from streams.log.reader import LogReader
+    from streams.query import Filter
+
+    try:
+        reader = LogReader(home.store_path)
+        records = [record async for record in reader.query(Filter(types=("lifecycle.session.*",)))]
+    except MissingLog:
+        return set()
+    return {str(record.event.payload.get("session")) for record in records}
