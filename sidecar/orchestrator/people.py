@@ -274,7 +274,7 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
             raise RequestError("unfit-answer", "a permission is answered by once, always, or reject and a message")
     elif known.kind == "question":
         if answer != ["reject"] and len(answer) != known.questions:
-            raise RequestError("unfit-answer", f"{known.questions} answers are wanted, one for each question, or reject")
+            raise RequestError("unfit-answer", f"give {known.questions} answers, one for each question, or reject")
     elif len(answer) != 1 or not answer[0]:
         raise RequestError("unfit-answer", "one answer is wanted, and it must not be empty")
 

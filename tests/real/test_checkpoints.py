@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,16 @@ def test_a_permission_below_background_work_is_answered_from_the_command_line(
     assert alert["session"] == parent
     assert [each["channel"] for each in alert["channels"]] == ["toast"]
     wait_until(lambda: [e["state"] for e in durable.lines("notices") if e["id"] == alert["id"]] == ["observed"], "it")
+
+
+def test_a_permission_survives_a_kill_of_the_sidecar(client: RealOpenCode, durable: DurableStream) -> None:
+    command = {"command": "echo after the kill", "description": "say it"}
+    client.prompt(client.create_session("parent"), spawn(f"CALL:bash {json.dumps(command)}"))
+    asked = only(durable, "permission")
+    os.kill(durable.wait_running(), signal.SIGKILL)
+    assert [each["id"] for each in waiting(durable)] == [asked["id"]], "it is listed while nothing runs"
+    durable.cli("checkpoints", asked["id"], "--answer", "once")
+    assert "after the kill" in result(durable)
 
 
 def test_a_rejection_with_a_message_reaches_the_model(client: RealOpenCode, durable: DurableStream) -> None:
