@@ -86,8 +86,10 @@ def test_a_permission_survives_a_kill_of_the_sidecar(client: RealOpenCode, durab
     command = {"command": "echo after the kill", "description": "say it"}
     client.prompt(client.create_session("parent"), spawn(f"CALL:bash {json.dumps(command)}"))
     asked = only(durable, "permission")
-    os.kill(durable.wait_running(), signal.SIGKILL)
+    killed = durable.wait_running()
+    os.kill(killed, signal.SIGKILL)
     assert [each["id"] for each in waiting(durable)] == [asked["id"]], "it is listed while nothing runs"
+    durable.wait_running([killed])
     durable.cli("checkpoints", asked["id"], "--answer", "once")
     assert "after the kill" in result(durable)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from sidecar.orchestrator.checkpoints import ANSWER, CHECKPOINT, NAME, CheckpointAgent, checkpoint_id
 from sidecar.orchestrator.intents import IntentAgent
+from sidecar.runtime.effects.policy import Effect
 from streams.stores.memory import MemoryStore
 from tests.sidecar.orchestrator.support import Bench, Script, bench
+from tests.sidecar.runtime.support import until
 
 PHANTOM, CHILD, PARENT = "ses_phantom", "ses_child", "ses_parent"
 ASKED = checkpoint_id(CHILD, "per_1")
@@ -68,10 +71,30 @@ async def test_an_ask_of_the_user_is_not_opened_by_itself() -> None:
         assert [c.tell for c in everywhere.data.checkpoints.values()] == [PARENT]
 
 
+class Held(Script):
+    """A host that takes the answer only after ``free``."""
+
+    def __init__(self) -> None:
+        super().__init__({"status": "gone"})
+        self.begun, self.free = asyncio.Event(), asyncio.Event()
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        self.begun.set()
+        await self.free.wait()
+        return await super().run(effect, key)
+
+
 async def test_an_answer_in_opencode_wins_over_one_that_is_on_its_way() -> None:
-    async with asking(Script(ConnectionError("away"))) as (run, agent, _):
+    kind = Held()
+    async with asking(kind) as (run, agent, _):
         await permission(run)
-        await permission(run, state="replied", reply="reject")
+        ours = asyncio.create_task(answer(run, ASKED, "once"))
+        await kind.begun.wait()
+        assert agent.data.checkpoints[ASKED].state == "answering"
+        theirs = asyncio.create_task(permission(run, state="replied", reply="reject"))
+        await until(lambda: agent.data.checkpoints[ASKED].state != "answering")
+        kind.free.set()
+        await asyncio.gather(ours, theirs)
         known = agent.data.checkpoints[ASKED]
         assert (known.state, known.answer, known.key) == ("answered", ["reject"], "")
         assert await answer(run, ASKED, "once") == ["checkpoint.late"]
