@@ -164,9 +164,15 @@ class People:
     async def _await_answer(self, identifier: str, payload: dict[str, Any], seconds: float) -> str:
         with self._waiting(identifier):
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
-            ended = await until(lambda: self.checkpoints.data.checkpoints[identifier].state in CLOSED, seconds)
+
+            def is_over() -> bool:
+                # It waits no more if its turn was stopped; then the answer goes another way.
+                now = self.checkpoints.data.checkpoints.get(identifier)
+                return now is not None and (now.state in CLOSED or not now.waiting)
+
+            await until(is_over, seconds)
             known = self.checkpoints.data.checkpoints[identifier]
-            if ended:
+            if known.state in CLOSED and known.waiting:
                 told = {"checkpoints": [identifier]}
                 await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
                 if known.state == "withdrawn":

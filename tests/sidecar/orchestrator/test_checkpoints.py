@@ -161,6 +161,15 @@ async def test_an_answer_goes_to_the_call_that_waits_and_else_to_the_session_onc
         assert agent.data.checkpoints["chk_2"].waiting is False
 
 
+async def test_a_call_whose_turn_was_stopped_waits_no_more() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        await run.happened("turn.ended", session=PARENT, outcome="aborted")
+        assert (agent.data.checkpoints["chk_1"].state, agent.data.checkpoints["chk_1"].waiting) == ("open", False)
+        await answer(run, "chk_1", "yes")
+        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+
+
 async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
     async with asking() as (run, agent, intents):
         await ask(run, PHANTOM)
