@@ -157,7 +157,10 @@ class AlertAgent:
                 title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
                 identifier = given["checkpoint"]
                 text = f"{given['text']} ({identifier})"
-                return self._raise(f"alr_{identifier[4:]}", given.get("tell"), title, text, identifier, event.ts)
+                # OpenCode itself shows what a session of the user's asks; other channels come later.
+                shown = given.get("intent") is None and given["kind"] != "ask"
+                session = None if shown else given.get("tell")
+                return self._raise(f"alr_{identifier[4:]}", session, title, text, identifier, event.ts, wait=shown)
             case "tick":
                 return self._tick(given["now"])
             case "effect.completed" | "effect.failed":

@@ -217,7 +217,7 @@ class CheckpointAgent:
                 continue
             outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
             # It was answered in the moment in which the call gave up.
-            if not told and known.state in ("answered", "expired"):
+            if not told and known.kind == "ask" and known.state in ("answered", "expired"):
                 outputs += self._message(known, known.answer, left=True)
         return outputs
 
@@ -267,12 +267,14 @@ class CheckpointAgent:
 
     def _over(self, given: dict[str, Any], ts: int, *, whole: bool = False) -> list[Output]:
         """A turn or a session ended; OpenCode's asks end with it."""
-        session = str(given.get("session"))
-        return [
+        mine = [c for c in self.data.checkpoints.values() if c.session == str(given.get("session"))]
+        withdrawn = [
             Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "its turn ended", "ts": ts})
-            for c in self.data.checkpoints.values()
-            if c.session == session and c.state not in CLOSED and (whole or c.kind != "ask")
+            for c in mine
+            if c.state not in CLOSED and (whole or c.kind != "ask")
         ]
+        # A person stopped the turn: its call does not take the answer any more.
+        return withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
 
     def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
         """What background work asked is withdrawn when it was stopped; its sessions are forgotten."""

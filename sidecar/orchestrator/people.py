@@ -164,9 +164,15 @@ class People:
     async def _await_answer(self, identifier: str, payload: dict[str, Any], seconds: float) -> str:
         with self._waiting(identifier):
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
-            ended = await until(lambda: self.checkpoints.data.checkpoints[identifier].state in CLOSED, seconds)
+
+            def is_over() -> bool:
+                # It waits no more if its turn was stopped; then the answer goes another way.
+                now = self.checkpoints.data.checkpoints.get(identifier)
+                return now is not None and (now.state in CLOSED or not now.waiting)
+
+            await until(is_over, seconds)
             known = self.checkpoints.data.checkpoints[identifier]
-            if ended:
+            if known.state in CLOSED and known.waiting:
                 told = {"checkpoints": [identifier]}
                 await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
                 if known.state == "withdrawn":
@@ -271,12 +277,12 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     """Refuse an answer that OpenCode would not understand."""
     if known.kind == "permission":
         if answer[0] not in ("once", "always", "reject") or len(answer) > (2 if answer[0] == "reject" else 1):
-            raise RequestError("bad-answer", "a permission is answered by once, always, or reject and a message")
+            raise RequestError("unfit-answer", "a permission is answered by once, always, or reject and a message")
     elif known.kind == "question":
         if answer != ["reject"] and len(answer) != known.questions:
-            raise RequestError("bad-answer", f"{known.questions} answers are wanted, one for each question, or reject")
+            raise RequestError("unfit-answer", f"give {known.questions} answers, one for each question, or reject")
     elif len(answer) != 1 or not answer[0]:
-        raise RequestError("bad-answer", "one answer is wanted, and it must not be empty")
+        raise RequestError("unfit-answer", "one answer is wanted, and it must not be empty")
 
 
 async def until(condition: Callable[[], Any], seconds: float) -> bool:

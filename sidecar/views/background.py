@@ -1,10 +1,11 @@
-"""What agents, effects, intents and notices did, in one line each. Pure."""
+"""What agents, effects, intents, notices, checkpoints, alerts and signals did, in one line each. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
+from sidecar.views.fields import as_list
 from sidecar.views.wording import one_line
 
 Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
@@ -19,6 +20,9 @@ NEWS: Final = frozenset(
     {
         "agent.dead_letter",
         "agent.refused",
+        "checkpoint.answered",
+        "checkpoint.expired",
+        "checkpoint.opened",
         "effect.in_doubt",
         "intent.cancelled",
         "intent.completed",
@@ -27,6 +31,7 @@ NEWS: Final = frozenset(
         "intent.interrupted",
         "intent.refused",
         "notice.observed",
+        "signal.raised",
     }
 )
 """What a person who follows everything wants to see of the agents' streams; the rest is bookkeeping."""
@@ -44,8 +49,12 @@ def tell(type_: str, payload: dict[str, Any]) -> Told | None:
 
 
 def _intent(label: str, tone: Tone, *names: str) -> Callable[[dict[str, Any]], Told]:
+    return _said(label, tone, "intent", *names)
+
+
+def _said(label: str, tone: Tone, *names: str) -> Callable[[dict[str, Any]], Told]:
     def teller(payload: dict[str, Any]) -> Told:
-        said = [_text(payload.get(name)) for name in ("intent", *names)]
+        said = [_text(payload.get(name)) for name in names]
         return label, " · ".join(filter(None, said)), tone
 
     return teller
@@ -101,4 +110,21 @@ _TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
     "notice.sent": lambda payload: ("sent", _text(payload.get("notice")), "quiet"),
     "notice.held": lambda payload: ("waits", _text(payload.get("why")), "quiet"),
     "notice.observed": lambda payload: ("delivered", _text(payload.get("notice")), "good"),
+    "checkpoint.opened": _said("asks", "asks", "checkpoint", "text"),
+    "checkpoint.answering": _said("answering", "quiet", "checkpoint"),
+    "checkpoint.answered": lambda payload: (
+        "answered",
+        " · ".join(filter(None, (_text(payload.get("checkpoint")), *map(_text, as_list(payload.get("answer")))))),
+        "good",
+    ),
+    "checkpoint.unanswered": _said("failed", "bad", "checkpoint", "why"),
+    "checkpoint.expired": _said("expired", "bad", "checkpoint"),
+    "checkpoint.withdrawn": _said("withdrawn", "quiet", "checkpoint", "why"),
+    "checkpoint.late": _said("too late", "bad", "checkpoint"),
+    "alert.raised": _said("alert", "plain", "alert", "text"),
+    "alert.toasted": _said("toast", "quiet", "alert"),
+    "alert.sent_to": _said("told", "good", "alert", "channel"),
+    "alert.failed_to": _said("failed", "bad", "alert", "channel", "error"),
+    "alert.seen": _said("seen", "good", "alert", "why"),
+    "signal.raised": _said("signal", "plain", "name"),
 }

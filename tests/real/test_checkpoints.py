@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,18 @@ def test_a_permission_below_background_work_is_answered_from_the_command_line(
     wait_until(lambda: [e["state"] for e in durable.lines("notices") if e["id"] == alert["id"]] == ["observed"], "it")
 
 
+def test_a_permission_survives_a_kill_of_the_sidecar(client: RealOpenCode, durable: DurableStream) -> None:
+    command = {"command": "echo after the kill", "description": "say it"}
+    client.prompt(client.create_session("parent"), spawn(f"CALL:bash {json.dumps(command)}"))
+    asked = only(durable, "permission")
+    killed = durable.wait_running()
+    os.kill(killed, signal.SIGKILL)
+    assert [each["id"] for each in waiting(durable)] == [asked["id"]], "it is listed while nothing runs"
+    durable.wait_running([killed])
+    durable.cli("checkpoints", asked["id"], "--answer", "once")
+    assert "after the kill" in result(durable)
+
+
 def test_a_rejection_with_a_message_reaches_the_model(client: RealOpenCode, durable: DurableStream) -> None:
     client.prompt(client.create_session("parent"), spawn('CALL:bash {"command": "rm -rf build", "description": "x"}'))
     asked = only(durable, "permission")
@@ -95,7 +109,7 @@ def test_a_question_of_background_work_is_answered_from_the_command_line(
     client.prompt(client.create_session("parent"), spawn(f"CALL:question {json.dumps(question)}"))
     asked = only(durable, "question")
     assert asked["options"] == ["Blue", "Red"]
-    assert refused(durable, "checkpoints", asked["id"], "--answer", "a", "--answer", "b") == "bad-answer"
+    assert refused(durable, "checkpoints", asked["id"], "--answer", "a", "--answer", "b") == "unfit-answer"
     durable.cli("checkpoints", asked["id"], "--answer", "Blue")
     assert "Blue" in result(durable)
 

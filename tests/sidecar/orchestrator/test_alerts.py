@@ -123,6 +123,27 @@ async def test_short_work_and_work_of_work_bother_nobody(about: dict[str, Any], 
         assert bool(agent.data.alerts) == told
 
 
+@pytest.mark.parametrize(
+    ("about", "toasts"),
+    [
+        ({"kind": "permission", "intent": "int_1"}, 1),
+        ({"kind": "ask", "intent": None}, 1),
+        ({"kind": "permission", "intent": None}, 0),
+    ],
+)
+async def test_what_opencode_shows_by_itself_gets_no_toast(about: dict[str, Any], toasts: int) -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent(PHONE, escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        opened = {"checkpoint": "chk_1", "text": "bash make", "tell": "ses_1", **about}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **opened)
+        assert (len(toast.runs), len(send.runs)) == (toasts, 0)
+        await run.tick(NAME, 60)
+        assert len(send.runs) == 1
+        await run.happened("checkpoint.answered", stream="agent/checkpoints", checkpoint="chk_1")
+        assert agent.data.alerts["alr_1"].state == "seen"
+
+
 async def test_the_same_alert_is_raised_once() -> None:
     toast = Script({"shown": True})
     agent = AlertAgent()

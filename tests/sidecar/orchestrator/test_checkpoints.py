@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from sidecar.orchestrator.checkpoints import ANSWER, CHECKPOINT, NAME, CheckpointAgent, checkpoint_id
 from sidecar.orchestrator.intents import IntentAgent
+from sidecar.runtime.effects.policy import Effect
 from streams.stores.memory import MemoryStore
 from tests.sidecar.orchestrator.support import Bench, Script, bench
+from tests.sidecar.runtime.support import until
 
 PHANTOM, CHILD, PARENT = "ses_phantom", "ses_child", "ses_parent"
 ASKED = checkpoint_id(CHILD, "per_1")
@@ -68,10 +71,30 @@ async def test_an_ask_of_the_user_is_not_opened_by_itself() -> None:
         assert [c.tell for c in everywhere.data.checkpoints.values()] == [PARENT]
 
 
+class Held(Script):
+    """A host that takes the answer only after ``free``."""
+
+    def __init__(self) -> None:
+        super().__init__({"status": "gone"})
+        self.begun, self.free = asyncio.Event(), asyncio.Event()
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        self.begun.set()
+        await self.free.wait()
+        return await super().run(effect, key)
+
+
 async def test_an_answer_in_opencode_wins_over_one_that_is_on_its_way() -> None:
-    async with asking(Script(ConnectionError("away"))) as (run, agent, _):
+    kind = Held()
+    async with asking(kind) as (run, agent, _):
         await permission(run)
-        await permission(run, state="replied", reply="reject")
+        ours = asyncio.create_task(answer(run, ASKED, "once"))
+        await kind.begun.wait()
+        assert agent.data.checkpoints[ASKED].state == "answering"
+        theirs = asyncio.create_task(permission(run, state="replied", reply="reject"))
+        await until(lambda: agent.data.checkpoints[ASKED].state != "answering")
+        kind.free.set()
+        await asyncio.gather(ours, theirs)
         known = agent.data.checkpoints[ASKED]
         assert (known.state, known.answer, known.key) == ("answered", ["reject"], "")
         assert await answer(run, ASKED, "once") == ["checkpoint.late"]
@@ -136,6 +159,15 @@ async def test_an_answer_goes_to_the_call_that_waits_and_else_to_the_session_onc
         await run.command(NAME, "checkpoint.later", checkpoints=["chk_2"])
         assert [n.session for n in intents.data.notices.values()] == [PARENT]
         assert agent.data.checkpoints["chk_2"].waiting is False
+
+
+async def test_a_call_whose_turn_was_stopped_waits_no_more() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        await run.happened("turn.ended", session=PARENT, outcome="aborted")
+        assert (agent.data.checkpoints["chk_1"].state, agent.data.checkpoints["chk_1"].waiting) == ("open", False)
+        await answer(run, "chk_1", "yes")
+        assert [n.session for n in intents.data.notices.values()] == [PARENT]
 
 
 async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
