@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.recorded2 import assert_recorded, outcomes
 from tools.install_opencode import VERSION_2, binary_path
@@ -169,3 +171,61 @@ def test_the_sidecar_does_not_delay_the_services_end(client: RealOpenCode2, dura
     client.start()
     turn(client, "SAY:hello again")
     durable.wait_linked()
+
+
+def test_one_file_in_both_opencodes_records_each_session_once(
+    client: RealOpenCode2, durable: DurableStream, opencode_binary: Path, model: ModelServer
+) -> None:
+    two = turn(client, "SAY:in two")
+    plugins = {PLUGIN: durable.plugin()}  # the same file, in the same place
+    with RealOpenCode(opencode_binary, model.port, root=client.root, plugins=plugins, plugin_scope="global") as one:
+        session = one.create_session()
+        one.prompt(session, "SAY:in one")
+        wait_until(lambda: outcomes(durable.log(session), session), "the end of the turn")
+        turn(client, "SAY:in two again", two)
+        assert_recorded(durable, client, two)
+        told = [record["event"]["type"] for record in durable.log(session)]
+        assert told.count("human.input") == told.count("turn.ended") == told.count("execution.output") == 1
+    assert "lifecycle.session.ended" not in str(durable.log(two))
+
+
+def test_a_second_copy_in_the_project_records_nothing_twice(client: RealOpenCode2, durable: DurableStream) -> None:
+    copy = client.project / ".opencode" / "plugin" / PLUGIN
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(durable.plugin())
+    client.stop_in()
+    client.start()
+    session = turn(client, "SAY:with two copies")
+    records = assert_recorded(durable, client, session)
+    assert outcomes(records, session) == ["completed"]
+    copy.unlink()
+
+
+def test_old_sessions_are_imported_once(
+    client: RealOpenCode2, durable: DurableStream, tmp_path: Path, opencode_binary: Path
+) -> None:
+    """Into a log that begins now: the sessions of this service, and those that OpenCode 1 has in the same place."""
+    old = turn(client, "SAY:long ago")
+    with DurableStream(tmp_path / "home") as later:
+        (client.config_directory / "plugin" / "later.js").write_text(later.plugin())
+        client.stop_in()
+        client.start()
+        new = turn(client, "SAY:today")
+        assert_recorded(later, client, new)
+        assert later.log(old) == []
+        first, again = (import_old(later, client, opencode_binary) for _ in range(2))
+        assert first["opencode_2"]["sessions"] > 0 and first["opencode_1"]["sessions"] == 1
+        assert again["opencode_2"]["sessions"] == again["opencode_1"]["sessions"] == 0
+        records = assert_recorded(later, client, old)
+        assert all(record["event"]["metadata"]["history"] for record in records)
+        later.cli("verify")
+        (client.config_directory / "plugin" / "later.js").unlink()
+        client.stop_in()
+    client.start()
+
+
+def import_old(durable: DurableStream, client: RealOpenCode2, opencode: Path) -> dict[str, Any]:
+    environment = {**client.environment(), "PATH": f"{opencode.parent}{os.pathsep}{os.environ['PATH']}"}
+    command = [str(EXECUTABLE), "--home", str(durable.home), "import", "--opencode", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    return dict(json.loads(done.stdout))
