@@ -107,8 +107,8 @@ class Reader:
             elif event is not None:
                 await self._take(event)
             if self._live.empty() and (event is None or self._is_overrun):
-                self._is_overrun = False
-                await self.catch_up()
+                everything, self._is_overrun = self._is_overrun, False
+                await self.catch_up(newest=not everything)
 
     async def import_history(self) -> int:
         """Record the sessions that are history; return how many there were. ``run`` must be under way.
@@ -140,14 +140,16 @@ class Reader:
 
     # Reading
 
-    async def catch_up(self) -> None:
-        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more."""
-        first = not self.caught_up.is_set()
-        infos = await self._listed(all_of_them=first)
+    async def catch_up(self, *, newest: bool = False) -> None:
+        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more.
+
+        With ``newest``, only of the newest sessions.
+        """
+        infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
             if self._is_ours(session_id, info):
                 await self._read(session_id, info)
-        if first:
+        if not newest:
             await self._end_missing(infos)
         for session_id in [session.id for session, turn in self._state.open_turns() if self._is_mine(session.id)]:
             await self._list_asks(session_id)

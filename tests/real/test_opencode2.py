@@ -46,6 +46,18 @@ def client(opencode2_binary: Path, model: ModelServer, durable: DurableStream) -
         wait_until(lambda: client.leftovers() == [], "the end of all processes")
 
 
+@pytest.fixture(scope="module")
+def in_one(client: RealOpenCode2, durable: DurableStream, opencode_binary: Path, model: ModelServer) -> str:
+    """A session of OpenCode 1, which loaded the same plugin file from the same place."""
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode(opencode_binary, model.port, root=client.root, plugins=plugins, plugin_scope="global") as one:
+        session = one.create_session()
+        one.prompt(session, "REASON:let me see SAY:in one")
+        one.prompt(session, call("bash", command="echo x", description="d"))
+        wait_until(lambda: len(outcomes(durable.log(session), session)) == 2, "the end of the turns")
+    return session
+
+
 def call(tool: str, **arguments: Any) -> str:
     return f"CALL:{tool} {json.dumps(arguments)}"
 
@@ -174,19 +186,23 @@ def test_the_sidecar_does_not_delay_the_services_end(client: RealOpenCode2, dura
 
 
 def test_one_file_in_both_opencodes_records_each_session_once(
-    client: RealOpenCode2, durable: DurableStream, opencode_binary: Path, model: ModelServer
+    client: RealOpenCode2, durable: DurableStream, request: pytest.FixtureRequest
 ) -> None:
     two = turn(client, "SAY:in two")
-    plugins = {PLUGIN: durable.plugin()}  # the same file, in the same place
-    with RealOpenCode(opencode_binary, model.port, root=client.root, plugins=plugins, plugin_scope="global") as one:
-        session = one.create_session()
-        one.prompt(session, "SAY:in one")
-        wait_until(lambda: outcomes(durable.log(session), session), "the end of the turn")
-        turn(client, "SAY:in two again", two)
-        assert_recorded(durable, client, two)
-        told = [record["event"]["type"] for record in durable.log(session)]
-        assert told.count("human.input") == told.count("turn.ended") == told.count("execution.output") == 1
+    session = request.getfixturevalue("in_one")
+    turn(client, "SAY:in two again", two)
+    assert_recorded(durable, client, two)
+    told = [record["event"]["type"] for record in durable.log(session)]
+    assert told.count("human.input") == told.count("turn.ended") == told.count("turn.started") == 2
+    assert told.count("execution.output") == 3
     assert "lifecycle.session.ended" not in str(durable.log(two))
+
+
+def test_the_command_line_of_opencode_2_is_recorded(client: RealOpenCode2, durable: DurableStream) -> None:
+    known = {info["id"] for info in client.api("GET", "/api/session")["data"]}
+    client.run("SAY:from run")
+    (session,) = {info["id"] for info in client.api("GET", "/api/session")["data"]} - known
+    assert outcomes(assert_recorded(durable, client, session), session) == ["completed"]
 
 
 def test_a_second_copy_in_the_project_records_nothing_twice(client: RealOpenCode2, durable: DurableStream) -> None:
@@ -202,7 +218,7 @@ def test_a_second_copy_in_the_project_records_nothing_twice(client: RealOpenCode
 
 
 def test_old_sessions_are_imported_once(
-    client: RealOpenCode2, durable: DurableStream, tmp_path: Path, opencode_binary: Path
+    client: RealOpenCode2, durable: DurableStream, tmp_path: Path, opencode_binary: Path, in_one: str
 ) -> None:
     """Into a log that begins now: the sessions of this service, and those that OpenCode 1 has in the same place."""
     old = turn(client, "SAY:long ago")
@@ -218,6 +234,7 @@ def test_old_sessions_are_imported_once(
         assert again["opencode_2"]["sessions"] == again["opencode_1"]["sessions"] == 0
         records = assert_recorded(later, client, old)
         assert all(record["event"]["metadata"]["history"] for record in records)
+        assert contents(later.log(in_one)) == contents(durable.log(in_one))
         later.cli("verify")
         (client.config_directory / "plugin" / "later.js").unlink()
         client.stop_in()
@@ -229,3 +246,12 @@ def import_old(durable: DurableStream, client: RealOpenCode2, opencode: Path) ->
     command = [str(EXECUTABLE), "--home", str(durable.home), "import", "--opencode", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return dict(json.loads(done.stdout))
+
+
+def contents(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The payloads by key; of the first one not the agent, which OpenCode 1 does not know at the beginning."""
+    found = {record["event"]["idempotency_key"]: dict(record["event"]["payload"]) for record in records}
+    for key, payload in found.items():
+        if key.startswith("lifecycle.session.created:"):
+            payload.pop("agent", None)
+    return found
