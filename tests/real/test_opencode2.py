@@ -176,6 +176,13 @@ def test_a_service_killed_in_a_turn_and_a_deleted_session(client: RealOpenCode2,
     wait_until(lambda: "lifecycle.session.ended" in str(durable.log(deleted)), "the end of the session")
 
 
+def test_the_services_password_is_in_no_file_of_ours(client: RealOpenCode2, durable: DurableStream) -> None:
+    turn(client, "SAY:hello")
+    password = json.loads(client.registration.read_bytes())["password"].encode()
+    files = [path for path in durable.home.rglob("*") if path.is_file()]
+    assert files and not any(password in path.read_bytes() for path in files)
+
+
 def test_the_sidecar_does_not_delay_the_services_end(client: RealOpenCode2, durable: DurableStream) -> None:
     turn(client, "SAY:hello")
     durable.wait_linked()
