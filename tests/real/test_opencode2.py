@@ -135,12 +135,13 @@ def test_what_happened_while_the_sidecar_was_dead_is_read_from_the_services_log(
 ) -> None:
     session = turn(client, "SAY:before")
     assert_recorded(durable, client, session)
-    for _ in range(3):
+    # One turn of many steps, through which the sidecar dies again and again.
+    client.prompt(session, " THEN: ".join([call("shell", command="sleep 0.5")] * 6))
+    for _ in range(4):
         killed = durable.wait_linked()
-        client.prompt(session, f"{call('shell', command='sleep 0.2')} THEN: SAY:during")
         os.kill(killed, signal.SIGKILL)
-        client.wait(session)
         durable.wait_running({killed})
+    client.wait(session)
     other = turn(client, "SAY:another session")
     assert_recorded(durable, client, session)
     assert_recorded(durable, client, other)
