@@ -46,7 +46,7 @@ COMMANDS = (
         ("export ses_1a2b --output session.jsonl", "export ses_1a2b --format html -o session.html"),
     ),
     Row("intents", LOOK, ("intents", "intents int_5f", "intents int_5f --cancel")),
-    Row("agents", CHECK, ("agents", "agents --json")),
+    Row("agents", CHECK, ("agents", "agents --check agents/watch.py:Watcher")),
     Row("status", CHECK, ("status",)),
     Row("doctor", CHECK, ("doctor",)),
     Row("metrics", CHECK, ("metrics", "metrics --scrape-config")),
