@@ -122,6 +122,20 @@ def test_an_answer_in_opencode_closes_the_checkpoint(client: RealOpenCode, durab
     assert refused(durable, "checkpoints", asked["request"], "--answer", "once") == "no-checkpoint"
 
 
+def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(
+    client: RealOpenCode, durable: DurableStream
+) -> None:
+    session = client.create_session("parent")
+    client.prompt_async(session, 'CALL:bash {"command": "echo from afar", "description": "x"}')
+    asked = only(durable, "permission")
+    assert (asked["session"], asked["intent"]) == (session, None)
+    durable.cli("checkpoints", asked["id"][:10], "--answer", "once")
+    wait_until(lambda: "from afar" in json.dumps(client.messages(session)[1:]), "the end of the command")
+    (known,) = durable.lines("checkpoints", "--all")
+    assert (known["state"], known["by"], known["answer"]) == ("answered", "user", ["once"])
+    assert refused(durable, "checkpoints", asked["id"], "--answer", "once") == "already-answered"
+
+
 def test_background_work_waits_for_checkpoint_ask(client: RealOpenCode, durable: DurableStream) -> None:
     ask = json.dumps({"question": "Ship it?", "options": ["yes", "no"]})
     client.prompt(client.create_session("parent"), spawn(f"CALL:checkpoint_ask {ask}"))
