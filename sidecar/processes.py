@@ -53,15 +53,14 @@ def mark_of(pid: int) -> str:
 def _mark_by_ps(pid: int) -> str:
     import subprocess  # slow to import, and rarely needed
 
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
     try:
         found = subprocess.run(  # noqa: S603 - no shell, and a number
-            ["ps", "-o", "stat=,uid=,lstart=", "-p", str(pid)],  # noqa: S607 - it lies elsewhere on each system
+            ["/bin/ps", "-o", "stat=,uid=,lstart=", "-p", str(pid)],
             capture_output=True,
             text=True,
             timeout=5.0,
             check=False,
-            env=environment,
+            env={"LC_ALL": "C", "TZ": "UTC"},
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""

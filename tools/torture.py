@@ -66,6 +66,7 @@ PLAN = (
         {"IDLE": 1000, "LORIS": 500, "DEAF": 20, "DEAF_BYTES": 2**23, "RECONNECTS": 10_000, "NEIGHBOUR_HOOKS": 300},
     ),
     Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
+    Part("fencing", "sidecars that wake up", (f"{TORTURE}/test_fencing.py",), 1, {"FENCINGS": 50}),
     Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[jsonl-{{n}}]",), 50, {"KILLS": 1000}),
     Part("sqlite-kills", "the same on sqlite", (f"{KILL_TEST}[sqlite-{{n}}]",), 50, {"KILLS": 1000}),
     Part("moving-kills", "the same while it moves", (f"{KILL_TEST}[moving-{{n}}]",), 50, {"KILLS": 1000}),
@@ -82,6 +83,13 @@ PLAN = (
         ("tests/sidecar/runtime/test_crashes.py",),
         2,
         {"RUNTIME_KILLS": 50},
+    ),
+    Part(
+        "commands",
+        "the same over a real NATS server; 1,300 kills a chunk",
+        ("tests/sidecar/nats/test_command_crashes.py",),
+        2,
+        {"COMMAND_KILLS": 50},
     ),
     Part(
         "runtime-oracle",
@@ -215,7 +223,7 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
 SUMMED = (
     "inputs", "kills", "events", "resent", "hangs", "lost", "doubled", "connections_closed",
     "torn", "early", "lives", "appends", "reads", "moves", "full", "reopened", "seconds",
-    "effects", "in_doubt",
+    "effects", "in_doubt", "dead",
 )  # fmt: skip
 
 

@@ -106,8 +106,13 @@ def scene_of(
     environ: Mapping[str, str] = os.environ,
     *,
     quick: bool = False,
+    served: bool = False,
 ) -> Scene:
-    """The part of the scene that is cheap to gather."""
+    """The part of the scene that is cheap to gather.
+
+    With ``quick``, the configuration is loaded only if a check of ``status`` could need it; ``served`` says that
+    the running sidecar loaded the same one.
+    """
     cwd = cwd or Path.cwd()
     places = Places.of(cwd, environ)
     found = []
@@ -116,7 +121,8 @@ def scene_of(
         names = read_plugin(target.plugin)
         if names is not None:
             found.append(Plugin(target, names))
-    config, fault = (None, "") if quick and has_defaults(home, environ) else _config(home)
+    needless = quick and (has_defaults(home, environ) or (served and not names_exclusions(home)))
+    config, fault = (None, "") if needless else _config(home)
     return Scene(home, command, cwd, environ, places, tuple(found), config, fault)
 
 
@@ -125,6 +131,14 @@ def has_defaults(home: Home, environ: Mapping[str, str] = os.environ) -> bool:
     return not os.path.lexists(home.config_path) and not any(
         name.upper().startswith("DURABLE_STREAM_") and "__" in name for name in environ
     )
+
+
+def names_exclusions(home: Home) -> bool:
+    """True if config.toml may exclude directories. Only then does ``status`` look into a configuration in use."""
+    try:
+        return b"exclude" in home.config_path.read_bytes()
+    except OSError:
+        return True
 
 
 def _config(home: Home) -> tuple[Config | None, str]:

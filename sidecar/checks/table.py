@@ -9,7 +9,7 @@ from typing import Final
 from sidecar.checks import agents, nats, opencode, recording
 from sidecar.checks import home as at_home
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
-from sidecar.checks.check import Check, Scene, has_defaults, scene_of
+from sidecar.checks.check import Check, Scene, scene_of
 from sidecar.home import Home
 from streams.identity import Identity
 
@@ -71,13 +71,13 @@ async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> As
             yield found
 
 
-def quick_checks(home: Home) -> list[Check]:
+def quick_checks(home: Home, *, served: bool = False) -> list[Check]:
     """Run the cheap checks, for ``status``, of what could keep a session from being recorded.
 
-    They run no program and do not read the log.
+    They run no program and do not read the log. ``served``: the running sidecar uses this configuration.
     """
-    scene = scene_of(home, quick=True)
-    is_set = not has_defaults(home, scene.environ)
+    scene = scene_of(home, quick=True, served=served)
+    is_set = scene.config is not None or scene.config_fault
     checks = [*at_home.check_home(scene), *at_home.check_token(scene)]
     checks += at_home.check_config(scene) if is_set else []
     if not scene.plugins:

@@ -79,15 +79,20 @@ class ServiceClient:
             ServiceGone: the connection broke, or nothing came for ``silence`` seconds.
         """
         async with self._open(path) as body:
-            rest = b""
+            begun: list[bytes] = []  # the pieces of a line that has not ended
+            size = 0
             async for piece in _limited(body, silence):
-                *lines, rest = (rest + piece).split(b"\n")
-                if len(rest) > MAX_BYTES:
-                    raise ServiceGone("a line is too long")
-                for line in lines:
+                *ended, rest = piece.split(b"\n")
+                for end in ended:
+                    line = b"".join((*begun, end))
+                    begun, size = [], 0
                     if line.startswith(b"data:"):
                         with suppress(ValueError):
                             yield orjson.loads(line.removeprefix(b"data:"))
+                begun.append(rest)
+                size += len(rest)
+                if size > MAX_BYTES:
+                    raise ServiceGone("a line is too long")
 
     @asynccontextmanager
     async def _open(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:

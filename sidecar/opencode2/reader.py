@@ -53,6 +53,7 @@ class Reader:
         service: its process, as the events name it.
         write: appends what the translator has ready, and returns when it is durable.
         since_ms: an unknown session that was not touched since then is history, which only ``import`` takes.
+        began_ms: now.
         excludes: true for a directory that is not recorded.
     """
 
@@ -64,6 +65,7 @@ class Reader:
         write: Callable[[], Awaitable[None]],
         *,
         since_ms: int,
+        began_ms: int,
         excludes: Callable[[str], bool] = lambda directory: False,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
@@ -71,7 +73,8 @@ class Reader:
         self.excluded = 0
         self._client, self._service, self._translator, self._write = client, service, translator, write
         self._state = translator.state
-        self._since_ms, self._excludes, self._poll_seconds = since_ms, excludes, poll_seconds
+        self._since_ms, self._began_ms = since_ms, began_ms
+        self._excludes, self._poll_seconds = excludes, poll_seconds
         self._cursors: dict[str, int] = {}
         self._reading: set[str] = set()
         self._excluded: set[str] = set()
@@ -107,8 +110,8 @@ class Reader:
             elif event is not None:
                 await self._take(event)
             if self._live.empty() and (event is None or self._is_overrun):
-                self._is_overrun = False
-                await self.catch_up()
+                everything, self._is_overrun = self._is_overrun, False
+                await self.catch_up(newest=not everything)
 
     async def import_history(self) -> int:
         """Record the sessions that are history; return how many there were. ``run`` must be under way.
@@ -140,14 +143,16 @@ class Reader:
 
     # Reading
 
-    async def catch_up(self) -> None:
-        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more."""
-        first = not self.caught_up.is_set()
-        infos = await self._listed(all_of_them=first)
+    async def catch_up(self, *, newest: bool = False) -> None:
+        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more.
+
+        With ``newest``, only of the newest sessions.
+        """
+        infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
             if self._is_ours(session_id, info):
                 await self._read(session_id, info)
-        if first:
+        if not newest:
             await self._end_missing(infos)
         for session_id in [session.id for session, turn in self._state.open_turns() if self._is_mine(session.id)]:
             await self._list_asks(session_id)
@@ -345,9 +350,14 @@ class Reader:
         """End the turns that no process runs: their service was killed, and this one does not go on with them.
 
         The service commits a turn's end before it stops counting it as active, so a turn that is not active
-        and has no end in the log afterwards has none.
+        and has no end in the log afterwards has none. One that went on since this reader began is run by another
+        server on the same database.
         """
-        suspects = [(s, turn.event_id) for s, turn in self._state.open_turns() if self._is_mine(s.id)]
+        suspects = [
+            (session, turn.event_id)
+            for session, turn in self._state.open_turns()
+            if self._is_mine(session.id) and turn.last_ms < self._began_ms
+        ]
         if not suspects:
             return
         active = mapping(mapping(await self._client.get("/api/session/active")).get("data"))

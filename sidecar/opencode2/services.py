@@ -19,6 +19,7 @@ from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.reader import Reader
 from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 from streams.errors import StreamError
+from streams.identity import system_identity
 
 log = logging.getLogger("sidecar.opencode2")
 
@@ -154,6 +155,7 @@ class Services:
             self.translator,
             self.write,
             since_ms=self._since_ms,
+            began_ms=system_identity().now_ms(),
             excludes=self._ingest.excludes,
         )
         log.info("reading the service of OpenCode 2: pid %d", registration.pid)

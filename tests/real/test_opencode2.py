@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.recorded2 import assert_recorded, outcomes
 from tools.install_opencode import VERSION_2, binary_path
@@ -42,6 +44,18 @@ def client(opencode2_binary: Path, model: ModelServer, durable: DurableStream) -
         yield client
         durable.end_with(client)
         wait_until(lambda: client.leftovers() == [], "the end of all processes")
+
+
+@pytest.fixture(scope="module")
+def in_one(client: RealOpenCode2, durable: DurableStream, opencode_binary: Path, model: ModelServer) -> str:
+    """A session of OpenCode 1, which loaded the same plugin file from the same place."""
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode(opencode_binary, model.port, root=client.root, plugins=plugins, plugin_scope="global") as one:
+        session = one.create_session()
+        one.prompt(session, "REASON:let me see SAY:in one")
+        one.prompt(session, call("bash", command="echo x", description="d"))
+        wait_until(lambda: len(outcomes(durable.log(session), session)) == 2, "the end of the turns")
+    return session
 
 
 def call(tool: str, **arguments: Any) -> str:
@@ -121,12 +135,13 @@ def test_what_happened_while_the_sidecar_was_dead_is_read_from_the_services_log(
 ) -> None:
     session = turn(client, "SAY:before")
     assert_recorded(durable, client, session)
-    for _ in range(3):
+    # One turn of many steps, through which the sidecar dies again and again.
+    client.prompt(session, " THEN: ".join([call("shell", command="sleep 0.5")] * 6))
+    for _ in range(4):
         killed = durable.wait_linked()
-        client.prompt(session, f"{call('shell', command='sleep 0.2')} THEN: SAY:during")
         os.kill(killed, signal.SIGKILL)
-        client.wait(session)
         durable.wait_running({killed})
+    client.wait(session)
     other = turn(client, "SAY:another session")
     assert_recorded(durable, client, session)
     assert_recorded(durable, client, other)
@@ -162,6 +177,13 @@ def test_a_service_killed_in_a_turn_and_a_deleted_session(client: RealOpenCode2,
     wait_until(lambda: "lifecycle.session.ended" in str(durable.log(deleted)), "the end of the session")
 
 
+def test_the_services_password_is_in_no_file_of_ours(client: RealOpenCode2, durable: DurableStream) -> None:
+    turn(client, "SAY:hello")
+    password = json.loads(client.registration.read_bytes())["password"].encode()
+    files = [path for path in durable.home.rglob("*") if path.is_file()]
+    assert files and not any(password in path.read_bytes() for path in files)
+
+
 def test_the_sidecar_does_not_delay_the_services_end(client: RealOpenCode2, durable: DurableStream) -> None:
     turn(client, "SAY:hello")
     durable.wait_linked()
@@ -169,3 +191,75 @@ def test_the_sidecar_does_not_delay_the_services_end(client: RealOpenCode2, dura
     client.start()
     turn(client, "SAY:hello again")
     durable.wait_linked()
+
+
+def test_one_file_in_both_opencodes_records_each_session_once(
+    client: RealOpenCode2, durable: DurableStream, request: pytest.FixtureRequest
+) -> None:
+    two = turn(client, "SAY:in two")
+    session = request.getfixturevalue("in_one")
+    turn(client, "SAY:in two again", two)
+    assert_recorded(durable, client, two)
+    told = [record["event"]["type"] for record in durable.log(session)]
+    assert told.count("human.input") == told.count("turn.ended") == told.count("turn.started") == 2
+    assert told.count("execution.output") == 3
+    assert "lifecycle.session.ended" not in str(durable.log(two))
+
+
+def test_the_command_line_of_opencode_2_is_recorded(client: RealOpenCode2, durable: DurableStream) -> None:
+    known = {info["id"] for info in client.api("GET", "/api/session")["data"]}
+    client.run("SAY:from run")
+    (session,) = {info["id"] for info in client.api("GET", "/api/session")["data"]} - known
+    assert outcomes(assert_recorded(durable, client, session), session) == ["completed"]
+
+
+def test_a_second_copy_in_the_project_records_nothing_twice(client: RealOpenCode2, durable: DurableStream) -> None:
+    copy = client.project / ".opencode" / "plugin" / PLUGIN
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(durable.plugin())
+    client.stop_in()
+    client.start()
+    session = turn(client, "SAY:with two copies")
+    records = assert_recorded(durable, client, session)
+    assert outcomes(records, session) == ["completed"]
+    copy.unlink()
+
+
+def test_old_sessions_are_imported_once(
+    client: RealOpenCode2, durable: DurableStream, tmp_path: Path, opencode_binary: Path, in_one: str
+) -> None:
+    """Into a log that begins now: the sessions of this service, and those that OpenCode 1 has in the same place."""
+    old = turn(client, "SAY:long ago")
+    with DurableStream(tmp_path / "home") as later:
+        (client.config_directory / "plugin" / "later.js").write_text(later.plugin())
+        client.stop_in()
+        client.start()
+        new = turn(client, "SAY:today")
+        assert_recorded(later, client, new)
+        assert later.log(old) == []
+        first, again = (import_old(later, client, opencode_binary) for _ in range(2))
+        assert first["opencode_2"]["sessions"] > 0 and first["opencode_1"]["sessions"] == 1
+        assert again["opencode_2"]["sessions"] == again["opencode_1"]["sessions"] == 0
+        records = assert_recorded(later, client, old)
+        assert all(record["event"]["metadata"]["history"] for record in records)
+        assert contents(later.log(in_one)) == contents(durable.log(in_one))
+        later.cli("verify")
+        (client.config_directory / "plugin" / "later.js").unlink()
+        client.stop_in()
+    client.start()
+
+
+def import_old(durable: DurableStream, client: RealOpenCode2, opencode: Path) -> dict[str, Any]:
+    environment = {**client.environment(), "PATH": f"{opencode.parent}{os.pathsep}{os.environ['PATH']}"}
+    command = [str(EXECUTABLE), "--home", str(durable.home), "import", "--opencode", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def contents(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The payloads by key; of the first one not the agent, which OpenCode 1 does not know at the beginning."""
+    found = {record["event"]["idempotency_key"]: dict(record["event"]["payload"]) for record in records}
+    for key, payload in found.items():
+        if key.startswith("lifecycle.session.created:"):
+            payload.pop("agent", None)
+    return found

@@ -64,9 +64,12 @@ class Sidecars:
         return Counter(e.payload["properties"]["n"] for e in events if e.type == "opencode.torture.note")
 
 
-@pytest.fixture(params=["jsonl", "sqlite"])
+BOTH_STORES = pytest.mark.parametrize("sidecars", ["jsonl", "sqlite"], indirect=True)
+
+
+@pytest.fixture
 def sidecars(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sidecars]:
-    backend: Backend = request.param
+    backend: Backend = getattr(request, "param", "jsonl")
     sidecars = Sidecars(tmp_path / "home")
     sidecars.home.create()
     sidecars.home.config_path.write_text(f'[store]\nbackend = "{backend}"\n')
@@ -80,6 +83,7 @@ def hooks(begin: int, end: int) -> list[HookItem]:
     return [text_hook("s", number) for number in range(begin, end)]
 
 
+@BOTH_STORES
 async def test_a_sidecar_that_wakes_up_acknowledges_and_writes_nothing(sidecars: Sidecars) -> None:
     old = sidecars.start()
     first = await sidecars.link()
@@ -102,6 +106,7 @@ async def test_a_sidecar_that_wakes_up_acknowledges_and_writes_nothing(sidecars:
     assert await sidecars.recorded() == Counter(range(30))
 
 
+@BOTH_STORES
 async def test_an_unknown_sidecar_keeps_the_log_until_it_ends(sidecars: Sidecars) -> None:
     """Nobody can tell which process to kill, so the next sidecar does not start. The old one is fenced all the same."""
     old = sidecars.start()

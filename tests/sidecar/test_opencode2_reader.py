@@ -74,9 +74,10 @@ class Bench:
         self.log.append(drained.events)
         self.writes += bool(drained.events)
 
-    def reader(self, id_: str = "service-1", since_ms: int = 0, **options: Any) -> Reader:
-        service = Service(id_, "0.0.0-next-16350", 4321, "place")
-        return Reader(self.service, service, self.translator, self.write, since_ms=since_ms, **options)
+    def reader(self, id_: str = "service-1", place: str = "place", since_ms: int = 0, **options: Any) -> Reader:
+        service = Service(id_, "0.0.0-next-16350", 4321, place)
+        times = {"since_ms": since_ms, "began_ms": 2**52, **options}
+        return Reader(self.service, service, self.translator, self.write, **times)
 
     def restart(self) -> None:
         """Kill the sidecar: only the log is left."""
@@ -250,8 +251,7 @@ async def test_another_service_does_not_end_the_sessions_of_this_one() -> None:
     bench = Bench(FakeService(recording))
     await bench.run(bench.reader())
     bench.service.sessions.clear()
-    other = Service("service-9", place="elsewhere")
-    await bench.run(Reader(bench.service, other, bench.translator, bench.write, since_ms=0))
+    await bench.run(bench.reader("service-9", "elsewhere"))
     assert all(event.type != "lifecycle.session.ended" for event in bench.log.events.values())
 
 
@@ -272,6 +272,22 @@ async def test_open_asks_are_listed_and_a_turn_that_nobody_runs_ends() -> None:
     await bench.run(bench.reader("service-2"))
     ended = [event.payload["outcome"] for event in bench.log.events.values() if event.type == "turn.ended"]
     assert ended == ["interrupted"]
+
+
+async def test_a_turn_of_another_server_on_the_database_is_polled_and_not_ended() -> None:
+    recording = Recording("busy")
+    session = session_of(recording)
+    whole = [row for row in recording.logs[session] if "durable" in row]
+    service = FakeService(recording)
+    service.logs[session] = whole[:8]
+    bench = Bench(service)
+    reader = bench.reader(began_ms=whole[0]["created"], poll_seconds=0.001)
+    running = asyncio.create_task(reader.run())
+    await reader.caught_up.wait()
+    service.logs[session] = whole  # nothing announces it
+    while bench.lines() != lines_of("busy"):
+        await asyncio.sleep(0.001)
+    running.cancel()
 
 
 async def test_more_events_than_can_wait_are_read_from_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ In this order, with one cursor for all of them:
 
 1. the record's L0 messages (``bridge/nats/l0/captured.py``), id ``{event}:l0``;
 2. a command for an agent of another home, on ``cmd.{project}.{workspace}.{to}.{type}``, id ``{event}:cmd``,
-   the canonical event as its body;
+   the canonical event as its body, and then its wakeup on ``cg.….cmd.agent.{to}.wakeup``, id ``{event}:wakeup``;
 3. the record itself, on ``evt.{project}.{log}.{stream}.{type}``, id ``{event}``, the canonical event as its body.
 
 The record's headers give its place in the log (``DS-Log``, ``DS-Position``, ``DS-Offset``), its chain
@@ -48,7 +48,7 @@ from bridge.nats.headers import (
 from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
 from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
 from bridge.nats.l0.context import RecordContext
-from bridge.nats.l0.payloads import Chunk, L0Payload
+from bridge.nats.l0.payloads import Chunk, L0Payload, PayloadError, Wakeup
 from bridge.nats.l0.sending import outgoing
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, CommandSubject, L0Subject, RecordSubject
 from streams.bus.headers import HeaderError
@@ -65,6 +65,9 @@ DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
 
 UNSENT: Final = "cmd_unsent"
 """Begins the note about a command that is not sent: ``:forgotten``, ``:invalid``, ``:large`` or ``:old``."""
+
+WAKEUP: Final = "wakeup"
+"""The suffix of the L0 message that announces a command."""
 
 BATCH_RESERVE: Final = 256
 """Bytes reserved for the headers of atomic batches."""
@@ -99,7 +102,8 @@ class RecordMessages(NamedTuple):
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     commands: tuple[Message, ...] = ()
-    """Commands for agents elsewhere. A work queue forgets them, so they are never compared or published again."""
+    """Commands for agents elsewhere, each followed by its wakeup. A work queue forgets them, so they are never compared
+    or published again."""
 
 
 def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMessages:
@@ -117,41 +121,52 @@ def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMe
         notes.append(f"l0_skipped:{why.reason}")
     commands: tuple[Message, ...] = ()
     if event.metadata.get("route") == "bus":
-        command = _command(record, mirror)
-        if isinstance(command, Message):
-            commands = (command,)
+        made = _commands(record, mirror)
+        if isinstance(made, str):
+            notes.append(f"{UNSENT}:{made}")
         else:
-            notes.append(f"{UNSENT}:{command}")
+            commands = made
     own, own_notes, warnings = _own_message(record, context, mirror)
     return RecordMessages((*messages, own), (*notes, *own_notes), warnings, commands)
 
 
-def _command(record: Record, mirror: Mirror) -> Message | str:
-    """The message of a command for an agent of another home, or why there is none."""
+def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
+    """The messages of a command for an agent of another home: itself and its wakeup; or why there are none."""
     event, about = record.event, record.event.metadata
     if is_forgotten(event):
         return "forgotten"
+    try:
+        to, project = about["to"], about["project"]
+        subject = str(CommandSubject(project, about["workspace"], to, event.type))
+        headers = _command_headers(record, mirror, event.type, "cmd")
+        body = canonical(event.fields())
+        announced = str(L0Subject(project, "cmd", "agent", to, WAKEUP, mirror.channel, mirror.version))
+        wakeup = Wakeup.parse({"agent_id": to, "inbox_id": event.id, "reason": event.type}).encode()
+        wakeup_headers = _command_headers(record, mirror, f"agent.{WAKEUP}", WAKEUP)
+    except (SubjectError, HeaderError, PayloadError, ProtocolViolation, LookupError, TypeError):
+        return "invalid"
+    if wire_size(headers, len(body)) > mirror.max_payload:
+        return "large"
+    return Message(subject, headers, body), Message(announced, wakeup_headers, wakeup)
+
+
+def _command_headers(record: Record, mirror: Mirror, message_type: str, part: str) -> dict[str, str]:
+    event, about = record.event, record.event.metadata
     given = {LOG: h.header_text(mirror.log), POSITION: str(record.position)}
     traced = {TRACEPARENT: event.traceparent, h.TRACESTATE: about.get(h.TRACESTATE)}
     given |= {name: value for name, value in traced.items() if isinstance(value, str)}
-    try:
-        subject = str(CommandSubject(about["project"], about["workspace"], about["to"], event.type))
-        made = outgoing(
-            given,
-            depth=about["depth"],
-            origin=event.stream_id,
-            timestamp_ms=event.ts,
-            message_type=event.type,
-            sender=event.source.agent,
-            payload=event.payload,
-            message_id=h.message_id(event.id, part="cmd"),
-            limit=10**MAX_DEPTH_DIGITS,  # the agent's limit was applied when the command was recorded
-            version=mirror.version,
-        )
-    except (SubjectError, HeaderError, ProtocolViolation, LookupError, TypeError):
-        return "invalid"
-    body = canonical(event.fields())
-    return Message(subject, made.headers, body) if wire_size(made.headers, len(body)) <= mirror.max_payload else "large"
+    return outgoing(
+        given,
+        depth=about["depth"],
+        origin=event.stream_id,
+        timestamp_ms=event.ts,
+        message_type=message_type,
+        sender=event.source.agent,
+        payload=event.payload,
+        message_id=h.message_id(event.id, part=part),
+        limit=10**MAX_DEPTH_DIGITS,  # the agent's limit was applied when the command was recorded
+        version=mirror.version,
+    ).headers
 
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:

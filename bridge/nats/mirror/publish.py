@@ -1,7 +1,7 @@
 """Publishes runs of records: turns records into messages and returns when the server has stored them.
 
 A run first publishes the L0 messages of its records. When all of those are
-stored, it publishes the commands for agents elsewhere, and then the records' own
+stored, it publishes the commands for agents elsewhere with their wakeups, and then the records' own
 messages, so a consumer that sees a record can find its L0 messages, and a stored record
 means a sent command. Messages leave in atomic batches if the stream accepts
 them and enough are pending, otherwise in a window.

@@ -90,7 +90,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         found["log"]["damaged"] = len(problems) > known
     if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
         notes.append(f"the log is damaged, but {kept}")
-    for check in quick_checks(home):
+    for check in quick_checks(home, served=found.get("config_changed") is False):
         if check.name == "start" and problems:
             continue  # what keeps it from starting is reported, and more exactly
         if (check.level != "ok" and check.name != "token") or check.level == "problem":

@@ -11,7 +11,9 @@ import pytest
 
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_EVENTS, wanted
+from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, L0_EVENTS, wanted
+from bridge.nats.l0.payloads import Wakeup
+from bridge.nats.l0.table import decode
 from bridge.nats.mirror.messages import UNSENT
 from bridge.nats.mirror.publish import DAY_MS
 from sidecar.nats.mirror.task import MirrorTask
@@ -50,12 +52,13 @@ async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
 async def forgetful_mirror(
     store: StreamStore, server: RealServer, sessions: Sessions, **more: Any
 ) -> AsyncIterator[MirrorTask]:
-    """A mirror that has drained; then the work queue knows no message id any more."""
+    """A mirror that has drained; then the work queues know no message id any more."""
     async with mirroring(store, server, **more) as mirror:
         await drained(mirror)
         session = await sessions.get()
-        config = (await keeping.facts(session, COMMANDS)).config
-        await session.api(f"STREAM.UPDATE.{COMMANDS}", {**config, "duplicate_window": 100_000_000})
+        for stream in (COMMANDS, L0_COMMANDS):
+            config = (await keeping.facts(session, stream)).config
+            await session.api(f"STREAM.UPDATE.{stream}", {**config, "duplicate_window": 100_000_000})
         await asyncio.sleep(0.15)
         yield mirror
 
@@ -71,15 +74,13 @@ async def told(store: StreamStore, count: int) -> list[StreamEvent]:
     return [event for event in found if event.metadata.get("route") == "bus"]
 
 
-async def queued(sessions: Sessions) -> list[keeping.StreamMessage]:
-    """What the work queue holds; nothing is taken from it."""
+async def queued(sessions: Sessions, stream: str = COMMANDS) -> list[keeping.StreamMessage]:
+    """What a work queue holds; nothing is taken from it."""
     session = await sessions.get()
-    there = await keeping.facts(session, COMMANDS)
+    there = await keeping.facts(session, stream)
     if not there.messages:
         return []
-    return [
-        await keeping.message_at(session, COMMANDS, n) for n in range(there.first_sequence, there.last_sequence + 1)
-    ]
+    return [await keeping.message_at(session, stream, n) for n in range(there.first_sequence, there.last_sequence + 1)]
 
 
 class Far(Counter):
@@ -103,6 +104,34 @@ async def test_a_command_for_another_home_is_a_command_on_the_wire(server: RealS
         assert message.headers["traceparent"] == event.traceparent
         assert message.headers["DS-Log"] == LOG_ID
     await check_equal(store, server)
+
+
+async def test_a_wakeup_of_the_l0_protocol_announces_each_command(server: RealServer, sessions: Sessions) -> None:
+    store = MemoryStore()
+    events = await told(store, 2)
+    async with mirroring(store, server) as mirror:
+        await drained(mirror)
+        rung = await queued(sessions, L0_COMMANDS)
+    for message, event in zip(rung, events, strict=True):
+        subject, payload = decode(message.subject, message.body)
+        assert message.subject == "cg.v1._.public.cmd.agent.far.wakeup" and subject.target == "far"
+        assert payload == Wakeup(agent_id="far", inbox_id=event.id, reason="add")
+        assert message.headers["Nats-Msg-Id"] == f"{event.id}:wakeup"
+        assert message.headers["CG-Msg-Type"] == "agent.wakeup" and message.headers["CG-Sender"] == "counter"
+        assert message.headers["CG-Recursion-Depth"] == "1"
+        assert message.headers["traceparent"] == event.traceparent
+
+
+async def test_a_command_that_is_not_sent_is_not_announced(server: RealServer, sessions: Sessions) -> None:
+    store = MemoryStore()
+    await told(store, 1)
+    mirror = MirrorTask(store, LOG_ID, sessions, lambda: NOW_MS + DAY_MS)
+    mirror.start()
+    try:
+        await drained(mirror)
+    finally:
+        await mirror.close()
+    assert await queued(sessions) == await queued(sessions, L0_COMMANDS) == []
 
 
 async def test_another_home_takes_it_once_and_the_trace_goes_on(server: RealServer, sessions: Sessions) -> None:
@@ -141,11 +170,13 @@ async def test_neither_a_restart_nor_a_rebuild_nor_a_wiped_mirror_sends_it_again
         await until(lambda: mirror.counts["republished"] == 1, "the rebuild")
         await drained(mirror)
     assert await queued(sessions) == []
+    assert len(await queued(sessions, L0_COMMANDS)) == 3
     await keeping.purge(session, EVENTS, subject="evt.>")
     async with mirroring(store, server) as mirror:
         await drained(mirror)
         assert mirror.counts["published"]
     assert await queued(sessions) == []
+    assert len(await queued(sessions, L0_COMMANDS)) == 3
     await check_equal(store, server)
 
 

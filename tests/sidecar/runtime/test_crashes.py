@@ -21,6 +21,7 @@ from sidecar.runtime.inputs import agent_stream, effects_stream
 from sidecar.runtime.stops import POINTS, Point
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
+from streams.store import Record
 from streams.stores.directory import Backend
 from tests.sidecar.runtime import crashing_process
 from tests.sidecar.runtime.crashing_process import AGENT, Clerk, append, lines
@@ -98,18 +99,25 @@ async def check(path: Path) -> Counter[str]:
         ledger = await collect(reader.read(effects_stream(AGENT)))
     finally:
         await reader.close()
-    given = [json.loads(line) for line in lines(path / "commands")]
+    given = [json.loads(line)["key"] for line in lines(path / "commands")]
+    assert sorted(lines(path / "acked")) == sorted(given)
     status = json.loads((path / "status").read_text())
+    assert status["dead"] == 0
+    count = check_commands(own, ledger, given)
 
-    # Every command once, and its outputs with it, as if nothing had happened.
+    # Every message, with an id by which its receiver drops repetitions.
+    published = {tuple(json.loads(line)) for line in lines(path / "published")}
+    assert published == {(r.event.id, r.event.payload["n"]) for r in own if r.event.metadata.get("route") == "bus"}
+    return Counter(inputs=count) + check_effects(path, own, ledger, status["in_doubt"])
+
+
+def check_commands(own: list[Record], ledger: list[Record], given: list[str]) -> int:
+    """Every command of these keys once, and its outputs with it, as if nothing had happened. Returns how many."""
     inputs = [r.event for r in own if r.event.metadata["role"] == "input"]
     commands = {event.metadata["key"]: event for event in inputs if "key" in event.metadata}
-    assert Counter(event.metadata.get("key") for event in inputs if "key" in event.metadata) == Counter(
-        one["key"] for one in given
-    )
-    assert sorted(lines(path / "acked")) == sorted(one["key"] for one in given)
+    assert Counter(event.metadata["key"] for event in inputs if "key" in event.metadata) == Counter(given)
     clean = Clerk()
-    at = 1
+    own, at = [record for record in own if record.event.metadata["role"] != "dead"], 1
     while at < len(own):
         event = own[at].event
         type_, payload = event.type, event.payload
@@ -128,11 +136,12 @@ async def check(path: Path) -> Counter[str]:
             at += 1
     assert clean.count == len(commands)
 
-    # Every message, with an id by which its receiver drops repetitions.
-    published = {tuple(json.loads(line)) for line in lines(path / "published")}
-    assert published == {(r.event.id, r.event.payload["n"]) for r in own if r.event.metadata.get("route") == "bus"}
+    return clean.count
 
-    # Every effect: done once where the key is honoured; else once, or shown as in doubt.
+
+def check_effects(path: Path, own: list[Record], ledger: list[Record], in_doubt: int) -> Counter[str]:
+    """Every effect: done once where the key is honoured; else once, or shown as in doubt."""
+    inputs = [r.event for r in own if r.event.metadata["role"] == "input"]
     requests = {r.event.id: r.event.payload for r in own if r.event.metadata["role"] == "effect"}
     ends = Counter(r.event.payload["request"] for r in ledger if r.event.payload.get("final"))
     doubts = {r.event.payload["request"] for r in ledger if r.event.type == "effect.in_doubt"}
@@ -142,7 +151,6 @@ async def check(path: Path) -> Counter[str]:
         r.event.id for r in ledger if r.event.payload.get("final") or r.event.type == "effect.in_doubt"
     }
     honest, unsafe = Counter(lines(path / "honest")), Counter(lines(path / "unsafe"))
-    counts: Counter[str] = Counter(inputs=len(commands), effects=len(requests), in_doubt=len(doubts))
     for id_, request in requests.items():
         assert ends[id_] == (id_ not in doubts)
         if request["kind"] == "honest":
@@ -153,6 +161,5 @@ async def check(path: Path) -> Counter[str]:
     assert set(honest) | set(unsafe) == {
         request["key"] for id_, request in requests.items() if id_ not in doubts or unsafe[request["key"]]
     }
-    assert status["in_doubt"] == len(doubts)
-    assert status["dead"] == 0
-    return counts
+    assert in_doubt == len(doubts)
+    return Counter(effects=len(requests), in_doubt=len(doubts))

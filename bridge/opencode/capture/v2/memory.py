@@ -58,6 +58,8 @@ class Memory:
             case "execution.succeeded" | "execution.failed" | "execution.interrupted":
                 self.execution, self.is_new, self.declined = None, False, False
                 self.promoted.clear()
+                self.calls.clear()
+                self.steps.clear()
             case "input.promoted":
                 if (promoted := input_id(event)) is not None:
                     self.promoted.append((promoted, event.t))
@@ -82,6 +84,11 @@ class Memory:
         for remembered in (self.calls, self.begun, self.steps):
             if len(remembered) > _MOST:
                 remembered.popitem(last=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to remember, as between two turns."""
+        return not (self.execution or self.declined or self.promoted or self.calls or self.begun or self.steps)
 
     def start_key(self, event: HostEvent) -> tuple[str, str | None, Any]:
         """What joins the begin and the end of a text, a reasoning or a command."""

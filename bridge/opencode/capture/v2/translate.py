@@ -81,6 +81,8 @@ class HostTranslator(HostRules):
                 self.put(entry, session, "opencode.unreadable", event.key, payload)
         if event.seq is not None:
             memory.note(event)
+        if memory.is_empty:
+            self._memories.pop(event.session or "", None)
 
     def end_missing(self, service: Service, session_id: str) -> None:
         """Record, once, the end of a session that the service no longer has."""

@@ -1,0 +1,82 @@
+"""Which services are read: those that plugins announce, for as long as one is linked, and only if they are safe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.capture.translate import Translator
+from bridge.opencode.capture.v2.translate import HostTranslator
+from sidecar.capture.ingest import Ingest
+from sidecar.opencode2.services import Services
+from streams.identity import seeded_identity
+from streams.stores.memory import MemoryStore
+
+
+@pytest.fixture
+async def services() -> AsyncIterator[Services]:
+    identity, state = seeded_identity(1), CaptureState()
+    ingest = Ingest(MemoryStore(), Translator(identity, state))
+    services = Services(HostTranslator(identity, state), ingest, identity.ulid(), look_seconds=0.01)
+    yield services
+    await services.close()
+    await ingest.close()
+
+
+def register(path: Path, port: int, mode: int = 0o600) -> Path:
+    told = {"id": "i-1", "version": "2.0.0", "url": f"http://127.0.0.1:{port}", "pid": os.getpid(), "password": "p"}
+    path.write_text(json.dumps(told))
+    path.chmod(mode)
+    return path
+
+
+async def state_of(services: Services, wanted: str) -> None:
+    async with asyncio.timeout(10):
+        while [found["state"] for found in services.status()] != [wanted]:
+            await asyncio.sleep(0.001)
+
+
+async def test_nothing_is_read_that_no_plugin_announced(services: Services, tmp_path: Path) -> None:
+    services.opened("boot", "instance", "")
+    services.opened("boot", "instance", "relative/service.json")
+    assert services.status() == []
+
+
+async def test_it_waits_for_a_service_and_ends_with_the_last_link(services: Services, tmp_path: Path) -> None:
+    path = tmp_path / "service.json"
+    for instance in ("one", "two"):
+        services.opened("boot", instance, str(path))
+    await state_of(services, "absent")
+    assert services.status()[0]["plugins"] == 2
+    services.closed("boot", "one")
+    assert len(services.status()) == 1
+    services.closed("boot", "two")
+    assert services.status() == []
+
+
+async def test_an_unsafe_registration_is_refused_and_read_when_it_is_safe(services: Services, tmp_path: Path) -> None:
+    seen = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        path = register(tmp_path / "service.json", server.sockets[0].getsockname()[1], 0o644)
+        services.opened("boot", "instance", str(path))
+        await state_of(services, "refused")
+        assert not seen.is_set()
+        path.chmod(0o600)
+        async with asyncio.timeout(10):
+            await seen.wait()
+        await state_of(services, "lost")
+
+
+async def test_with_no_service_there_is_no_history(services: Services) -> None:
+    assert await services.import_history() == {"services": 0, "sessions": 0}
