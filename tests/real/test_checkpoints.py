@@ -14,6 +14,7 @@ import pytest
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
+from tests.real.terminal import ENTER, READY, Terminal
 
 pytestmark = pytest.mark.real_opencode
 
@@ -160,3 +161,25 @@ def test_a_session_of_the_project_is_read(client: RealOpenCode, durable: Durable
     wait_until(lambda: "xyzzy" in json.dumps(durable.log(first)), "the first session in the log")
     client.prompt(second, f"CALL:stream_read {json.dumps({'stream': first})}")
     assert "xyzzy" in json.dumps(client.messages(second)[-1])
+
+
+def test_the_terminal_of_the_parent_shows_that_background_work_waits(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    durable.cli("agents")
+    options: dict[str, Any] = {
+        "plugins": {PLUGIN: durable.plugin()},
+        "plugin_scope": "global",
+        "serve": False,
+        "config": {"permission": {"bash": "ask"}},
+    }
+    with RealOpenCode(opencode_binary, model.port, **options) as client:
+        environment = client.environment() | {"PWD": str(client.project)}
+        with Terminal([str(client.binary)], client.project, environment) as screen:
+            screen.wait_for(READY)
+            screen.press(spawn('CALL:bash {"command": "make it so", "description": "x"}').encode())
+            screen.wait_for("agent_spawn")
+            screen.press(ENTER)
+            screen.wait_for("OpenCode waits: permission")
+            durable.cli("checkpoints", only(durable, "permission")["id"], "--answer", "reject")
+            assert waiting(durable) == []
