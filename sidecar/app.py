@@ -240,7 +240,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     redact = Redactor(
         wanted.patterns,
         wanted.keys,
-        literals=wanted.literals,
+        # A model that reads config.toml sees them, the log does not.
+        literals={**wanted.literals, **{f"notify-{n}": url for n, url in enumerate(config.notify.urls, 1)}},
         disable=wanted.disable,
         allow=wanted.allow,
         enabled=wanted.enabled,
