@@ -166,6 +166,11 @@ def errors(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     _turn(client, "SAY:never", other)
 
 
+def retry(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """A provider that is overloaded, then answers."""
+    _turn(client, "HTTPERR:503*2,0 SAY:at last")
+
+
 def busy(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """Prompts while a turn runs: one steers it, two are queued; a synthetic one; one that starts nothing."""
     session = client.new_session()
@@ -220,7 +225,7 @@ def crash(client: RealOpenCode2, model: ModelServer, feed: Feed) -> Feed:
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    chat, tools, subagent, permission, question, abort, errors, busy, compaction, shell, crash,
+    chat, tools, subagent, permission, question, abort, errors, retry, busy, compaction, shell, crash,
 )  # fmt: skip
 
 

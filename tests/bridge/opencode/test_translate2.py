@@ -147,6 +147,14 @@ def test_a_refused_call_is_no_shutdown() -> None:
     assert [event.payload["outcome"] for event in abort] == ["aborted", "aborted"]
 
 
+def test_a_repeated_request_is_no_error_and_tells_nothing_of_the_providers_answer() -> None:
+    player = play2("retry")
+    retried = [event.payload for event in player.of("opencode.session.retry.scheduled")]
+    assert [(each["attempt"], each["status"]) for each in retried] == [(2, 503), (3, 503)]
+    assert "scripted error" not in str(player.log.events)
+    assert [event.payload["outcome"] for event in player.of("turn.ended")] == ["completed"]
+
+
 def test_only_what_a_person_wrote_in_a_root_session_is_human() -> None:
     busy, child = play2("busy"), play2("subagent")
     assert len(busy.of("human.input")) == 5

@@ -90,6 +90,14 @@ RULES: tuple[Rule, ...] = (
     Rule("compaction.started", "event", "compaction_started", ("turn.started",), "input, or the event"),
     Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
     Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
+    Rule(
+        "retry.scheduled",
+        "event",
+        "retried",
+        ("opencode.session.retry.scheduled",),
+        "event",
+        "Which attempt comes when, and why; without the provider's response.",
+    ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's title."),
     Rule(
         "revert.committed",
@@ -124,6 +132,8 @@ RULES: tuple[Rule, ...] = (
     Rule("shell.started", "state", "nothing"),
     Rule("instructions.updated", "state", "nothing", note="Digests of the instructions."),
     Rule("usage.recorded", "state", "nothing", note="What titles and compactions cost."),
+    Rule("viewed", "state", "nothing", note="In the release: a person looked at the session."),
+    Rule("step.streamed", "state", "nothing", note="In the release."),
     Rule("revert.staged", "state", "nothing"),
     Rule("revert.cleared", "state", "nothing"),
 )
