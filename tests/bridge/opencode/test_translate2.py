@@ -140,6 +140,22 @@ def test_a_child_is_a_span_in_the_stream_of_its_root_and_the_call_is_its_cause()
     assert [event.payload["reason"] for event in player.of(ENDED)] == ["deleted", "deleted"]
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_children_of_like_calls_are_told_apart(live: bool) -> None:
+    player, recording = Player2(), Recording("subagents")
+    if live:
+        player.feed(recording.events(), recording.sessions)
+    else:
+        player.back_fill(recording, next(iter(recording.sessions)))
+    steps = {event.payload["child"]: event.payload for event in player.of("execution.step") if "child" in event.payload}
+    spawned = {event.payload["child"]: event.payload["call"] for event in player.of("agent.spawned")}
+    assert spawned == {child: step["call"] for child, step in steps.items()}
+    assert len(spawned) == 2
+    for child, step in steps.items():
+        (said,) = [e.payload["parts"][0]["text"] for e in player.of("agent.input") if e.payload["session"] == child]
+        assert step["input"]["prompt"] in said
+
+
 def test_a_refused_call_is_no_shutdown() -> None:
     permission, question, abort = (play2(name).of("turn.ended") for name in ("permission", "question", "abort"))
     assert [event.payload["outcome"] for event in permission] == ["completed", "stopped", "completed"]

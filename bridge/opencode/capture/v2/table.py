@@ -15,8 +15,8 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The durable log begins after it, so the session's description is read as well. A child names its parent; "
-        "the call is the parent's open one with its description and agent, if there is only one.",
+        "The durable log begins after it, so the session's description is read as well. A child names its parent, and "
+        "`tool.progress` or the call's end its child; else the call is the open one with its description and agent.",
     ),
     Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A root session of its own."),
     Rule(
