@@ -23,7 +23,7 @@ ARGUMENTS = {
     "diff": ["ses_a", "ses_b"],
     "replay": ["ses_a"],
     "export": ["ses_a"],
-    "import": ["FILE"],
+    "import": ["--opencode"],
     "play": ["FILE"],
     "migrate": ["--to", "sqlite"],
     "prune": ["--older-than", "1s", "--yes"],
