@@ -90,7 +90,7 @@ async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
         events = await _wanted(home, agent) if file is None else _events_of(file)
         findings = check_agent(made, events, spec=spec)
     except LoadError as error:
-        raise Failure(error.code, str(error)) from None
+        raise Failure("bad-agent", str(error)) from None
     if out.json:
         shown = [finding._asdict() for finding in findings]
         out.object({"agent": agent.name, "events": len(events), "findings": shown})

@@ -23,7 +23,7 @@ from streams.stores.memory import MemoryStore
 async def services() -> AsyncIterator[Services]:
     identity, state = seeded_identity(1), CaptureState()
     ingest = Ingest(MemoryStore(), Translator(identity, state))
-    services = Services(HostTranslator(identity, state), ingest, identity.ulid(), look_seconds=0.01)
+    services = Services(HostTranslator(identity, state), ingest, identity.ulid(), identity.now_ms, look_seconds=0.01)
     yield services
     await services.close()
     await ingest.close()
