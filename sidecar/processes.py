@@ -37,7 +37,7 @@ def mark_of(pid: int) -> str:
     """What tells this run of a process from every other: no other process ever gets the same pid and mark.
 
     It holds the process's user and the moment of its start, which a later change of the clock does not move.
-    Empty if no process has the pid, if all of it has ended, or if the system does not say. May start a program; not quick.
+    Empty if no process has the pid, if all of it has ended, or if the system does not say. May start a program.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
