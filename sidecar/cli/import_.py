@@ -32,6 +32,8 @@ async def import_(
     if not opencode:
         raise typer.BadParameter("name what to import: --opencode")
     out, home = Output(json), home_of(context)
+    home.check_owner()
+    home.check_kind()
     one, two = await _opencode_1(home), await _opencode_2(home)
     if json:
         out.object({"opencode_1": one, "opencode_2": two})

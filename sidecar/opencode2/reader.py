@@ -127,7 +127,9 @@ class Reader:
         async for row in self._client.stream("/api/event", SILENCE_SECONDS):
             connected.set()
             event = read_event(row)
-            if event is None or event.session is None or (event.seq is None and ask_of(event) is None):
+            if event is None or event.session is None:
+                continue
+            if event.seq is None and ask_of(event) is None and child_of(event) is None:
                 continue  # deltas, catalogs: never recorded
             if self._live.qsize() < MAX_WAITING:
                 self._live.put_nowait(event)
@@ -205,12 +207,16 @@ class Reader:
         """Take one live event."""
         session_id = event.session or ""
         if event.seq is None:
-            if await self._read(session_id):
+            self._translator.hint(event)
+            if ask_of(event) is not None and await self._read(session_id):
                 self._translator.feed(self._service, event)
                 await self._write()
             return
         if event.name == "created":
-            await self._place(session_id, session_info(event.data), event.t)
+            info = session_info(event.data)
+            if text(info.get("parentID")) is None:
+                await self._place(session_id, info, event.t)
+            return  # a child is placed with its next event: the call that made it is announced in between
         cursor = self._cursors.get(session_id)
         if cursor is not None and event.seq <= cursor:
             return
@@ -245,8 +251,11 @@ class Reader:
             self._excluded.add(session_id)
             return False
         parent = text(info.get("parentID"))
-        if parent is not None and parent not in self._state.sessions and parent not in self._reading:
+        if parent is not None and parent not in self._cursors and parent not in self._reading:
+            # Its log names the call that made this session, and reads this session's log at the call's end.
+            self._reading.discard(session_id)
             await self._read(parent)
+            self._reading.add(session_id)
         self._translator.appear(self._service, {**info, "id": session_id}, at_ms)
         self._cursors.setdefault(session_id, 0)
         await self._write()
@@ -309,6 +318,7 @@ class Reader:
             child = child_of(event)
             if child is not None and event.seq is not None and event.seq > recorded:
                 await self._write()
+                self._translator.hint(event)
                 await self._read(child)
             self._translator.feed(self._service, event, known=(event.seq or 0) < recorded)
             self._cursors[session_id] = max(self._cursors.get(session_id, -1), event.seq or 0)

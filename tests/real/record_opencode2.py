@@ -104,6 +104,14 @@ def subagent(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     _until(client, feed, "session.deleted", 2)
 
 
+def subagents(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """Two child sessions at once, whose calls differ in the prompt alone."""
+    one, two = (
+        call("subagent", agent="general", description="child", prompt=f"SAY:from {name}") for name in ("one", "two")
+    )
+    _turn(client, f"{one} {two}")
+
+
 def permission(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A command allowed once, one rejected, one rejected with a message."""
     session = client.new_session()
@@ -166,6 +174,11 @@ def errors(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     _turn(client, "SAY:never", other)
 
 
+def retry(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """A provider that is overloaded, then answers."""
+    _turn(client, "HTTPERR:503*2,0 SAY:at last")
+
+
 def busy(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """Prompts while a turn runs: one steers it, two are queued; a synthetic one; one that starts nothing."""
     session = client.new_session()
@@ -220,7 +233,7 @@ def crash(client: RealOpenCode2, model: ModelServer, feed: Feed) -> Feed:
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    chat, tools, subagent, permission, question, abort, errors, busy, compaction, shell, crash,
+    chat, tools, subagent, subagents, permission, question, abort, errors, retry, busy, compaction, shell, crash,
 )  # fmt: skip
 
 

@@ -91,6 +91,9 @@ def test_a_chat_with_tools_and_a_child(client: RealOpenCode2, durable: DurableSt
     assert "hello" in durable.cli("read", session)
     assert "a.txt" in durable.cli("changes", session)
     assert child in durable.cli("tree", session)
+    assert session in durable.cli("streams")
+    step = next(record["event"]["id"] for record in records if record["event"]["payload"].get("child") == child)
+    assert "from the child" in durable.cli("why", step)
 
 
 def test_asks_are_recorded_with_their_answers(client: RealOpenCode2, durable: DurableStream) -> None:

@@ -111,7 +111,7 @@ def session_of(recording: Recording) -> str:
 
 
 async def test_an_absent_time_is_back_filled() -> None:
-    for name in ("chat", "tools", "busy", "crash", "errors"):
+    for name in ("chat", "tools", "busy", "crash", "errors", "retry"):
         bench = Bench(FakeService(Recording(name)))
         await bench.run(bench.reader())
         assert bench.lines() == lines_of(name), name
@@ -129,6 +129,24 @@ async def test_live_events_are_taken_and_holes_are_read() -> None:
     # Only every third event is announced; the log has the others.
     await bench.run(reader, *rows[::3])
     assert bench.lines() == lines_of("tools")
+
+
+async def test_a_child_comes_below_its_call_whichever_is_read_first() -> None:
+    recording = Recording("subagents")
+    root, *children = recording.logs
+    for first in (root, *children):
+        service = FakeService(recording)
+        # The API lists this one first, and a sidecar that was away reads it first.
+        for session, info in service.sessions.items():
+            info["time"] = {**info["time"], "created": 1 if session == first else 2}
+        bench = Bench(service)
+        await bench.run(bench.reader())
+        assert sorted(bench.lines()) == sorted(lines_of("subagents"))
+        calls = [e.payload["call"] for e in bench.log.events.values() if e.type == "agent.spawned"]
+        assert sorted(calls) == ["call_1_0", "call_1_1"]
+        steps = [e for e in bench.log.events.values() if e.payload.get("tool") == "subagent"]
+        ended = {e.id for e in bench.log.events.values() if e.type == "turn.ended" and e.payload["session"] in children}
+        assert {step.causation_id for step in steps} == ended
 
 
 async def test_a_sidecar_killed_anywhere_goes_on_where_the_log_ends() -> None:

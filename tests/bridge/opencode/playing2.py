@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bridge.opencode.capture.v2.shapes import HostEvent, child_of, read_event
+from bridge.opencode.capture.v2.shapes import HostEvent, child_of, read_event, session_info
 from bridge.opencode.capture.v2.translate import HostTranslator, Service
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -62,18 +62,25 @@ class Player2:
         self.log = log if log is not None else Log()
         self.identity = seeded_identity(3)
         self.translator = HostTranslator(self.identity, self.log.state())
+        self._created: dict[str, HostEvent] = {}
 
     def feed(self, events: list[HostEvent], infos: dict[str, dict[str, Any]], service: Service = SERVICE) -> None:
         for event in events:
+            self.translator.hint(event)
             self.place(event, infos, service)
             self.translator.feed(service, event)
             self.log.append(self.translator.drain().events)
 
     def place(self, event: HostEvent, infos: dict[str, dict[str, Any]], service: Service = SERVICE) -> None:
         if event.session and event.session not in self.translator.state.sessions:
-            info = event.data if event.name == "created" else infos.get(event.session)
+            if event.name == "created":
+                self._created[event.session] = event
+                if session_info(event.data).get("parentID"):
+                    return  # as the sidecar does
+            known = self._created.get(event.session)
+            info = known.data if known is not None else infos.get(event.session)
             if info is not None:
-                self.translator.appear(service, info, event.t)
+                self.translator.appear(service, info, known.t if known is not None else event.t)
 
     def crash(self) -> None:
         """Lose everything but the log, then read the sessions' logs again from where the log says."""
@@ -92,6 +99,7 @@ class Player2:
                 continue
             child = child_of(event)
             if child is not None and child in recording.logs and event.seq > cursor:
+                self.translator.hint(event)
                 self.back_fill(recording, child, service)
             self.translator.feed(service, event, known=event.seq < cursor)
             self.log.append(self.translator.drain().events)

@@ -140,11 +140,35 @@ def test_a_child_is_a_span_in_the_stream_of_its_root_and_the_call_is_its_cause()
     assert [event.payload["reason"] for event in player.of(ENDED)] == ["deleted", "deleted"]
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_children_of_like_calls_are_told_apart(live: bool) -> None:
+    player, recording = Player2(), Recording("subagents")
+    if live:
+        player.feed(recording.events(), recording.sessions)
+    else:
+        player.back_fill(recording, next(iter(recording.sessions)))
+    steps = {event.payload["child"]: event.payload for event in player.of("execution.step") if "child" in event.payload}
+    spawned = {event.payload["child"]: event.payload["call"] for event in player.of("agent.spawned")}
+    assert spawned == {child: step["call"] for child, step in steps.items()}
+    assert len(spawned) == 2
+    for child, step in steps.items():
+        (said,) = [e.payload["parts"][0]["text"] for e in player.of("agent.input") if e.payload["session"] == child]
+        assert step["input"]["prompt"] in said
+
+
 def test_a_refused_call_is_no_shutdown() -> None:
     permission, question, abort = (play2(name).of("turn.ended") for name in ("permission", "question", "abort"))
     assert [event.payload["outcome"] for event in permission] == ["completed", "stopped", "completed"]
     assert [event.payload["outcome"] for event in question] == ["completed", "stopped"]
     assert [event.payload["outcome"] for event in abort] == ["aborted", "aborted"]
+
+
+def test_a_repeated_request_is_no_error_and_tells_nothing_of_the_providers_answer() -> None:
+    player = play2("retry")
+    retried = [event.payload for event in player.of("opencode.session.retry.scheduled")]
+    assert [(each["attempt"], each["status"]) for each in retried] == [(2, 503), (3, 503)]
+    assert "scripted error" not in str(player.log.events)
+    assert [event.payload["outcome"] for event in player.of("turn.ended")] == ["completed"]
 
 
 def test_only_what_a_person_wrote_in_a_root_session_is_human() -> None:

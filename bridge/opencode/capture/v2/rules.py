@@ -20,6 +20,8 @@ from streams.lineage import CREATED
 HOST = "opencode2"
 """The value of ``host`` in the metadata of every event of OpenCode 2."""
 
+RETRIED = "opencode.session.retry.scheduled"
+
 _ANSWERED = frozenset({"stop", "length"})
 
 
@@ -316,6 +318,17 @@ class HostRules(Emitter):
 
     def compaction_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))))
+
+    def retried(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        """A try that failed and is repeated is no error of the turn."""
+        payload = present(
+            message=shapes.message_id(event),
+            turn=_turn_message(session),
+            attempt=number(event.data.get("attempt")),
+            at_ms=number(event.data.get("at")),
+            **shapes.error_of(mapping(event.data.get("error"))),
+        )
+        self._put_in_turn(entry, session, RETRIED, event.key, payload)
 
     def _error(self, entry: HostEntry, session: SessionState, event: HostEvent, error: dict[str, Any]) -> None:
         message = shapes.message_id(event)

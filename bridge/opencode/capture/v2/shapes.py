@@ -123,11 +123,12 @@ def message_id(event: HostEvent) -> str | None:
 
 
 def child_of(event: HostEvent) -> str | None:
-    """The child session that a finished tool call reports."""
-    if event.name not in ("tool.success", "tool.failed"):
+    """The child session that a tool call reports, in ``tool.progress`` while it runs and again when it has finished."""
+    if event.name not in ("tool.success", "tool.failed", "tool.progress"):
         return None
-    reported = (event.data.get("metadata"), event.data.get("result"))
-    return next((child for each in reported if (child := text(mapping(each).get("sessionID")))), None)
+    metadata = mapping(event.data.get("metadata"))
+    reported = (metadata, mapping(metadata.get("metadata")), mapping(event.data.get("result")))
+    return next((child for each in reported if (child := text(each.get("sessionID")))), None)
 
 
 def is_declined(event: HostEvent) -> bool:

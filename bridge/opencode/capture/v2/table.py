@@ -15,8 +15,8 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The durable log begins after it, so the session's description is read as well. A child names its parent; "
-        "the call is the parent's open one with its description and agent, if there is only one.",
+        "The durable log begins after it, so the session's description is read as well. A child names its parent, and "
+        "`tool.progress` or the call's end its child; else the call is the open one with its description and agent.",
     ),
     Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A root session of its own."),
     Rule(
@@ -90,6 +90,14 @@ RULES: tuple[Rule, ...] = (
     Rule("compaction.started", "event", "compaction_started", ("turn.started",), "input, or the event"),
     Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
     Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
+    Rule(
+        "retry.scheduled",
+        "event",
+        "retried",
+        ("opencode.session.retry.scheduled",),
+        "event",
+        "Which attempt comes when, and why; without the provider's response.",
+    ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's title."),
     Rule(
         "revert.committed",
@@ -124,6 +132,8 @@ RULES: tuple[Rule, ...] = (
     Rule("shell.started", "state", "nothing"),
     Rule("instructions.updated", "state", "nothing", note="Digests of the instructions."),
     Rule("usage.recorded", "state", "nothing", note="What titles and compactions cost."),
+    Rule("viewed", "state", "nothing", note="In the release: a person looked at the session."),
+    Rule("step.streamed", "state", "nothing", note="In the release."),
     Rule("revert.staged", "state", "nothing"),
     Rule("revert.cleared", "state", "nothing"),
 )

@@ -37,6 +37,7 @@ class HostTranslator(HostRules):
     ) -> None:
         super().__init__(identity, state, clean, 0.0)
         self._memories: dict[str, Memory] = {}
+        self._called: dict[str, tuple[str | None, str]] = {}
 
     # Called by the owner
 
@@ -57,6 +58,12 @@ class HostTranslator(HostRules):
             self._spawn(entry, parent, session_id, info)
         lineage = "child" if parent is not None else "unknown" if parent_id else "root"
         self._appear(entry, {"version": service.version or None, **info}, lineage, CREATED)
+
+    def hint(self, event: HostEvent) -> None:
+        """Note which call of its parent a session that is not placed yet was made by, if this event says so."""
+        child = shapes.child_of(event)
+        if child is not None and child not in self.state.sessions:
+            self._called[child] = shapes.message_id(event), shapes.call_id(event)
 
     def feed(self, service: Service, event: HostEvent, *, known: bool = False) -> None:
         """Take one event. A ``known`` one is only remembered: what it makes is in the log."""
@@ -135,7 +142,8 @@ class HostTranslator(HostRules):
     def _spawn(self, entry: HostEntry, parent: SessionState, child: str, info: dict[str, Any]) -> None:
         memory = self._memories.get(parent.id, Memory())
         agent, title = text(info.get("agent")), text(info.get("title"))
-        call = memory.spawning(title, agent)
+        called = self._called.pop(child, None)
+        call = memory.calls.get(called) if called is not None else memory.spawning(title, agent)
         turn = parent.turn or parent.last_turn
         payload = present(
             message=call.message if call is not None else None,
