@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks import commands, link, million, mirror, opencode, peers, shim, store
+from benchmarks import commands, link, million, mirror, opencode, peers, runtime, shim, store
 from benchmarks.report import Row, table
 
 GROUPS = {
@@ -24,6 +24,7 @@ GROUPS = {
     "million": million.measure,
     "link": link.measure,
     "mirror": mirror.measure,
+    "runtime": runtime.measure,
     "shim": shim.measure,
     "commands": commands.measure,
     "opencode": opencode.measure,

@@ -166,7 +166,7 @@ class Served(NamedTuple):
 
 
 async def _moved(store: Path, name: str) -> list[Row]:
-    """Move the log to sqlite; recording must pause for less than a second."""
+    """Migrate the log to sqlite; recording must pause for less than a second."""
     log = await Log.open(store, seeded_identity(4))
     start = time.perf_counter()
     done = await Migration(log, "sqlite").run()

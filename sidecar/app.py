@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
 from typing import Any, Final
 
 from bridge.opencode.capture.translate import Translator
@@ -19,24 +20,38 @@ from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
 from sidecar.capture.ingest import Ingest
+from sidecar.capture.watching import SpoolWatch
+from sidecar.components import Component, wait_idle
 from sidecar.config import Config
-from sidecar.home import Home, HomeLock, HomeLocked, SidecarInfo
+from sidecar.handler import Sidecar
+from sidecar.home import Home, HomeLock, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.keeping.upkeep import Upkeep, restore
 from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
-from sidecar.nats.service import NatsService
+from sidecar.metrics import SidecarMetrics
+from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.opencode2.services import Services
-from sidecar.requests import Sidecar
+from sidecar.orchestrator.service import DurableStream
+from sidecar.processes import kill, mark_of
+from sidecar.requests import register_requests
 from sidecar.version import VERSION
-from streams.errors import StreamError
-from streams.identity import Identity, system_identity
+from sidecar.worker import Worker
+from streams.errors import StoreFenced, StreamError
+from streams.identity import Identity, seeded_identity, system_identity
 from streams.log.directory import read_manifest
 from streams.log.log import Log
+from streams.store import NOTHING
 
 log = logging.getLogger("sidecar")
 
 TAKE_OVER_SECONDS: Final = 30.0
 """How long a sidecar that a shim started waits for another one that is starting or stopping."""
+
+KILL_SECONDS: Final = 10.0
+"""How long a killed process may take to end; longer only if the system holds it."""
+
+CHECK_LOCK_SECONDS: Final = 1.0
+"""How often a sidecar that writes nothing checks that it is still the one. Every commit checks it too."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -45,6 +60,7 @@ async def serve(
     home: Home,
     config: Config,
     *,
+    seed: int | None = None,
     idle_exit: bool = False,
     announce: Callable[[int], None] = lambda port: None,
     complain: Callable[[str], None] = lambda reason: None,
@@ -55,8 +71,9 @@ async def serve(
     the log can no longer be written, it returns 1, so that a shim starts another
     sidecar, which verifies the tail. Shims pass ``idle_exit``: it exits when idle,
     returns 0 if another sidecar serves the home, and waits for one that is
-    stopping. ``announce`` gets the port once everything is ready; ``complain``
-    gets the reason for a 1.
+    stopping. With ``seed``, clock and ids are reproducible, and the log must be
+    empty. ``announce`` gets the port once everything is ready; ``complain`` gets
+    the reason for a 1.
 
     Raises:
         HomeError, StreamError, OSError: it could not start; nothing was changed.
@@ -68,8 +85,9 @@ async def serve(
     # Before anything is created, so that a foreign directory stays unchanged.
     await asyncio.to_thread(read_manifest, home.store_path)
     home.create()
+    identities = Identities.of(seed)
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(home, config, idle_exit, stack))
+        starting = asyncio.create_task(_start(home, config, identities, told, idle_exit, stack))
         stopped = asyncio.create_task(told.wait())
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -78,26 +96,97 @@ async def serve(
             log.info("stopped while starting")
             return 0
         stopped.cancel()
-        started = starting.result()
-        if started is None:
+        running = starting.result()
+        if running is None:
             return 0
-        sidecar, ingest = started
-        sidecar.stopping = told
-        failure = await _run(home, config, sidecar, ingest, idle_exit, announce)
-        if failure is None:
-            return 0
-        complain(failure)
-        return 1
+        announce(running.port)
+        failure = await _until_stopped(config, running, idle_exit)
+    if failure is None:
+        return 0
+    complain(failure)
+    return 1
 
 
-async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitStack) -> tuple[Sidecar, Ingest] | None:
-    """Lock the home and open its log; None if another sidecar serves it. ``stack`` stops everything started here."""
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """Where this process takes its time, ids and randomness from; everything in it gets one of these.
+
+    ``log`` is for what capture records. ``agents`` is for what agents record: an agent looks at events while capture
+    records others, so it must not take from the same source. ``outside`` is for what never reaches the log, such as
+    the token and the nonces of the links: they stay secret from those who know the seed.
+    """
+
+    log: Identity
+    agents: Identity
+    outside: Identity
+
+    @classmethod
+    def of(cls, seed: int | None) -> Identities:
+        """The system's, or for a deterministic run a seeded one."""
+        system = system_identity()
+        if seed is None:
+            return cls(system, system, system)
+        return cls(seeded_identity(seed), seeded_identity(seed + 1), system)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A sidecar that serves. ``components`` are its parts, in the order in which they were started."""
+
+    sidecar: Sidecar
+    ingest: Ingest
+    spools: SpoolWatch
+    server: LinkServer
+    store: Log
+    components: tuple[Component, ...]
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+
+async def _start(
+    home: Home, config: Config, identities: Identities, told: asyncio.Event, idle_exit: bool, stack: AsyncExitStack
+) -> _Running | None:
+    """Lock the home, open its log and serve it; None if another sidecar does. ``stack`` stops all that was started."""
     lock = await _lock(home, wait=idle_exit)
     if lock is None:
         return None
     stack.enter_context(lock)
     log_to(home, stack.enter_context(ExitStack()), config.log)
-    identity = system_identity()
+    await _end_unlocked(home)
+    store = await _open(home, config, identities.log, stack)
+    if identities.log is not identities.outside and store.head != NOTHING:
+        raise HomeNotEmpty(home.path, "its log has records", "name an empty home for a deterministic run")
+    running = await _assemble(home, config, store, identities, told)
+    for component in running.components:
+        await component.start(stack)
+    log.info("serving on port %d, version %s", running.port, VERSION)
+    return running
+
+
+async def _end_unlocked(home: Home) -> None:
+    """Kill an older sidecar that lost the home's lock: suspended, it could go on later, beside this one.
+
+    Killing is safe: what was acknowledged is durable, and the shims send the rest again.
+
+    Raises:
+        HomeLocked: the system does not let it end.
+    """
+    older = await asyncio.to_thread(home.unlocked)
+    if older is None:
+        return
+    log.warning("an older sidecar (pid %d) still runs, but its lock file was deleted: killing it", older.pid)
+    deadline = asyncio.get_running_loop().time() + KILL_SECONDS
+    await asyncio.to_thread(kill, older.pid, older.process)
+    while await asyncio.to_thread(lambda: older.still_runs):
+        if asyncio.get_running_loop().time() > deadline:
+            reason = f"an older sidecar (pid {older.pid}) cannot be killed"
+            raise HomeLocked(home.path, reason, "end that process, then try again")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _open(home: Home, config: Config, identity: Identity, stack: AsyncExitStack) -> Log:
     opening = asyncio.create_task(
         Log.open(home.store_path, identity, backend=config.store.backend, segment_bytes=config.store.segment_bytes)
     )
@@ -112,16 +201,7 @@ async def _start(home: Home, config: Config, idle_exit: bool, stack: AsyncExitSt
         log.warning(
             "records %d to %d were written before and are lost: hints/%s", lost.after + 1, lost.until, lost.name
         )
-    sidecar, ingest = await _assemble(home, config, store, identity)
-    sidecar.nats = NatsService(home, config.nats, identity.nonce, sidecar.mirrored(identity.now_ms))
-    stack.push_async_callback(sidecar.nats.close)
-    sidecar.nats.start()
-    # Runs in the opposite order: stop migrations, write what is pending, then take a snapshot.
-    stack.push_async_callback(sidecar.upkeep.keep_last)
-    stack.push_async_callback(ingest.close)
-    stack.push_async_callback(sidecar.services.close)
-    stack.push_async_callback(sidecar.upkeep.close)
-    return sidecar, ingest
+    return store
 
 
 async def _close(opening: asyncio.Task[Log]) -> None:
@@ -152,9 +232,11 @@ async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _assemble(home: Home, config: Config, store: Log, identity: Identity) -> tuple[Sidecar, Ingest]:
+async def _assemble(home: Home, config: Config, store: Log, identities: Identities, told: asyncio.Event) -> _Running:
+    """Make every part; none is started."""
+    identity, outside = identities.log, identities.outside
     state, kept = await restore(store)
-    wanted = config.redact
+    wanted, link = config.redact, config.link
     redact = Redactor(
         wanted.patterns,
         wanted.keys,
@@ -163,29 +245,37 @@ async def _assemble(home: Home, config: Config, store: Log, identity: Identity) 
         allow=wanted.allow,
         enabled=wanted.enabled,
     )
-    translator = Translator(identity, state, clean=redact.clean, hold_s=config.link.hold_seconds)
-    ingest = Ingest(store, translator, exclude=config.capture.exclude)
+    translator = Translator(identity, state, clean=redact.clean, hold_s=link.hold_seconds)
+    source = MirrorSource(store, store.manifest.log_id, outside.now_ms, state.turn_of, redact.clean)
+    nats = NatsService(home, config.nats, outside.nonce, source)
+    metrics = SidecarMetrics()
+    ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
+    spools = SpoolWatch(home.spool_path, ingest)
     services = Services(HostTranslator(identity, state, clean=redact.clean), ingest, store.manifest.log_id)
-    return Sidecar(home, config, store, ingest, translator, upkeep, services), ingest
-
-
-async def _run(
-    home: Home,
-    config: Config,
-    sidecar: Sidecar,
-    ingest: Ingest,
-    idle_exit: bool,
-    announce: Callable[[int], None],
-) -> str | None:
-    """Serve until there is a reason to stop; return it if the log can no longer be written, else None."""
-    link = config.link
-    identity = system_identity()
-    sidecar.boot, sidecar.started_ms = identity.ulid(), identity.now_ms()
+    sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
+    metrics.read_from(sidecar.status)
+    durable = DurableStream(home, config.phantom, config.notify, identities.agents, outside.nonce, state, ingest)
+    worker = sidecar.worker = Worker(
+        home,
+        config.worker,
+        store,
+        identities.agents,
+        redact.clean,
+        built_in=durable.agents,
+        kinds=durable.kinds,
+        metrics=metrics,
+    )
+    metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
+    durable.attach(worker.runtime)
+    sidecar.durable = durable
+    register_requests(sidecar, upkeep, spools, nats, services, metrics)
+    worker.register(sidecar.requests)
+    durable.register(sidecar.requests)
     server = sidecar.server = LinkServer(
         sidecar,
-        token=home.ensure_token(identity.nonce),
-        nonce=identity.nonce,
+        token=home.ensure_token(outside.nonce),
+        nonce=outside.nonce,
         boot=sidecar.boot,
         version=VERSION,
         port=link.port,
@@ -193,26 +283,82 @@ async def _run(
         max_frame_bytes=link.max_frame_bytes,
         max_connections=link.max_connections,
         handshake_seconds=link.handshake_seconds,
+        metrics=metrics.text,
     )
-    async with server:
-        home.write_info(SidecarInfo(os.getpid(), server.port, sidecar.boot, VERSION, PROTOCOL, sidecar.started_ms))
-        log.info("serving on port %d, version %s", server.port, VERSION)
-        announce(server.port)
-        reasons: list[asyncio.Future[Any]] = [asyncio.create_task(sidecar.stopping.wait()), ingest.failed]
-        if idle_exit:
-            reasons.append(asyncio.create_task(sidecar.wait_idle()))
-        spools = asyncio.create_task(sidecar.watch_spools())
-        upkeep = asyncio.create_task(sidecar.upkeep.run())
+    durable.links = lambda: server.links
+    # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
+    door = _Door(home, sidecar, server)
+    components = (nats, upkeep, ingest, services, spools, worker, _Consumers(nats, worker), door, durable)
+    return _Running(sidecar, ingest, spools, server, store, components)
+
+
+class _Consumers:
+    """A component: commands from NATS for the user's agents. Nobody on the server commands the built-in ones."""
+
+    def __init__(self, nats: NatsService, worker: Worker) -> None:
+        self._nats, self._worker = nats, worker
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        consumers = self._nats.consume(self._worker.runtime, self._worker.users)
+        if consumers is not None:
+            stack.push_async_callback(consumers.close)
+
+    def owes(self) -> bool:
+        """True while a command is being handled."""
+        return self._nats.commands is not None and self._nats.commands.is_busy
+
+
+class _Door:
+    """A component: the listening port, and ``sidecar.json``, which says where it is."""
+
+    def __init__(self, home: Home, sidecar: Sidecar, server: LinkServer) -> None:
+        self._home, self._sidecar, self._server = home, sidecar, server
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        stack.push_async_callback(self._server.drain)  # also where the start is cancelled
+        sidecar = self._sidecar
+        port = await self._server.start()
+        mark = await asyncio.to_thread(mark_of, os.getpid())
+        info = SidecarInfo(os.getpid(), port, sidecar.boot, VERSION, PROTOCOL, sidecar.started_ms, mark)
+        self._home.write_info(info)
+        stack.push_async_callback(self._leave)
+
+    def owes(self) -> bool:
+        """True while somebody is connected."""
+        return bool(self._server.connections)
+
+    async def _leave(self) -> None:
+        self._home.remove_info(self._sidecar.boot)
+        await self._server.drain(reason=self._sidecar.leaving)
+        log.info("stopped")
+
+
+async def _until_fenced(store: Log) -> StoreFenced:
+    while True:
+        await asyncio.sleep(CHECK_LOCK_SECONDS)
         try:
-            await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            home.remove_info()
-            for task in (spools, upkeep, *reasons[:1], *reasons[2:]):
-                task.cancel()
-        await server.drain(reason=sidecar.leaving)
-    if ingest.failed.done():
-        error: StreamError = ingest.failed.result()
+            store.check_lock()
+        except StoreFenced as error:
+            return error
+        except OSError:
+            continue  # the disk does not answer: commits report that
+
+
+async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> str | None:
+    """Wait for a reason to stop; return it if the log can no longer be written, else None."""
+    failed = running.ingest.failed
+    fenced = asyncio.create_task(_until_fenced(running.store))
+    reasons: list[asyncio.Future[Any]] = [fenced, asyncio.create_task(running.sidecar.stopping.wait())]
+    if idle_exit:
+        waiting = wait_idle(running.components, config.link.idle_exit_seconds, running.spools.take)
+        reasons.append(asyncio.create_task(waiting))
+    try:
+        await asyncio.wait((failed, *reasons), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in reasons:
+            task.cancel()
+    if failed.done() or fenced.done():
+        error: StreamError = failed.result() if failed.done() else fenced.result()
         log.error("stopped: %s", error)
         return str(error)
-    log.info("stopped")
     return None

@@ -48,7 +48,7 @@ class StoreConfig(_Section):
     """Backend of a new log. An existing log keeps its own."""
 
     migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
-    """Size at which a jsonl log moves to sqlite automatically, without a pause in recording; 0: never."""
+    """Size at which a jsonl log migrates to sqlite automatically, without a pause in recording; 0: never."""
 
     max_bytes: Annotated[int, Field(ge=0)] = 0
     """Size on the disk above which the sidecar prunes the oldest streams; 0: no cap."""
@@ -70,7 +70,7 @@ class LinkConfig(_Section):
     """Largest frame accepted; a larger one closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """Most proved connections; as many unproved ones may exist in addition."""
+    """Most authenticated connections; as many unauthenticated ones may exist in addition."""
 
     handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
     """How long a peer may take to open a connection, and then again to prove itself."""
@@ -162,6 +162,30 @@ def _absolute(path: Path) -> Path:
     return expanded
 
 
+class PullConfig(_Section):
+    """``[nats.pull]``: how agents fetch their commands. Other keys are kept, for programs that share the file."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most commands in one request."""
+
+    max_inflight: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most commands of one agent that are fetched and not yet acknowledged."""
+
+    fetch_timeout_seconds: Annotated[float, Field(ge=0.5, le=300)] = 5.0
+    """How long a request waits for commands."""
+
+    warmup_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
+    """How long the first answer to a request may take after connecting."""
+
+    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
+    """How often the server shows that a request is alive; three missing signs make a new one."""
+
+    ack_wait_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 30.0
+    """After how long without a sign from this sidecar the server delivers a command again."""
+
+
 class NatsConfig(_Section):
     """``[nats]``: whether and where the log is mirrored."""
 
@@ -215,6 +239,8 @@ class NatsConfig(_Section):
     deltas: bool = True
     """Whether token deltas are published on core NATS, to current subscribers only."""
 
+    pull: PullConfig = PullConfig()
+
     @field_validator("credentials", "cert_dir", "executable")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
@@ -245,6 +271,62 @@ class NatsConfig(_Section):
         return self
 
 
+class WorkerConfig(_Section):
+    """``[worker]``: the agents that run in the sidecar, and what they may do."""
+
+    agents: tuple[str, ...] = ()
+    """Agents as ``module:attribute`` or ``path/to/file.py:attribute``; a path is relative to the home."""
+
+    effects: dict[str, str] = Field(default_factory=dict)
+    """What agents may do to the outside world: kind = the function that does it, named as an agent is."""
+
+    max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
+    """How many steps away from a user a command or event may be and still reach an agent."""
+
+    policy: str | None = None
+    """How effects are retried: an object or class with the methods of ``EffectPolicy``, named as an agent is."""
+
+
+class PhantomConfig(_Section):
+    """``[phantom]``: background work, and the tools that start it."""
+
+    tools: bool = True
+    """Whether the model gets the tools ``agent_spawn`` and so on."""
+
+    max_running: Annotated[int, Field(ge=1, le=100)] = 4
+    """How many background sessions run at a time; others wait in a durable queue."""
+
+    executable: Path | None = None
+    """The OpenCode that runs them; default: the one that asked, else ``opencode`` on the PATH."""
+
+    @field_validator("executable")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute(path)
+
+
+class NotifyConfig(_Section):
+    """``[notify]``: how a person learns what waits or has ended."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses of apprise, such as ``ntfy://topic``: a phone, a chat, a mail. Needs the extra ``notify``."""
+
+    desktop: bool = False
+    """Whether this machine's desktop shows a notification, before ``urls`` are used."""
+
+    quiet_hours: Annotated[str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")] = ""
+    """When neither is used, in local time: ``22:00-07:00``. What comes then is sent afterwards."""
+
+    min_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """Background work that took less time tells only the model."""
+
+    children: bool = False
+    """Whether the end of work that background work started is told to a person."""
+
+    escalate_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
+    """How long nobody may have seen it before the next channel is used."""
+
+
 class Config(_Section):
     """All sections. Create one with ``load_config``."""
 
@@ -254,6 +336,9 @@ class Config(_Section):
     capture: CaptureConfig = CaptureConfig()
     log: LogConfig = LogConfig()
     nats: NatsConfig = NatsConfig()
+    worker: WorkerConfig = WorkerConfig()
+    phantom: PhantomConfig = PhantomConfig()
+    notify: NotifyConfig = NotifyConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:

@@ -47,6 +47,7 @@ async def import_opencode_1(
     known: Collection[str],
     *,
     excludes: Callable[[str], bool],
+    nonce: Callable[[], str],
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[int, PlayResult | None]:
     """Record the sessions of OpenCode 1 that are not ``known``; return how many, and what the log gained.
@@ -58,14 +59,14 @@ async def import_opencode_1(
     """
     with tempfile.TemporaryDirectory(prefix="durable-stream-") as directory:
         recording = Path(directory) / "history.jsonl"
-        async with _server(program, Path(directory), environ) as client:
+        async with _server(program, Path(directory), nonce(), environ) as client:
             try:
                 count = await _write(client, recording, known, excludes)
             except (ServiceError, ServiceGone) as error:
                 raise HistoryError(f"{program} does not answer while its sessions are read: {error}") from None
         if not count:
             return 0, None
-        return count, await play(home, recording, instance=HISTORY_INSTANCE)
+        return count, await play(home, recording, nonce=nonce, instance=HISTORY_INSTANCE)
 
 
 async def _write(
@@ -89,9 +90,10 @@ async def _write(
 
 
 @asynccontextmanager
-async def _server(program: str, directory: Path, environ: Mapping[str, str]) -> AsyncIterator[ServiceClient]:
+async def _server(
+    program: str, directory: Path, password: str, environ: Mapping[str, str]
+) -> AsyncIterator[ServiceClient]:
     """A server of OpenCode without plugins, in an empty directory, that only we can log in to."""
-    password = os.urandom(24).hex()
     empty = directory / "empty"
     empty.mkdir()
     process = await asyncio.create_subprocess_exec(

@@ -16,13 +16,11 @@ import re
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, NamedTuple, Self
 
-import platformdirs
-
+from sidecar.processes import mark_of
 from streams.files import write_durably
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
@@ -53,8 +51,19 @@ class HomeLocked(HomeError):
     code: ClassVar[str] = "home-locked"
 
 
-@dataclass(frozen=True, slots=True)
-class SidecarInfo:
+class HomeNotEmpty(HomeError):
+    """A deterministic sidecar needs an empty log, and this home's log has records."""
+
+    code: ClassVar[str] = "home-not-empty"
+
+
+def _default() -> str:
+    import platformdirs
+
+    return platformdirs.user_data_dir("durable-stream", False)
+
+
+class SidecarInfo(NamedTuple):
     """How to find the running sidecar: the content of ``sidecar.json``."""
 
     pid: int
@@ -63,6 +72,13 @@ class SidecarInfo:
     version: str
     protocol: int
     started_ms: int
+    process: str = ""
+    """Tells its process from a later one with the same pid: ``mark_of``. Empty if the system does not say."""
+
+    @property
+    def still_runs(self) -> bool:
+        """True if the very process that wrote this still runs, suspended or not; False if that is not certain."""
+        return self.process != "" and mark_of(self.pid) == self.process
 
 
 class Home:
@@ -73,10 +89,10 @@ class Home:
     """
 
     def __init__(self, path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> None:
-        given = path or environ.get("DURABLE_STREAM_HOME") or platformdirs.user_data_dir("durable-stream", False)
-        self.path = Path(given).expanduser().resolve()
+        self.path = Path(path or environ.get("DURABLE_STREAM_HOME") or _default()).expanduser().resolve()
         self.config_path = self.path / "config.toml"
         self.token_path = self.path / "token"
+        self.metrics_token_path = self.path / "metrics.token"
         self.lock_path = self.path / "sidecar.lock"
         self.info_path = self.path / "sidecar.json"
         self.log_path = self.path / "sidecar.log"
@@ -128,7 +144,9 @@ class Home:
         if is_file:
             raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
         if is_foreign:
-            raise HomeError(self.path, "it holds other files and no home of Durable Stream", "name another --home")
+            raise HomeError(
+                self.path, "it contains other files and is not a home of Durable Stream", "name another --home"
+            )
 
     # --- the token ---
 
@@ -170,7 +188,7 @@ class Home:
             # O_NONBLOCK: opening must not hang if the path is a pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise HomeError(path, "there is no token", "start the sidecar once: `durable-stream serve`") from None
+            raise HomeError(path, "it does not exist", "start the sidecar once: `durable-stream serve`") from None
         except OSError as error:
             if path.is_symlink():
                 raise HomeError(path, "the token is a symbolic link", renew) from None
@@ -230,7 +248,7 @@ class Home:
         draft = self.info_path.with_name(f"sidecar.json.{os.getpid()}")
         try:
             draft.unlink(missing_ok=True)
-            write_durably(self.info_path, json.dumps(asdict(info)).encode() + b"\n", draft=draft)
+            write_durably(self.info_path, json.dumps(info._asdict()).encode() + b"\n", draft=draft)
         except OSError as error:
             raise _cannot("write", self.info_path, error) from None
 
@@ -246,20 +264,30 @@ class Home:
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
-            info = SidecarInfo(**{name: fields[name] for name in SidecarInfo.__slots__})
+            fields = {"process": "", **fields}  # older versions wrote none
+            info = SidecarInfo(**{name: fields[name] for name in SidecarInfo._fields})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
         finally:
             os.close(descriptor)
         numbers = (info.pid, info.port, info.protocol, info.started_ms)
-        texts = (info.boot, info.version)
+        texts = (info.boot, info.version, info.process)
         if not all(type(value) is int for value in numbers) or not all(type(text) is str for text in texts):
             return None
         return info if info.pid > 0 and 0 < info.port < 65536 else None
 
-    def remove_info(self) -> None:
-        """Delete ``sidecar.json``. Idempotent."""
-        self.info_path.unlink(missing_ok=True)
+    def remove_info(self, boot: str | None = None) -> None:
+        """Delete ``sidecar.json``; with ``boot``, only if it is that sidecar's. Idempotent."""
+        if boot is None or ((info := self.read_info()) is not None and info.boot == boot):
+            self.info_path.unlink(missing_ok=True)
+
+    def unlocked(self) -> SidecarInfo | None:
+        """A sidecar whose process provably runs although nobody holds the lock: its lock file was deleted.
+
+        The holder of the lock calls this too; then any other sidecar has lost it.
+        """
+        info = self.read_info()
+        return info if info is not None and info.pid != os.getpid() and info.still_runs else None
 
     def running(self) -> SidecarInfo | None:
         """The sidecar that serves this home: its process runs and the lock is held. None if no sidecar does."""

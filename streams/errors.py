@@ -11,6 +11,7 @@
     │   ├── StoreLocked           another process writes this store
     │   ├── StoreClosed           the store was closed
     │   └── StoreFailed           fail-stop after a failed write or sync; reopen the store
+    │       └── StoreFenced       the writer's lock file is gone: another process may write now
     └── BadStore                  the files on disk cannot be trusted as they are
         ├── CorruptLog            a record is damaged or missing
         ├── MissingLog            a part of the store needed to open it was deleted
@@ -110,6 +111,12 @@ class StoreFailed(StoreUnavailable):
     """
 
     code: ClassVar[str] = "log-failed"
+
+
+class StoreFenced(StoreFailed):
+    """This writer's lock file was deleted or replaced, so another process may have taken over."""
+
+    code: ClassVar[str] = "log-fenced"
 
 
 class BadStore(StreamError):

@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NoReturn, Self
 
+from streams.upcast import UPCASTERS, upcast
+
 SCHEMA_VERSION = 1
+"""The version of new events. When it rises, ``streams/upcast.py`` gets the function from the one before."""
 
 _STREAM_PART = r"[A-Za-z0-9](\.?[A-Za-z0-9_~-])*\.?"
 STREAM_ID = re.compile(f"{_STREAM_PART}(/{_STREAM_PART})*")
@@ -99,10 +102,12 @@ class StreamEvent(_Value):
     def trusted(cls, fields: dict[str, Any]) -> Self:
         """Build an event from stored ``fields``, validated when they were first written; no checks.
 
-        ``fields`` becomes the event's own: the caller no longer uses it.
+        The fields of an older version are upcast. ``fields`` becomes the event's own: the caller no longer uses it.
         """
-        fields["source"] = _source(fields["source"])
         # This runs for every record that is read.
+        if UPCASTERS and fields.get("schema_version") in UPCASTERS:
+            fields = upcast(fields, UPCASTERS)
+        fields["source"] = _source(fields["source"])
         event = _new(cls)
         if [*fields] == _CANONICAL_ORDER:
             _set(event, "__dict__", fields)

@@ -28,6 +28,7 @@ class Filter:
 
     ``types`` match exactly, or as a prefix if they end in ``.*`` (``agent.*``).
     ``since_ms`` is inclusive, ``until_ms`` exclusive, both against ``ts``.
+    ``trace_id`` is that of the event's ``traceparent``.
     ``text`` is found in any string or number of the payload, case-insensitively; never in a field's name.
     """
 
@@ -39,6 +40,7 @@ class Filter:
     since_ms: int | None = None
     until_ms: int | None = None
     text: str | None = None
+    trace_id: str | None = None
 
     def matches(self, event: StreamEvent) -> bool:
         """True if ``event`` is wanted; checks cheap conditions first."""
@@ -55,6 +57,8 @@ class Filter:
         if self.since_ms is not None and event.ts < self.since_ms:
             return False
         if self.until_ms is not None and event.ts >= self.until_ms:
+            return False
+        if self.trace_id is not None and (event.traceparent or "")[3:35] != self.trace_id:
             return False
         return self.text is None or holds_text(event, self.text)
 

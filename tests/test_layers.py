@@ -20,13 +20,15 @@ PACKAGES = ("streams", "bridge", "sidecar")
 LIBRARIES: dict[str, frozenset[str]] = {
     "streams": frozenset({"pydantic", "typing_extensions", "orjson", "msgspec", "aiofiles"}),
     "bridge": frozenset({"pydantic", "msgspec", "orjson", "ahocorasick_rs", "nats"}),
+    "sidecar/runtime": frozenset({"pydantic"}),
 }
-"""Libraries that a package may import next to the standard library; ``sidecar`` may import what it declares."""
+"""Libraries that a package or room may import next to the standard library; ``sidecar``: any declared one."""
 
 _STREAMS = ("streams", "streams/bus", "streams/log")
 _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
 _CAPTURE_2 = "bridge/opencode/capture/v2"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
+_RUNTIME = ("sidecar/runtime", "sidecar/runtime/effects")
 _ROOMS = ("sidecar", "sidecar/capture", "sidecar/install", "sidecar/keeping", "sidecar/link", "sidecar/views")
 
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -52,26 +54,43 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
     "sidecar/opencode2": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
-    "sidecar/nats": (*_STREAMS, *_NATS, _LINK, "sidecar", "sidecar/link", "sidecar/nats/mirror", "sidecar/nats/server"),
+    "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
+    "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
+    "sidecar/orchestrator": (*_STREAMS, *_RUNTIME, _LINK, _CAPTURE, "sidecar", "sidecar/views"),
+    "sidecar/nats": (
+        *_STREAMS,
+        *_NATS,
+        _LINK,
+        "sidecar",
+        "sidecar/link",
+        "sidecar/nats/mirror",
+        "sidecar/nats/server",
+        "sidecar/runtime",
+    ),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
     "sidecar/checks": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/nats", "sidecar/nats/server"),
-    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats"),
+    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats", "sidecar/runtime"),
     "sidecar/cli": (
         *_STREAMS,
         *_NATS,
         _LINK,
         *_ROOMS,
+        "sidecar/orchestrator",
+        "sidecar/runtime",
         "sidecar/checks",
         "sidecar/cli/shared",
         "sidecar/nats",
         "sidecar/nats/mirror",
+        "sidecar/runtime",
     ),
     "sidecar": (
         *_STREAMS,
         *_NATS,
         _LINK,
         _CAPTURE,
+        *_RUNTIME,
+        "sidecar/orchestrator",
         _CAPTURE_2,
         "bridge/opencode/redact",
         "sidecar/capture",
@@ -86,22 +105,28 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 ``sidecar`` itself is both: its bottom (``BOTTOM``) is what every room stands on, the rest composes the rooms.
 """
 
-BOTTOM = frozenset({"__init__", "config", "extras", "home", "launch", "logs", "processes", "version"})
+BOTTOM = frozenset(
+    {"__init__", "components", "config", "extras", "home", "launch", "logs", "processes", "registry", "version"}
+)
 """Modules of ``sidecar`` that its rooms may import; a command may import all."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiofiles": ("streams/stores/jsonl/*.py",),
     "ulid": ("streams/identity.py",),
-    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),
+    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py"),
     "nats": ("bridge/nats/jetstream/client*.py",),
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
+    "prometheus_client": ("sidecar/metrics.py",),
+    "apprise": ("sidecar/orchestrator/channels.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
 
 IMPURE_MODULES = frozenset({"random", "secrets", "uuid", "ulid"})
+MAKER = "streams.identity.system_identity"
 IMPURE_NAMES = frozenset(
     {
+        MAKER,
         "time.time",
         "time.time_ns",
         "time.localtime",
@@ -117,26 +142,32 @@ IMPURE_NAMES = frozenset(
     }
 )
 IDENTITY = "streams/identity.py"
-"""The one source of wall clock, randomness and ids for ``streams`` and ``bridge``."""
+"""The one source of wall clock, randomness and ids."""
+
+MAKERS = {
+    "sidecar/app.py": "makes the sidecar's identity, and passes it to every part",
+    "sidecar/cli/shared/identity.py": "makes the identity of a command",
+}
+"""The only files that make an identity of the system's clock and randomness; all others get one."""
 
 
 def faults_of(path: str, source: str) -> list[str]:
     """Every violation in one file, as ``path:line: what``. ``path`` is relative to the repository."""
     tree = ast.parse(source, path)
-    package = path.split("/")[0]
     faults = [] if ast.get_docstring(tree) else [f"{path}:1: no module docstring"]
     for line, module in _imports(tree, path):
         top = module.split(".")[0]
         if top in PACKAGES:
             faults += [f"{path}:{line}: {fault}" for fault in _breach(path, module)]
             continue
-        allowed = LIBRARIES.get(package)
-        if allowed is not None and top not in sys.stdlib_module_names and top not in allowed:
-            faults.append(f"{path}:{line}: {package} must not import {module}")
+        room = next((room for room in LIBRARIES if path.startswith(f"{room}/")), None)
+        if room is not None and top not in sys.stdlib_module_names and top not in LIBRARIES[room]:
+            faults.append(f"{path}:{line}: {room} must not import {module}")
         if top in ONLY_IN and not any(fnmatch(path, pattern) for pattern in ONLY_IN[top]):
             faults.append(f"{path}:{line}: {module} is imported in {', '.join(ONLY_IN[top]) or 'no file'} only")
-    if package in LIBRARIES and path != IDENTITY:
-        faults += [f"{path}:{line}: {what} outside {IDENTITY}" for line, what in _impurities(tree, path)]
+    if path != IDENTITY:
+        impure = [(line, what) for line, what in _impurities(tree, path) if path not in MAKERS or what != MAKER]
+        faults += [f"{path}:{line}: {what} outside {IDENTITY}" for line, what in impure]
     return faults
 
 
@@ -254,12 +285,16 @@ DOC = '"""A file."""\n'
         (
             "sidecar/app.py",
             "from websockets.asyncio import server",
-            "sidecar/link/connection.py, sidecar/link/client.py only",
+            "sidecar/link/connection.py only",
         ),
         ("streams/stores/plan.py", "from streams.log.reader import LogReader", "streams must not import streams.log"),
         ("sidecar/views/a.py", "from sidecar.cli.shared.output import one_line", "sidecar must not import sidecar.cli"),
         ("sidecar/keeping/a.py", "from streams.stores.sqlite import reader", "sidecar must not import streams.stores"),
         ("sidecar/capture/a.py", "from sidecar.app import Sidecar", "a room may not know what composes it"),
+        ("sidecar/runtime/a.py", "import orjson", "sidecar/runtime must not import orjson"),
+        ("sidecar/runtime/effects/a.py", "import langchain", "sidecar/runtime must not import langchain"),
+        ("sidecar/runtime/a.py", "from bridge.nats import headers", "sidecar/runtime may not know bridge/nats"),
+        ("sidecar/runtime/a.py", "from sidecar.config import Config", "sidecar/runtime may not know sidecar"),
         ("sidecar/app.py", "import nats", "nats is imported in bridge/nats/jetstream/client*.py only"),
         ("streams/a.py", "import time\ntime.time()", "time.time outside"),
         ("streams/a.py", "import time as t\nt.time_ns()", "time.time_ns outside"),
@@ -272,6 +307,19 @@ DOC = '"""A file."""\n'
         ("bridge/a.py", "import random", "random outside"),
         ("bridge/a.py", "from secrets import token_hex", "secrets outside"),
         ("bridge/a.py", "def f():\n    import uuid", "uuid outside"),
+        ("sidecar/link/a.py", "import time as t\nt.time()", "time.time outside"),
+        ("sidecar/a.py", "from secrets import token_hex", "secrets outside"),
+        ("sidecar/app.py", "import time\ntime.time()", "time.time outside"),
+        (
+            "sidecar/cli/a.py",
+            "def f():\n    from streams.identity import system_identity as s\n    s()",
+            "system_identity outside",
+        ),
+        (
+            "sidecar/views/a.py",
+            "import streams.identity\nstreams.identity.system_identity()",
+            "system_identity outside",
+        ),
     ],
 )
 def test_a_breach_is_caught(path: str, code: str, told: str) -> None:
@@ -295,13 +343,14 @@ def test_a_missing_docstring_is_caught() -> None:
         ("streams/stores/a.py", "from ..event import StreamEvent\nfrom . import plan"),
         ("streams/stores/jsonl/reader.py", "import aiofiles"),
         ("streams/identity.py", "import secrets, time, random\ntime.time_ns()"),
+        *((path, "from streams.identity import system_identity\nsystem_identity()") for path in MAKERS),
         (
             "bridge/opencode/capture/a.py",
             "import streams.event, pydantic, orjson, bridge.opencode.link.link\nevent.time = 5\nrecord.now",
         ),
         (
-            "sidecar/link/client.py",
-            "import websockets, uuid, rich, bridge.opencode.link.frames, streams\ntime.time()",
+            "sidecar/link/connection.py",
+            "import websockets, rich, bridge.opencode.link.frames, streams\ntime.monotonic()",
         ),
     ],
 )

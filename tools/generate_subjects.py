@@ -131,7 +131,8 @@ HEADERS = (
     (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional, passed on"),
     (
         h.MESSAGE_ID,
-        "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for its L0 messages; "
+        "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for its L0 messages, `{event}:cmd` and "
+        "`{event}:wakeup` for a command and its wakeup; "
         "a rebuild adds its number: `{event}:2`",
     ),
     (f"{h.LOG}`, `{h.POSITION}", "the home's log and the record's position in it; also on L0 messages"),
@@ -153,6 +154,7 @@ DECISIONS = (
     "A captured session whose parent is unknown has no depth: its messages omit the header.",
     "A suffix may have dots (`internal.delegate`), so an L0 subject has eight or more tokens.",
     "`tool_result` and `stop` have no subject: they go to the inbox, and a wakeup announces them.",
+    "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
     "`partial` keeps the waiting slot open; `__cg_control.after_execution` counts only for tools on an allow-list.",
     "`cg_cmd` is a work queue, as in the protocol's table of modes; its list of streams gives only the age.",
     "`turn.ended` is published twice, as `task` and as `state`, so the second has its own id, `{event}:l0:state`.",
@@ -199,7 +201,8 @@ def _introduction() -> list[str]:
         "",
         *_prose(
             """This page lists which messages are published where, and how. The mirror publishes `evt.`, the L0 events
-            of agents and pieces of answers. Commands and dead letters have streams, which wait for agents."""
+            of agents, pieces of answers, and commands for agents of other homes, each followed by its wakeup. Commands
+            and dead letters have streams, which wait for agents."""
         ),
         "",
         "| subject | what | stream |",

@@ -66,6 +66,7 @@ PLAN = (
         {"IDLE": 1000, "LORIS": 500, "DEAF": 20, "DEAF_BYTES": 2**23, "RECONNECTS": 10_000, "NEIGHBOUR_HOOKS": 300},
     ),
     Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
+    Part("fencing", "sidecars that wake up", (f"{TORTURE}/test_fencing.py",), 1, {"FENCINGS": 50}),
     Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[jsonl-{{n}}]",), 50, {"KILLS": 1000}),
     Part("sqlite-kills", "the same on sqlite", (f"{KILL_TEST}[sqlite-{{n}}]",), 50, {"KILLS": 1000}),
     Part("moving-kills", "the same while it moves", (f"{KILL_TEST}[moving-{{n}}]",), 50, {"KILLS": 1000}),
@@ -75,6 +76,27 @@ PLAN = (
         (f"{CALLS_TEST}[jsonl-{{n}}]", f"{CALLS_TEST}[sqlite-{{n}}]"),
         40,
         {"KILL_CHUNKS": 40},
+    ),
+    Part(
+        "runtime",
+        "kill -9 of agents and effects at every step; 1,100 kills a chunk",
+        ("tests/sidecar/runtime/test_crashes.py",),
+        2,
+        {"RUNTIME_KILLS": 50},
+    ),
+    Part(
+        "commands",
+        "the same over a real NATS server; 1,300 kills a chunk",
+        ("tests/sidecar/nats/test_command_crashes.py",),
+        2,
+        {"COMMAND_KILLS": 50},
+    ),
+    Part(
+        "runtime-oracle",
+        "duplicates, restarts, poison, two engines",
+        ("tests/sidecar/runtime/test_oracle.py",),
+        5,
+        {"RUNTIME_EXAMPLES": 1_000},
     ),
     Part("crash-images", "power losses", (f"{STREAMS}/test_crash_images.py",), 20, {"IMAGES": 250}),
     Part("slow-disk", "+5, +50, +500 ms a sync", (f"{STREAMS}/test_slow_disk.py",), 1, {"SLOW_SYNCS": 100}),
@@ -201,6 +223,7 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
 SUMMED = (
     "inputs", "kills", "events", "resent", "hangs", "lost", "doubled", "connections_closed",
     "torn", "early", "lives", "appends", "reads", "moves", "full", "reopened", "seconds",
+    "effects", "in_doubt", "dead",
 )  # fmt: skip
 
 

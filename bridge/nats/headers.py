@@ -17,8 +17,8 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from bridge.nats.subjects import PROTOCOL_VERSION
-from bridge.nats.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
 from streams.bus.headers import MAX_VALUE, check_headers, is_header_value
+from streams.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"

@@ -100,7 +100,7 @@ def unescape(token: str) -> str:
     try:
         name = raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise SubjectError(token, "not an escaped name: its bytes are no UTF-8") from None
+        raise SubjectError(token, "not an escaped name: its bytes are not UTF-8") from None
     if escape(name) != token:
         raise SubjectError(token, "not an escaped name as we write it; this name has another spelling")
     return name

@@ -23,13 +23,27 @@ const METHODS = {
   "session.abort": (client, args) => client.session.abort(args),
   "session.delete": (client, args) => client.session.delete(args),
   "session.status": (client, args) => client.session.status(args),
-  "permission.reply": (client, { session_id, permission_id, response }) =>
-    client.postSessionIdPermissionsPermissionId({
-      path: { id: session_id, permissionID: permission_id },
-      body: { response },
-    }),
+  // The model reads a `message` with a rejection; the client's own method has no place for one.
+  "permission.reply": (client, { session_id, permission_id, response, message }) =>
+    message
+      ? post(client, "/permission/{requestID}/reply", permission_id, { reply: response, message })
+      : client.postSessionIdPermissionsPermissionId({
+          path: { id: session_id, permissionID: permission_id },
+          body: { response },
+        }),
+  // The in-process client has no namespace for questions.
+  "question.list": (client) => client._client.get({ url: "/question" }),
+  "question.reply": (client, { request_id, answers }) =>
+    post(client, "/question/{requestID}/reply", request_id, { answers }),
+  "question.reject": (client, { request_id }) => post(client, "/question/{requestID}/reject", request_id),
   "tui.showToast": (client, args) => client.tui.showToast(args),
 };
+
+/** @param {any} client @param {string} url @param {unknown} requestID @param {object} [body] */
+function post(client, url, requestID, body) {
+  const sent = body ? { body, headers: { "content-type": "application/json" } } : {};
+  return client._client.post({ url, path: { requestID }, ...sent });
+}
 
 export class Calls {
   #client;

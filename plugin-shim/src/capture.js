@@ -157,7 +157,7 @@ export class Capture {
     }
   }
 
-  /** @param {boolean} atOnce even over the memory limit, because there is no later */
+  /** @param {boolean} atOnce even over the memory limit, because this is the last chance */
   #tellGaps(atOnce) {
     if (!this.#queue.hasGap) return;
     if (!this.#queue.room(0)) this.#spill();

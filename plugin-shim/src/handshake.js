@@ -40,7 +40,7 @@ export function isNonce(value) {
 }
 
 /**
- * Decide from its challenge how to continue with a proved sidecar. All protocol
+ * Decide from its challenge how to continue with an authenticated sidecar. All protocol
  * versions share hello, challenge, identify and bye, so this always works.
  *
  * usable: identify and wait for its answer; a sidecar that no longer speaks our

@@ -34,7 +34,7 @@ export const NEXT = {
 const GOOD_LINK_MS = 5000;
 /** How long to wait for the last acks after `bye`. */
 const LINGER_MS = 1000;
-/** Most characters of a frame from a sidecar that has not proved itself. */
+/** Most characters of a frame from an unauthenticated sidecar. */
 const MAX_UNPROVED = 64 * 1024;
 /** A number of tries that leads to the longest back-off. */
 const MANY_TRIES = 30;
@@ -76,6 +76,7 @@ const OPEN = 1;
  * @property {new (url: string) => WebSocket} WebSocket
  * @property {() => object} identity the fields of `identify` besides the proof
  * @property {import("./calls.js").Calls} calls
+ * @property {{answered: (frame: any) => void, lost: () => void}} [tools]
  * @property {import("./counters.js").Counters} counters
  * @property {Timings} timings
  */
@@ -293,6 +294,9 @@ export class Link {
         });
         break;
       }
+      case "result":
+        this.#parts.tools?.answered(frame);
+        break;
       case "context":
         this.context = frame.context ?? {};
         break;
@@ -369,7 +373,10 @@ export class Link {
       // Whatever its state, it is ending, and we no longer use it.
     }
     if (socket) this.#parts.counters.lost_links += 1;
-    if (was === "live" || was === "closing") this.#listener?.lost();
+    if (was === "live" || was === "closing") {
+      this.#listener?.lost();
+      this.#parts.tools?.lost();
+    }
     if (was === "live" && performance.now() - this.#liveSinceMs >= GOOD_LINK_MS) this.#tries = 0;
     if (this.#state !== "waiting") return;
     // Closed before it opened: the connection was refused, so our sidecar does not listen there.

@@ -16,6 +16,7 @@ import { Link } from "./link.js";
 import { announce } from "./service.js";
 import { Spool } from "./spool.js";
 import { Starter, bootId, defaultHome, locate } from "./start.js";
+import { Tools, readTools } from "./tools.js";
 import { SHIM_VERSION } from "./version.js";
 
 const MIB = 1024 * 1024;
@@ -104,8 +105,16 @@ function newInstance(options, env, input) {
     limit: options.spoolLimit ?? 256 * MIB,
     counters,
   });
+  /** @type {Tools} */
+  const tools = new Tools({
+    get live() {
+      return link.live;
+    },
+    send: (text) => link.send(text),
+  });
   /** @type {Link} */
   const link = new Link({
+    tools,
     locate: () => locate(home),
     starter: new Starter({ command, home, env, counters, spawn: options.spawn }),
     WebSocket: options.WebSocket ?? globalThis.WebSocket,
@@ -159,6 +168,7 @@ function newInstance(options, env, input) {
   };
 
   const hooks = {
+    ...tools.hooks(readTools(home)),
     /** @param {unknown} hookInput */
     event: async (hookInput) => take("event", hookInput, null),
     /** @param {unknown} hookInput @param {unknown} output */

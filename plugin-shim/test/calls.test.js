@@ -23,8 +23,19 @@ const client = {
   },
   /** @param {any} args */
   postSessionIdPermissionsPermissionId: async (args) => ({ data: args }),
+  _client: {
+    /** @param {any} args */
+    get: async (args) => ({ data: args }),
+    /** @param {any} args */
+    post: async (args) => ({ data: args }),
+  },
   // tui is missing: an OpenCode without it
 };
+
+/** @param {string} url @param {string} requestID @param {object} [body] */
+function posted(url, requestID, body) {
+  return { url, path: { requestID }, ...(body ? { body, headers: { "content-type": "application/json" } } : {}) };
+}
 
 const CASES = /** @type {[string, any, any][]} */ ([
   ["session.get", { path: { id: "ses_1" } }, { value: { id: "ses_1" } }],
@@ -40,6 +51,18 @@ const CASES = /** @type {[string, any, any][]} */ ([
     { session_id: "s", permission_id: "p", response: "once" },
     { value: { path: { id: "s", permissionID: "p" }, body: { response: "once" } } },
   ],
+  [
+    "permission.reply",
+    { session_id: "s", permission_id: "p", response: "reject", message: "no" },
+    { value: posted("/permission/{requestID}/reply", "p", { reply: "reject", message: "no" }) },
+  ],
+  ["question.list", {}, { value: { url: "/question" } }],
+  [
+    "question.reply",
+    { request_id: "q", answers: [["Blue"]] },
+    { value: posted("/question/{requestID}/reply", "q", { answers: [["Blue"]] }) },
+  ],
+  ["question.reject", { request_id: "q" }, { value: posted("/question/{requestID}/reject", "q") }],
   ["tui.showToast", {}, { error: { code: "opencode", message: /undefined/ } }],
   ["session.delete.all", {}, { error: { code: "unknown_method", message: /session\.delete\.all/ } }],
   ["constructor", {}, { error: { code: "unknown_method", message: /constructor/ } }],

@@ -1,4 +1,4 @@
-/** When something must be lost, it is bounded and told. */
+/** Losses are bounded and reported. */
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
 import fs from "node:fs";
@@ -40,7 +40,7 @@ test("with no sidecar and no spool, memory is bounded and a gap item says what i
   await until(() => counters.acked === kept + 2, "and it goes on");
 });
 
-test("hooks that flood a hung sidecar without a spool cost bounded memory, and one gap tells of them all", async (t) => {
+test("hooks that flood a hung sidecar without a spool cost bounded memory, and one gap reports them all", async (t) => {
   const { home, sidecar, plugin } = newBench(t);
   blockSpool(home);
   sidecar.autoAck = false;
@@ -231,7 +231,7 @@ test("the spool is 0600 whatever the umask", async (t) => {
   }
 });
 
-test("what JSON cannot express is told in its place", async (t) => {
+test("a value that JSON cannot express is reported in its place", async (t) => {
   const { sidecar, plugin } = newBench(t);
   await sidecar.start();
   const { hooks, counters } = await plugin();

@@ -64,7 +64,7 @@ test("every hook survives whatever it is given", async (t) => {
   }
   await hooks.dispose(hostile());
   assert.ok(counters.lost_unserialisable > 0);
-  assert.equal(counters.hook_errors, 0, "they are lost items, told in gaps, not errors");
+  assert.equal(counters.hook_errors, 0, "they are lost items, reported in gaps, not errors");
 });
 
 test("a plugin input of any shape gives hooks", async (t) => {

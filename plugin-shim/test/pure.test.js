@@ -71,7 +71,7 @@ test("dropping items gives their bytes back and keeps the rest findable", () => 
   assert.deepEqual(queue.next(949, 1, 100)?.texts, ["t950"]);
 });
 
-test("a full queue refuses until a quarter is free, and one gap tells of the whole burst", () => {
+test("a full queue refuses until a quarter is free, and one gap reports the whole burst", () => {
   const queue = new Queue(100);
   for (let i = 0; i < 10; i += 1) queue.add("t", 10);
   assert.equal(queue.room(10), false);
@@ -130,7 +130,7 @@ test("from every state of the link, dispose or its end leads to disposed", () =>
   }
 });
 
-test("a later release is newer; what is no release is not", () => {
+test("a later release is newer; anything but a release is not", () => {
   /** @type {[unknown, unknown, boolean][]} */
   const cases = [
     ["0.1.0", "0.1.0", false],

@@ -1,6 +1,6 @@
 /**
  * A sidecar for the shim's tests: the sidecar's side of link protocol 1, and
- * nothing behind it. It acknowledges by itself unless told not to.
+ * nothing behind it. It acknowledges automatically, unless set not to.
  */
 import { createHmac, randomBytes } from "node:crypto";
 import fs from "node:fs";

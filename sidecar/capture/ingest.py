@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,7 +22,6 @@ from sidecar.capture.exclusion import Exclusion
 from sidecar.processes import still_runs
 from streams.errors import StreamError
 from streams.event import StreamEvent
-from streams.identity import system_identity
 from streams.store import MAX_BATCH, StreamStore
 
 log = logging.getLogger("sidecar.capture.ingest")
@@ -52,16 +52,25 @@ class Ingest:
     """There is one per sidecar. Call all methods from its event loop.
 
     ``failed`` is set when the log can no longer be written: nothing is
-    acknowledged after that, and the owner must stop.
+    acknowledged after that, and the owner must stop. ``committed`` gets the
+    seconds and the events of each append.
     """
 
-    def __init__(self, store: StreamStore, translator: Translator, *, exclude: Iterable[Path] = ()) -> None:
+    def __init__(
+        self,
+        store: StreamStore,
+        translator: Translator,
+        now_ms: Callable[[], int],
+        *,
+        exclude: Iterable[Path] = (),
+        committed: Callable[[float, int], None] = lambda seconds, events: None,
+    ) -> None:
         self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
         self.excluded = 0
         self.appended = 0
         self.duplicates = 0
-        self._store, self._translator = store, translator
-        self._exclusion = Exclusion(exclude)
+        self._store, self._translator, self._now_ms = store, translator, now_ms
+        self._exclusion, self._committed = Exclusion(exclude), committed
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
         self._lost: dict[str, int] = {}  # when the last link of a boot ended
@@ -75,6 +84,14 @@ class Ingest:
         self._loop = asyncio.get_running_loop()
         self._finisher = asyncio.create_task(self._finish_in_order())
 
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        stack.push_async_callback(self.close)
+
+    def owes(self) -> bool:
+        """True while an accepted item is not durable."""
+        return bool(self._unfinished)
+
     # Links
 
     def opened(self, link: Link) -> None:
@@ -87,7 +104,7 @@ class Ingest:
         if self._links.get(origin) is link:
             del self._links[origin]
             self._delivering.discard(origin)
-            self._lost[link.boot_id] = system_identity().now_ms()
+            self._lost[link.boot_id] = self._now_ms()
 
     def is_linked(self, origin: Origin) -> bool:
         """True if a link of this instance is open."""
@@ -186,7 +203,9 @@ class Ingest:
         if self.failed.done():
             raise self.failed.result()
         for begin in range(0, len(events), MAX_BATCH):
+            started = self._loop.time()
             records = await self._store.append(events[begin : begin + MAX_BATCH], on_known="keep_first")
+            self._committed(self._loop.time() - started, len(records))
             for record in records:
                 if record.duplicate:
                     self.duplicates += 1

@@ -23,7 +23,6 @@ from sidecar.home import Home, SidecarInfo
 from sidecar.launch import START_SECONDS, LastWords, ended, ensure_running
 from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
 from sidecar.version import VERSION
-from streams.identity import system_identity
 from streams.log.reader import LogReader
 
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
@@ -121,6 +120,7 @@ async def play(
     home: Home,
     path: Path,
     *,
+    nonce: Callable[[], str],
     speed: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     instance: str = INSTANCE,
@@ -133,7 +133,7 @@ async def play(
     ``instance`` is the plugin instance that the items come from.
     If the sidecar dies, play restarts it and resends what it had
     not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
-    The sidecar's calls are answered with ``unavailable``.
+    ``nonce`` is an identity's. The sidecar's calls are answered with ``unavailable``.
     Cancelling leaves the first part recorded; playing again completes it.
 
     Raises:
@@ -147,7 +147,7 @@ async def play(
     player = _Player(recording, progress, speed, on_progress)
     words = await asyncio.to_thread(LastWords)
     try:
-        added = await _played(home, path, identity, player, start_seconds, give_up_seconds, words)
+        added = await _played(home, path, identity, nonce, player, start_seconds, give_up_seconds, words)
     finally:
         words.close()
     return PlayResult(progress.total, recording.skipped, progress.relinked, added)
@@ -157,6 +157,7 @@ async def _played(
     home: Home,
     path: Path,
     identity: ShimIdentity,
+    nonce: Callable[[], str],
     player: _Player,
     start_seconds: float,
     give_up_seconds: float,
@@ -176,7 +177,7 @@ async def _played(
             starting = False
             # A killed sidecar may have left records that nobody acknowledged; recovery cuts them off.
             lowest = min(lowest, _head(home))
-            async with await ShimClient.connect(home, identity=identity, nonce=system_identity().nonce) as client:
+            async with await ShimClient.connect(home, identity=identity, nonce=nonce) as client:
                 await player.run(client)
                 break
         except LinkClosed as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,18 @@ class NotAsked(SidecarSilent):
     """The sidecar was not asked because this command cannot use the home; its token may be open to others."""
 
 
-async def ask_sidecar(home: Home, method: str) -> dict[str, Any]:
-    """Send one request to the running sidecar and return its answer.
+async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict[str, Any]:
+    """Send one request to the running sidecar and return its answer. ``nonce`` is an identity's.
 
     Raises:
         SidecarSilent: the link failed, no answer came in time, or the sidecar refused.
     """
     from bridge.opencode.link.link import RequestError
     from sidecar.link.client import ClientError, ControlClient
-    from streams.identity import system_identity
 
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+            async with await ControlClient.connect(home, version=VERSION, nonce=nonce) as client:
                 answer = await client.request(method)
     except TimeoutError:
         raise SidecarSilent(f"no answer within {ANSWER_SECONDS:g} s; stop it with `durable-stream stop`") from None

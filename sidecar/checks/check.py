@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sidecar.home import Home
 from sidecar.install.npm import Places
@@ -20,16 +19,14 @@ Level = Literal["ok", "note", "problem"]
 Action = Literal["install", "prepare", "close", "unlock", "renew token", "take spools"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(NamedTuple):
     """The action that ``doctor --fix`` takes for a finding, and the path it changes."""
 
     action: Action
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One finding, and what to do about it, if anything.
 
     ``problem``: something is not recorded, or soon will not be. ``note``: recording works, but the user should know.
@@ -43,11 +40,10 @@ class Check:
 
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON values; ``fix`` is only the action, or null."""
-        return asdict(self) | {"fix": self.fix.action if self.fix is not None else None}
+        return self._asdict() | {"fix": self.fix.action if self.fix is not None else None}
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """What the checks need from the log. ``fault`` says why the log cannot be read.
 
     Times are in ms since 1970; ``directories`` are those of the sessions.
@@ -68,16 +64,14 @@ class Survey:
     """Records up to ``head`` that were removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(NamedTuple):
     """One of our plugin files that OpenCode loads in the current directory, and what it names."""
 
     target: Target
     names: Installed
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """The input of every check, gathered once.
 
     ``command`` starts this program. ``config`` is ``None`` if it cannot be read; ``config_fault`` then says why.
@@ -95,7 +89,9 @@ class Scene:
     config_fault: str = ""
     answer: Mapping[str, Any] | None = None
     silence: str = ""
-    survey: Survey = field(default_factory=Survey)
+    survey: Survey = Survey()
+    now_ms: int = 0
+    """When the survey ended."""
 
     @property
     def is_everywhere(self) -> bool:
@@ -110,8 +106,13 @@ def scene_of(
     environ: Mapping[str, str] = os.environ,
     *,
     quick: bool = False,
+    served: bool = False,
 ) -> Scene:
-    """The part of the scene that is cheap to gather."""
+    """The part of the scene that is cheap to gather.
+
+    With ``quick``, the configuration is loaded only if a check of ``status`` could need it; ``served`` says that
+    the running sidecar loaded the same one.
+    """
     cwd = cwd or Path.cwd()
     places = Places.of(cwd, environ)
     found = []
@@ -120,7 +121,8 @@ def scene_of(
         names = read_plugin(target.plugin)
         if names is not None:
             found.append(Plugin(target, names))
-    config, fault = (None, "") if quick and has_defaults(home, environ) else _config(home)
+    needless = quick and (has_defaults(home, environ) or (served and not names_exclusions(home)))
+    config, fault = (None, "") if needless else _config(home)
     return Scene(home, command, cwd, environ, places, tuple(found), config, fault)
 
 
@@ -129,6 +131,14 @@ def has_defaults(home: Home, environ: Mapping[str, str] = os.environ) -> bool:
     return not os.path.lexists(home.config_path) and not any(
         name.upper().startswith("DURABLE_STREAM_") and "__" in name for name in environ
     )
+
+
+def names_exclusions(home: Home) -> bool:
+    """True if config.toml may exclude directories. Only then does ``status`` look into a configuration in use."""
+    try:
+        return b"exclude" in home.config_path.read_bytes()
+    except OSError:
+        return True
 
 
 def _config(home: Home) -> tuple[Config | None, str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from sidecar.checks.asking import spool_size
 from sidecar.checks.check import Check, Fix, Scene, counted
 from sidecar.home import Home, HomeError
-from streams.identity import system_identity
 from streams.log.directory import LOCK
 from streams.query import describe_span
 
@@ -87,6 +86,9 @@ def check_config(scene: Scene) -> list[Check]:
     path = scene.home.config_path
     if scene.config is None:
         return [Check("config", "problem", scene.config_fault, f"correct it, or delete {path} to use the defaults")]
+    if unknown := sorted(scene.config.nats.pull.model_extra or ()):
+        text = f"{path}: [nats.pull] has keys that are kept but mean nothing here: {', '.join(unknown)}"
+        return [Check("config", "note", text, "check their spelling; docs/operations.md lists the keys")]
     return [Check("config", "ok", str(path) if path.is_file() else "no file; the defaults apply")]
 
 
@@ -116,7 +118,7 @@ def check_port(scene: Scene) -> list[Check]:
 
 def check_clock(scene: Scene) -> list[Check]:
     """Whether an event or a file has a time in the future."""
-    now = system_identity().now_ms()
+    now = scene.now_ms
     hint = "check the clock of this machine; the order of records does not depend on the clock"
     ahead = (scene.survey.last_ts or 0) - now
     if ahead > AHEAD_MS:

@@ -12,7 +12,6 @@ from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
 from sidecar.install.npm import RC, Places, read_rc, starves, waits
-from sidecar.install.service_files import Service, ServiceError
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)
@@ -224,6 +223,8 @@ def _check_directory(scene: Scene, directory: Path) -> list[Check]:
 
 def check_service(scene: Scene) -> list[Check]:
     """Whether the service file is the one that ``install --service`` would write now."""
+    from sidecar.install.service_files import Service, ServiceError
+
     try:
         service = Service.here(scene.environ)
         if not service.is_ours():

@@ -9,7 +9,6 @@ from pathlib import Path
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
-from sidecar.logs import failed_start
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader
@@ -86,12 +85,16 @@ def check_sidecar(scene: Scene) -> list[Check]:
         hint = "run `durable-stream stop`; OpenCode starts a new one"
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
     up = describe_span((scene.answer.get("sidecar") or {}).get("uptime_ms") or 0)
-    return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} proved itself; up {up}")]
+    return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} authenticated; up {up}")]
 
 
 def check_start(scene: Scene) -> list[Check]:
     """Whether the last start of a sidecar failed. Until one succeeds, OpenCode's hooks wait in the spool."""
-    failed = None if scene.home.is_locked() else failed_start(scene.home)
+    if scene.home.is_locked():
+        return []
+    from sidecar.logs import failed_start
+
+    failed = failed_start(scene.home)
     if failed is None:
         return []
     reason, _, hint = failed.reason.partition("; ")
@@ -166,7 +169,10 @@ def check_leftovers(scene: Scene) -> list[Check]:
     text = f"{counted(len(left), 'leftover')} of a killed process in {scene.home.store_path}: {', '.join(left)}"
     return [
         Check(
-            "leftovers", "note", text, "`durable-stream repair` moves what is not needed out of the store, and keeps it"
+            "leftovers",
+            "note",
+            text,
+            "`durable-stream repair` moves unneeded files out of the store, and keeps them",
         )
     ]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
+from sidecar.checks import agents, nats, opencode, recording
 from sidecar.checks import home as at_home
-from sidecar.checks import nats, opencode, recording
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
-from sidecar.checks.check import Check, Scene, has_defaults, scene_of
+from sidecar.checks.check import Check, Scene, scene_of
 from sidecar.home import Home
+from streams.identity import Identity
 
 CheckFunction = Callable[[Scene], list[Check]]
 
@@ -32,6 +32,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_start,
     opencode.check_services,
     nats.check_nats,
+    agents.check_agents,
 )
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
@@ -48,35 +49,35 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
 """Checks that need the log, which takes a while to read if it is long, and those that follow them."""
 
 
-async def diagnose(home: Home, command: Sequence[str]) -> AsyncIterator[Check]:
+async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> AsyncIterator[Check]:
     """Run every check and yield each finding at once. ``command`` starts this program."""
     scene = await asyncio.to_thread(scene_of, home, tuple(command))
     if home.running() is not None:
         try:
-            scene = replace(scene, answer=await ask_sidecar(home, "status"))
+            scene = scene._replace(answer=await ask_sidecar(home, "status", identity.nonce))
         except NotAsked:
-            scene = replace(scene, silence="")  # the token's own check says why
+            scene = scene._replace(silence="")  # the token's own check says why
         except SidecarSilent as error:
-            scene = replace(scene, silence=str(error))
+            scene = scene._replace(silence=str(error))
     # All at once: some start programs, and OpenCode takes half a second to print its version.
     running = [asyncio.create_task(asyncio.to_thread(check, scene)) for check in BEFORE_THE_LOG]
     surveying = asyncio.create_task(recording.survey(home))
     for task in running:
         for found in await task:
             yield found
-    scene = replace(scene, survey=await surveying)
+    scene = scene._replace(survey=await surveying, now_ms=identity.now_ms())
     for check in WITH_THE_LOG:
         for found in await asyncio.to_thread(check, scene):
             yield found
 
 
-def quick_checks(home: Home) -> list[Check]:
+def quick_checks(home: Home, *, served: bool = False) -> list[Check]:
     """Run the cheap checks, for ``status``, of what could keep a session from being recorded.
 
-    They run no program and do not read the log.
+    They run no program and do not read the log. ``served``: the running sidecar uses this configuration.
     """
-    scene = scene_of(home, quick=True)
-    is_set = not has_defaults(home, scene.environ)
+    scene = scene_of(home, quick=True, served=served)
+    is_set = scene.config is not None or scene.config_fault
     checks = [*at_home.check_home(scene), *at_home.check_token(scene)]
     checks += at_home.check_config(scene) if is_set else []
     if not scene.plugins:

@@ -46,14 +46,24 @@ COMMANDS = (
         LOOK,
         ("export ses_1a2b --output session.jsonl", "export ses_1a2b --format html -o session.html"),
     ),
+    Row("intents", LOOK, ("intents", "intents int_5f", "intents int_5f --cancel")),
+    Row("checkpoints", LOOK, ("checkpoints", "checkpoints chk_5f --answer once", "checkpoints --all")),
+    Row("notices", LOOK, ("notices", "notices --json")),
+    Row("agents", CHECK, ("agents", "agents --json")),
     Row("status", CHECK, ("status",)),
     Row("doctor", CHECK, ("doctor",)),
+    Row("metrics", CHECK, ("metrics", "metrics --scrape-config")),
     Row("verify", CHECK, ("verify", "verify --json")),
+    Row("replay", CHECK, ("replay agent/counter", "replay agent/counter --agent agents/counter.py:Counter")),
     Row("repair", CHECK, ("repair --dry-run", "repair")),
     Row("migrate", RUN, ("migrate --to sqlite", "migrate --rollback", "migrate --discard-old")),
     Row("prune", RUN, ("prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes")),
     Row("forget", RUN, ("forget ses_1a2b", "forget ses_1a2b --yes")),
     Row("listen", LOOK, ("listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json")),
+    Row("spawn", RUN, ("spawn 'Update the changelog' --minutes 10", "spawn 'Run the tests' --parent ses_1a2b")),
+    Row("signal", RUN, ("signal deployed", "signal deployed '{\"version\": 7}'")),
+    Row("notify", CHECK, ("notify test",), module="notices"),
+    Row("send", RUN, ("send counter add '{\"by\": 1}'",), module="agents"),
     Row("serve", RUN, ("serve",)),
     Row("stop", RUN, ("stop",)),
     Row("play", RUN, ("play recording.jsonl --speed max",)),
@@ -69,6 +79,20 @@ MIRROR_COMMANDS = (
     Row("verify", CHECK, ("mirror verify", "mirror verify --json"), module="mirror"),
     Row("rebuild", CHECK, ("mirror rebuild", "mirror rebuild --yes"), module="mirror"),
 )
+
+DLQ = "dlq"
+DLQ_COMMANDS = (
+    Row("list", CHECK, ("dlq list", "dlq list --agent cleaner --json"), module="dlq"),
+    Row("show", CHECK, ("dlq show 5F3Q",), module="dlq"),
+    Row("redrive", CHECK, ("dlq redrive 5F3Q",), module="dlq"),
+    Row("drop", CHECK, ("dlq drop 5F3Q",), module="dlq"),
+)
+
+GROUPS = {
+    MIRROR: ("Check or rebuild the log's copy on NATS.", MIRROR_COMMANDS),
+    DLQ: ("List, redrive or drop what agents could not handle.", DLQ_COMMANDS),
+}
+"""Commands with commands of their own: their help, and the commands."""
 
 
 class Sections(TyperGroup):
@@ -128,11 +152,12 @@ def build(only: str | None = None) -> typer.Typer:
     for row in COMMANDS:
         if only in (None, row.name):
             _add(built, row)
-    if only in (None, MIRROR):
-        mirror = typer.Typer(**options)
-        built.add_typer(mirror, name=MIRROR, help="Check or rebuild the log's copy on NATS.", rich_help_panel=CHECK)
-        for row in MIRROR_COMMANDS:
-            _add(mirror, row)
+    for name, (text, rows) in GROUPS.items():
+        if only in (None, name):
+            group = typer.Typer(**options)
+            built.add_typer(group, name=name, help=text, rich_help_panel=CHECK)
+            for row in rows:
+                _add(group, row)
     return built
 
 
@@ -143,15 +168,15 @@ def named(arguments: Sequence[str]) -> str | None:
         if argument == "--home":
             next(rest, None)
         elif not argument.startswith("--home="):
-            known = argument == MIRROR or any(row.name == argument for row in COMMANDS)
+            known = argument in GROUPS or any(row.name == argument for row in COMMANDS)
             return argument if known else None
     return None
 
 
 def _add(built: typer.Typer, row: Row) -> None:
-    # `import` is a word of Python's.
-    name = f"{row.name}_" if iskeyword(row.name) else row.name
-    function = getattr(import_module(f"sidecar.cli.{row.module or name}"), name)
+    # `import` is a word of Python's, and no function can take a name that it needs for something else, such as `list`.
+    module = import_module(f"sidecar.cli.{row.module or row.name}{'_' * iskeyword(row.name)}")
+    function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     add_command(built, function, panel=row.panel, examples=list(row.examples))
 
 

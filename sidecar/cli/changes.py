@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import OptionalFamily
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
@@ -24,27 +24,20 @@ if TYPE_CHECKING:
 
 async def changes(
     context: typer.Context,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STREAM]",
-            help="Only this stream's family, or what is below this child session; default: the current project.",
-            autocompletion=complete.sessions,
-        ),
-    ] = None,
+    stream: OptionalFamily = None,
     since: SinceOption = None,
     until: UntilOption = None,
     project: ProjectOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N turns.")
     ] = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Print the diffs; in a pipe, nothing else.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print the diffs; in a pipe, only the diffs.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show the files that agents changed, and who approved what.
 
-    They are grouped by session and turn. Commands are listed if a person approved or rejected
-    them; which files a command changed is not known.
+    Groups the changes by session and turn. Also lists the commands that a person approved or
+    rejected, but not the files that those commands changed: these are unknown.
     """
     from sidecar.cli.shared.changes_text import print_diffs, print_on_terminal, print_rows
     from sidecar.cli.shared.output import Output

@@ -25,12 +25,13 @@ async def doctor(
     """
     from sidecar.checks import counted, diagnose
     from sidecar.cli.install import executable
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
 
     out = Output(json)
     home, command = named_home(context), executable()
     problems = repairs = 0
-    async for check in diagnose(home, command):
+    async for check in diagnose(home, command, own_identity()):
         mended, failed = await _mend(home, command, check) if fix and check.fix else (None, None)
         problems += check.level == "problem" and mended is None
         repairs += mended is not None

@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared.arguments import StreamArgument
-from sidecar.cli.shared.command import JsonFlag, complain, home_of
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import JsonFlag, complain, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.views.select import Family
@@ -28,20 +28,29 @@ class Form(StrEnum):
 
 async def export(
     context: typer.Context,
-    stream: StreamArgument,
+    stream: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STREAM]",
+            help="A stream's id, or its unique beginning or end; default: the newest stream of the current project.",
+            autocompletion=complete.streams,
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this new file; default: stdout.")
     ] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="The records, or the whole conversation as `read --full` shows it.")
+        Form,
+        typer.Option("--format", help="jsonl: the records. markdown, html: the conversation, as with read --full."),
     ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:
-    """Write a stream, with everything that belongs to it, to a file.
+    """Write a stream and the streams joined to it to a file.
 
-    By default writes JSON lines, a header and then the records; --json changes nothing. With --format writes
+    By default writes JSON lines: a header, then the records. --json changes nothing. With --format writes
     the conversation, with everything that read would shorten or fold.
     """
+    from sidecar.cli.shared.project import newest_stream, newest_text
     from sidecar.cli.shared.transcript import written_to
     from sidecar.views.select import family_of, find_stream, open_reader
     from streams.log.directory import read_manifest
@@ -50,7 +59,11 @@ async def export(
         raise typer.BadParameter("--json is --format jsonl; `read --format json` prints the conversation")
     store = home_of(context).store_path
     reader = open_reader(store)
-    stream = await find_stream(reader, stream)
+    if stream is None:
+        stream = await newest_stream(reader, None)
+        note(await newest_text(reader, stream))
+    else:
+        stream = await find_stream(reader, stream)
     family = await family_of(reader, stream)
     manifest = read_manifest(store)
     with written_to(output) as file:
@@ -65,22 +78,22 @@ async def export(
 
 
 async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes]) -> None:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.transcript import conversation_of, notes_of, transcript_bytes
     from sidecar.views.transcript import Reading
-    from streams.identity import system_identity
 
     roots, fault = await conversation_of(reader, family)
     if fault is not None:
         raise fault
     notes = await notes_of(reader, family.stream)
-    reading = Reading(full=True, children=True, now_ms=system_identity().now_ms(), notes=notes)
+    reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes)
     file.writelines(transcript_bytes(roots, reading, form))
 
 
 async def _write(reader: LogReader, family: Family, log_id: object, file: IO[bytes]) -> int:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import json_line
     from sidecar.views.select import records_of
-    from streams.identity import system_identity
 
     # The header counts the records, so what arrives meanwhile stays out.
     head = reader.head
@@ -93,7 +106,7 @@ async def _write(reader: LogReader, family: Family, log_id: object, file: IO[byt
         "streams": sorted(family.streams, key=lambda name: (name != family.stream, name)),
         "records": count,
         "log_id": log_id,
-        "exported_ms": system_identity().now_ms(),
+        "exported_ms": own_identity().now_ms(),
     }
     file.write(json_line(header))
     async for record in records_of(reader, family, up_to=head):

@@ -30,7 +30,9 @@ async def forget(
     session: Annotated[
         str,
         typer.Argument(
-            metavar="SESSION", help="A session's id, or its unique beginning or end.", autocompletion=complete.streams
+            metavar="SESSION",
+            help="A session's id, or a unique prefix or suffix of it.",
+            autocompletion=complete.streams,
         ),
     ],
     yes: YesFlag = False,
@@ -38,10 +40,10 @@ async def forget(
 ) -> int:
     """Erase what was said and done in a session.
 
-    SESSION is a root session or a child session. The payloads of its records, and
-    of the sessions below it, are replaced by their digests, everywhere in the
+    SESSION is a root session or a child session. Replaces the payloads of its
+    records, and of the sessions below it, with their digests, everywhere in the
     home. The records stay, with their times and types, and the log still
-    verifies. This cannot be undone. Without --yes nothing is changed.
+    verifies. This cannot be undone. Without --yes, prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_session, open_reader
@@ -111,15 +113,15 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 
 async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
     """Why it cannot be done now, each to be read after "it will be refused"; nothing is taken or written."""
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import busy_streams
     from sidecar.keeping.upkeep import restore
     from streams.errors import CorruptLog
-    from streams.identity import system_identity
 
     found = []
     try:
         state, _ = await restore(reader)
-        if busy := await busy_streams(reader, state, streams, now_ms=system_identity().now_ms()):
+        if busy := await busy_streams(reader, state, streams, now_ms=own_identity().now_ms()):
             found.append(f"while a turn is in progress in {', '.join(busy)}: wait until it has ended")
     except CorruptLog as error:
         found.append(f"because the log is damaged: {error}")
@@ -153,7 +155,7 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
 
 
 def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
-    """What is to be forgotten was pruned, from the store that a move left too: nothing is left to do."""
+    """The records to forget were pruned, also from a migration's old store: nothing is left to do."""
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))

@@ -55,6 +55,7 @@ async def _opencode_1(home: Home) -> dict[str, Any] | None:
     """How many sessions of OpenCode 1 were imported; ``None`` if it is not installed."""
     from sidecar.capture.exclusion import Exclusion
     from sidecar.checks.opencode import output_of
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.config import load_config
     from sidecar.history import import_opencode_1
 
@@ -62,7 +63,9 @@ async def _opencode_1(home: Home) -> dict[str, Any] | None:
     if program is None or not (output_of([program, "--version"]) or "").startswith("1."):
         return None
     excludes = Exclusion(load_config(home.config_path).capture.exclude).covers
-    sessions, played = await import_opencode_1(home, program, await _known(home), excludes=excludes)
+    sessions, played = await import_opencode_1(
+        home, program, await _known(home), excludes=excludes, nonce=own_identity().nonce
+    )
     return {"sessions": sessions, "records": played.added if played is not None else 0}
 
 

@@ -123,7 +123,7 @@ def _target(everywhere: bool, project: Path | None) -> Target:
     if everywhere:
         raise typer.BadParameter("--global and --project exclude each other")
     if not project.expanduser().is_dir():
-        raise Failure("not-found", f"{project}: there is no such directory; name the project's root")
+        raise Failure("not-found", f"{project}: this directory does not exist; name the project's root")
     return Target.project(project)
 
 
@@ -196,7 +196,7 @@ def _warn_of_two(target: Target) -> None:
 
 
 def _other_copy(target: Target) -> Target | None:
-    """The plugin's other place, global or this directory's project, where a copy of ours stands too."""
+    """The plugin's other place (global, or this directory's project) if it has a copy of ours, too."""
     from sidecar.install.plugin import Target, is_ours
 
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()

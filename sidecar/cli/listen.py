@@ -25,15 +25,15 @@ MOST_WAITING = 10_000
 async def listen(
     context: typer.Context,
     subject: Annotated[
-        str, typer.Argument(metavar="SUBJECT", help="What to hear; * is one token, > the rest. Records: evt.>")
+        str, typer.Argument(metavar="SUBJECT", help="Subjects to print; * is one token, > the rest. Records: evt.>")
     ] = "evt.>",
     json: JsonFlag = False,
 ) -> int:
-    """Print what is published on NATS, as it happens, until Ctrl-C.
+    """Print NATS messages as they are published, until Ctrl-C.
 
-    evt.> is every record, evt.*.*.ses_1a2b.> those of one stream; evt.agent.*.step,
-    str.> and the like are the L0 protocol's. Messages published earlier, or while
-    the server is unreachable, are not shown.
+    evt.> selects every record, evt.*.*.ses_1a2b.> the records of one stream.
+    Subjects such as evt.agent.*.step and str.> belong to the L0 protocol. Does not
+    show messages published earlier, or while the server is unreachable.
     """
     from sidecar.cli.shared.heard import expanded
     from sidecar.cli.shared.nats import connection
@@ -184,10 +184,10 @@ class _Listening:
 
     def _print(self, message: Received) -> None:
         from sidecar.cli.shared.heard import as_json, heard
+        from sidecar.cli.shared.identity import own_identity
         from sidecar.views.wording import iso_time
-        from streams.identity import system_identity
 
-        now = system_identity().now_ms()
+        now = own_identity().now_ms()
         if self._out.json:
             self._out.object(as_json(message.subject, message.headers, message.body, now))
             return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import OptionalSession
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
 from sidecar.cli.shared.project import ProjectOption
@@ -28,36 +28,28 @@ FOLLOWED_LAST = 10
 
 async def log(
     context: typer.Context,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STREAM]",
-            help="A stream's or child session's id, or its unique beginning or end; "
-            "default: the newest stream of the current project.",
-            autocompletion=complete.sessions,
-        ),
-    ] = None,
+    stream: OptionalSession = None,
     from_offset: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", min=0, help="Begin at this offset of the stream.")
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="Start at this offset in the stream.")
     ] = 0,
     last: Annotated[int | None, typer.Option("--last", "-n", metavar="N", min=0, help="Only the newest N.")] = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Keep printing new records until Ctrl-C (of all streams without STREAM)."),
+        typer.Option("--follow", "-f", help="Keep printing new records (without STREAM, of all streams) until Ctrl-C."),
     ] = False,
     types: TypesOption = None,
     actors: ActorsOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     project: ProjectOption = None,
-    only: Annotated[bool, typer.Option("--only", help="Leave out streams that were joined to this one later.")] = False,
+    only: Annotated[bool, typer.Option("--only", help="Leave out streams later joined to this one.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Print what happened in a stream, oldest first.
 
-    Child sessions are included and numbered. So are streams that turned out later to belong to it.
-    With a child session's id, prints only what it and the sessions below it did.
-    With --follow and no STREAM, prints new records of all streams, new sessions included.
+    Includes child sessions, and numbers them. Streams later joined to this one are included too.
+    With a child session's id, prints only the records of that session and of those below it.
+    With --follow but no STREAM, keeps printing new records of all streams, including new sessions.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import newest_stream, newest_text
@@ -87,7 +79,7 @@ async def log(
     except SelectError:
         if not follow:
             raise
-        note(f"There is no stream {stream!r} yet: waiting for it. End with Ctrl-C.")
+        note(f"No stream matches {stream!r} yet. Waiting for it; Ctrl-C ends the wait.")
     family = await family_of(reader, stream, only=only, session=session)
     gone = (await reader.removed()).get(stream)
     if gone is not None and (told := pruned_text(stream, gone)) is not None:
@@ -137,12 +129,12 @@ async def _print(
 
 
 async def _note_waiting(reader: LogReader, out: Output, streams: set[str] | None) -> None:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import waiting_lines
     from sidecar.views.select import catalog_of
-    from streams.identity import system_identity
 
     catalog, _ = await catalog_of(reader)
-    for line in waiting_lines(catalog, streams, system_identity().now_ms()):
+    for line in waiting_lines(catalog, streams, own_identity().now_ms()):
         if out.terminal:
             out.prose("", line, "bold yellow")
         else:

@@ -1,4 +1,4 @@
-"""``migrate``: move the log between jsonl and sqlite; the sidecar does it."""
+"""``migrate``: have the sidecar move the log between jsonl and sqlite."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from sidecar.home import Home
 
 PHASES = {phase: phase.ljust(9) for phase in ("opening", "copying", "verifying", "switching", "done")}
-"""All of one width, so that the bar does not move."""
+"""All have the same width, so that the bar does not move."""
 
 
 async def migrate(
     context: typer.Context,
-    to: Annotated[str | None, typer.Option("--to", metavar="sqlite|jsonl", help="The backend to move to.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="sqlite|jsonl", help="The backend to migrate to.")] = None,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="Undo the last move, keeping everything written since.")
+        bool, typer.Option("--rollback", help="Undo the last migration, but keep everything written since.")
     ] = False,
     discard_old: Annotated[
-        bool, typer.Option("--discard-old", help="Delete the store that the last move left behind.")
+        bool, typer.Option("--discard-old", help="Delete the old store that the last migration left behind.")
     ] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Move the log to another backend, while it records.
+    """Migrate the log to another backend without interrupting recording.
 
-    Every record is copied byte for byte and its hash chain computed again; then
-    the new store takes over in an instant. An interrupted move resumes when run
-    again. The old store stays until --discard-old. Succeeds if there is nothing
-    to do: the log is already on that backend, or the old store already deleted.
-    A --rollback without an old store fails.
+    Copies every record byte for byte, checks each hash chain, and then switches
+    to the copy in an instant. If a migration is interrupted, run it again, and it
+    continues. The old store stays until --discard-old deletes it. --to succeeds
+    if the log already uses that backend, and --discard-old if no old store
+    exists. --rollback without an old store fails.
     """
     from sidecar.cli.shared.output import Output
     from streams.log.directory import FORMATS
@@ -47,7 +47,7 @@ async def migrate(
     home.check_owner()
     manifest = located(home.store_path)
     if manifest is None:
-        raise Failure("no-log", f"there is no log in {home.store_path} yet: nothing to move")
+        raise Failure("no-log", f"no log exists in {home.store_path} yet, so there is nothing to migrate")
     if discard_old:
         return await _discard(out, home, is_kept=manifest.kept is not None)
     if rollback:
@@ -55,8 +55,8 @@ async def migrate(
             other = "jsonl" if manifest.backend == "sqlite" else "sqlite"
             raise Failure(
                 "no-old-store",
-                f"no earlier store is kept, so there is nothing to go back to; the log stays in {manifest.backend}, "
-                f"and `durable-stream migrate --to {other}` moves it again",
+                f"no old store exists to go back to, so the log stays in {manifest.backend}; "
+                f"to change that, run `durable-stream migrate --to {other}`",
             )
         to = manifest.kept.backend
     assert to is not None
@@ -76,7 +76,7 @@ async def migrate(
 
 
 async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, Any]:
-    """Have the sidecar move the log and wait for the end; without ``begin``, only check that no other move runs.
+    """Have the sidecar migrate the log and wait for the end; without ``begin``, only check that none to elsewhere runs.
 
     Raises:
         Failure: the log was not moved.
@@ -91,8 +91,8 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
         if answer["running"] and answer["progress"]["to"] != to:
             raise Failure(
                 "other-move",
-                f"a move to {answer['progress']['to']} is in progress; `durable-stream status` shows how far it is, "
-                "and --rollback takes it back when it is done",
+                f"a migration to {answer['progress']['to']} is in progress: `durable-stream status` shows how far, "
+                "and --rollback undoes it when it is done",
             )
         if not begin:
             return {}
@@ -113,8 +113,10 @@ async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
     from sidecar.views.wording import bytes_text
 
     freed = int((await ask(home, "discard_old", {}, DISCARDING))["freed"])
-    what = "the old store" if is_kept else "what a move or a deletion that was cut off had left"
-    text = f"deleted {what}: {bytes_text(freed)} freed" if freed else "no old store is kept: nothing to delete"
+    what = "the old store" if is_kept else "the remains of an interrupted migration or deletion"
+    text = (
+        f"deleted {what}: {bytes_text(freed)} freed" if freed else "no old store exists, so there is nothing to delete"
+    )
     return _told(out, text, {"freed": freed})
 
 

@@ -152,12 +152,12 @@ def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
 
 
 async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorCheck:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.nats.mirror.verify import MirrorCheck
-    from streams.identity import system_identity
     from streams.log.reader import LogReader
 
     reader = LogReader(home.store_path)
-    return MirrorCheck(reader, _log_id(home), sessions, now_ms=system_identity().now_ms, with_ids=with_ids)
+    return MirrorCheck(reader, _log_id(home), sessions, now_ms=own_identity().now_ms, with_ids=with_ids)
 
 
 def _log_id(home: Home) -> str:
@@ -165,7 +165,7 @@ def _log_id(home: Home) -> str:
 
     manifest = located(home.store_path)
     if manifest is None:
-        raise Failure("no-log", f"there is no log in {home.store_path} yet, so nothing is mirrored")
+        raise Failure("no-log", f"no log exists in {home.store_path} yet, so nothing is mirrored")
     return manifest.log_id
 
 
@@ -299,11 +299,11 @@ async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
 
 
 async def _ask(home: Home, method: str) -> dict[str, Any]:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.link.client import ControlClient
     from sidecar.version import VERSION
-    from streams.identity import system_identity
 
-    async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+    async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
         return dict(await client.request(method))
 
 

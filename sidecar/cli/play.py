@@ -20,23 +20,25 @@ async def play(
 ) -> int:
     """Send a recording of hooks to the sidecar.
 
-    Sends it as the plugin does, starts a sidecar if none runs, and returns when everything is durable.
+    Sends the hooks as the plugin does. Starts a sidecar if none runs. Returns when everything is durable.
     """
     from sidecar.cli.shared.output import Output
 
     factor = _speed(speed)
     if not file.is_file():
-        raise Failure("not-found", f"{file}: there is no such file; name a recording made of JSON lines")
+        raise Failure("not-found", f"{file}: this file does not exist; name a recording made of JSON lines")
     from dataclasses import asdict
 
     from sidecar.capture.play import play as run
     from sidecar.cli.shared.bar import bar
+    from sidecar.cli.shared.identity import own_identity
 
     out = Output(json)
     with bar(out, "playing", "hooks") as shown:
         result = await run(
             home_of(context),
             file,
+            nonce=own_identity().nonce,
             speed=factor,
             on_progress=lambda progress: shown.set(progress.acked, progress.total, "playing"),
         )

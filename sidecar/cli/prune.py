@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import streams_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import (
     NOTHING_CHANGED,
@@ -27,25 +27,23 @@ if TYPE_CHECKING:
 async def prune(
     context: typer.Context,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Remove sessions whose last record is older: 12h, 30d.")
+        str | None, typer.Option(metavar="AGE", help="Remove sessions whose last record is older than this: 12h, 30d.")
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Remove the oldest sessions until the log fits: 500MB, 2GiB.")
-    ] = None,
-    streams: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
-            "--stream", metavar="STREAM", help="Remove this stream; repeatable.", autocompletion=complete.streams
+            metavar="SIZE", help="Remove the oldest sessions until the log is at most this size: 500MB, 2GiB."
         ),
     ] = None,
+    streams: Annotated[list[str] | None, streams_option("Remove this stream; repeatable.")] = None,
     yes: YesFlag = False,
     json: JsonFlag = False,
 ) -> int:
     """Remove old sessions from the log.
 
-    Removes whole sessions, and only finished ones. The rest of the log still
-    verifies, and an event of a removed session that is sent again is still
-    recognized as a duplicate. Without --yes nothing is changed.
+    Removes only whole, finished sessions. The rest of the log still verifies. If
+    an event of a removed session is sent again, it is still recognized as a
+    duplicate. Without --yes, prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_stream, open_reader
@@ -140,15 +138,15 @@ async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
     """Preview what would go. Only reads, because the home may be read-only."""
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import plan_prune
     from sidecar.keeping.upkeep import restore
     from sidecar.views.select import open_reader
-    from streams.identity import system_identity
 
     reader = open_reader(home.store_path)
     try:
         state, _ = await restore(reader)
-        plan = await plan_prune(reader, state, request, now_ms=system_identity().now_ms())
+        plan = await plan_prune(reader, state, request, now_ms=own_identity().now_ms())
         if (unfinished := await reader.cut_off()) is not None:
             note(unfinished)
     finally:
@@ -160,18 +158,18 @@ def _need_log(home: Home) -> None:
     from streams.log.presence import located
 
     if located(home.store_path) is None:
-        raise Failure("no-log", f"there is no log in {home.store_path} yet: nothing to remove")
+        raise Failure("no-log", f"no log exists in {home.store_path} yet, so there is nothing to remove")
 
 
 def _show(
     out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
 ) -> None:
     """``already``: texts for streams that were pruned before and so are not in the plan."""
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
     from sidecar.views.wording import ago, bytes_text, iso_time
-    from streams.identity import system_identity
 
-    now = system_identity().now_ms()
+    now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
     for title, items in (("", plan["cuts"]), ("stays, although you asked for it:", plan["kept"])):
         if items and title:

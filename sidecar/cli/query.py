@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import streams_option
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
 from sidecar.cli.shared.project import ProjectOption
@@ -17,19 +17,19 @@ async def query(
     words: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The same as --text TEXT.")] = None,
     types: TypesOption = None,
     actors: ActorsOption = None,
-    streams: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stream", metavar="STREAM", help="Only this stream; repeatable.", autocompletion=complete.streams
-        ),
-    ] = None,
+    streams: Annotated[list[str] | None, streams_option("Only this stream; repeatable.")] = None,
     project: ProjectOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text in a value of the payload; case does not matter.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Only events with this text in a payload value; case does not matter."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N of what is found.")] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="TRACE", help="Only events of this trace: its id (32 hex digits) or a traceparent."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N matches.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Find events in all streams, oldest first."""
@@ -42,6 +42,7 @@ async def query(
     if words is not None and text is not None:
         raise typer.BadParameter("give the text once: as TEXT or with --text")
     text = words if text is None else text
+    trace_id = None if trace is None else _trace_id(trace)
     reader = open_reader(home_of(context).store_path)
     chosen = {await find_stream(reader, stream) for stream in streams or ()}
     if project is not None and (inside := project_streams((await catalog_of(reader))[0], project)) is not None:
@@ -49,12 +50,13 @@ async def query(
         if not chosen:
             note(NOTHING_THERE.format(project))
             return
-    wanted = filter_of(types=types, actors=actors, since=since, until=until, streams=tuple(sorted(chosen)), text=text)
+    about = {"streams": tuple(sorted(chosen)), "text": text, "trace_id": trace_id}
+    wanted = filter_of(types=types, actors=actors, since=since, until=until, **about)
     lines = Lines(Output(json), with_stream=True, found=text)
     is_all = wanted == Filter(streams=wanted.streams)
     if limit is None:
         async for record in reader.query(wanted):
-            if not is_all:  # else all that there is to know was printed before
+            if not is_all:  # else everything about them was already printed
                 await lines.look_up(reader, record)
             lines.print(record)
     else:
@@ -68,3 +70,18 @@ async def query(
             raise fault
     if not lines.printed:
         note("No event fits." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
+
+
+def _trace_id(given: str) -> str:
+    """The trace id in a trace id or a traceparent.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    from streams.trace import parse_traceparent
+
+    text = given.strip().lower()
+    found = parse_traceparent(text if "-" in text else f"00-{text}-{'1' * 16}-01")
+    if found is None:
+        raise typer.BadParameter(f"{given!r} is neither a trace id of 32 hex digits nor a traceparent")
+    return found.trace_id

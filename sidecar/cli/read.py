@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import OptionalSession
 from sidecar.cli.shared.command import JsonFlag, complain, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
@@ -27,41 +27,40 @@ class Form(StrEnum):
 
 async def read(
     context: typer.Context,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STREAM]",
-            help="A stream's or child session's id, or its unique beginning or end; "
-            "default: the newest stream of the current project.",
-            autocompletion=complete.sessions,
-        ),
-    ] = None,
+    stream: OptionalSession = None,
     form: Annotated[
-        Form | None, typer.Option("--format", help="Write this; in a pipe, Markdown is written anyway.")
+        Form | None, typer.Option("--format", help="The format to write. The default in a pipe is Markdown.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing: whole outputs, diffs and reasoning.")] = False,
     children: Annotated[
-        bool, typer.Option("--children", help="Show child sessions where they happened, not only their result.")
+        bool, typer.Option("--children", help="Show child sessions in full, where they happened.")
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write to this new file; its ending selects the format."),
     ] = None,
     project: ProjectOption = None,
-    pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Show a screen at a time.")] = True,
+    pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Use a pager for long sessions.")] = True,
     json: JsonFlag = False,
 ) -> None:
     """Read a session as a conversation.
 
-    Shows prompts, whole answers, commands with their output, and edits as diffs. Says who approved what and how
-    long it waited. Child sessions are folded to their result.
+    Shows prompts, complete answers, commands with their output, and edits as diffs. Shows who approved what and
+    how long agents waited for that. Of child sessions, shows only the result.
     """
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import newest_stream, newest_text
-    from sidecar.cli.shared.transcript import conversation_of, format_of, notes_of, transcript_bytes, written_to
+    from sidecar.cli.shared.transcript import (
+        conversation_of,
+        format_of,
+        is_ending,
+        notes_of,
+        transcript_bytes,
+        written_to,
+    )
     from sidecar.views.select import family_of, find_session, open_reader
     from sidecar.views.transcript import Reading
-    from streams.identity import system_identity
 
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or a --project, not both")
@@ -78,7 +77,7 @@ async def read(
     family = await family_of(reader, stream, session=session)
     roots, fault = await conversation_of(reader, family)
     notes = await notes_of(reader, stream)
-    reading = Reading(full=full, children=children, now_ms=system_identity().now_ms(), notes=notes)
+    reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes)
     if shown:
         _show(out, roots, reading, pager=pager)
     else:
@@ -86,7 +85,10 @@ async def read(
         with written_to(output) as file:
             file.writelines(transcript_bytes(roots, reading, named))
         if output is not None:
-            complain(f"wrote {named} to {output}")
+            hint = (
+                "" if form or json or is_ending(output) else "; --format, or the ending .html or .json, selects another"
+            )
+            complain(f"wrote {named} to {output}{hint}")
     if fault is not None:
         raise fault
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -19,19 +18,19 @@ if TYPE_CHECKING:
 
 async def repair(
     context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be repaired; change nothing.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Fix the log's store, as far as that is provably safe.
+    """Make repairs to the log that are provably safe.
 
-    Removed parts are kept in the store's directory. Never removes acknowledged
-    records: if those are damaged, restore a backup. Verifies at the end, and exits
-    with 0 only if the repaired store is sound.
+    Keeps the parts that it removes, in the store's directory. Never removes
+    acknowledged records: if these are damaged, restore a backup. At the end verifies
+    the log, and exits with 0 only if it is sound.
     """
     import asyncio
 
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
-    from streams.identity import system_identity
     from streams.log.directory import refuse_links
     from streams.log.repair import Repairing, decide, examine, is_begun
 
@@ -44,7 +43,7 @@ async def repair(
     with _held(home, dry_run):
         with _bar(out, home) as progress:
             facts = await examine(home.store_path, progress)
-        items = decide(facts, log_id=system_identity().ulid())
+        items = decide(facts, log_id=own_identity().ulid())
         if not facts.stores and not items:
             return _nothing(out, home)
         repairing = Repairing(home.store_path)
@@ -73,7 +72,7 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            os.close(lock)
+            lock.release()
 
 
 @contextmanager
@@ -142,7 +141,9 @@ async def _verify(out: Output, home: Home, failed: int) -> int:
 
 
 def _nothing(out: Output, home: Home) -> int:
-    _tell(out, f"there is no log in {home.store_path} yet: nothing to repair", {"sound": True, "summary": None})
+    _tell(
+        out, f"no log exists in {home.store_path} yet, so there is nothing to repair", {"sound": True, "summary": None}
+    )
     return 0
 
 

@@ -12,13 +12,19 @@ from sidecar.cli.shared.command import complain, home_of
 async def serve(
     context: typer.Context,
     idle_exit: Annotated[
-        bool, typer.Option("--idle-exit", help="Leave after an idle time; as the plugin starts it.")
+        bool, typer.Option("--idle-exit", help="Exit after an idle time. The plugin uses this.")
     ] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Reproducible clock and ids, for tests; the log must be empty.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Which ids, with --deterministic.")] = 0,
 ) -> int:
     """Run the sidecar until it is stopped.
 
-    The OpenCode plugin starts one by itself when none runs.
+    The OpenCode plugin starts one automatically when none runs.
     """
+    if seed and not deterministic:
+        raise typer.BadParameter("--seed needs --deterministic")
     home = home_of(context)
     home.check_owner()
     if idle_exit and home.running() is not None:
@@ -39,7 +45,14 @@ async def serve(
 
     try:
         config = load_config(home.config_path)
-        return await run(home, config, idle_exit=idle_exit, announce=announce, complain=complain)
+        return await run(
+            home,
+            config,
+            seed=seed if deterministic else None,
+            idle_exit=idle_exit,
+            announce=announce,
+            complain=complain,
+        )
     except HomeLocked:
         raise
     except Exception as error:

@@ -21,12 +21,12 @@ FACT_WIDTH = 12
 async def show(
     context: typer.Context,
     event: EventArgument,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the record as it is stored, every field of it.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the stored record with all its fields.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Print one event in full, with its cause and effects.
 
-    The content comes first, then the facts about it, ids last.
+    Prints the content first, then its details, and ids last.
     """
     from sidecar.cli.shared.approvals import asked_for
     from sidecar.cli.shared.output import Output

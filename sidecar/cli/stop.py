@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.05
 async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     """Stop the running sidecar.
 
-    It writes what it has, then exits. One that hangs is ended by a signal.
+    The sidecar first writes what it has received. If it hangs, it is killed.
     """
     from sidecar.cli.shared.output import Output
 
@@ -37,25 +37,30 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     home = home_of(context)
     home.check_owner()
     info = home.running()
+    if info is not None and info.process and not info.still_runs:
+        info = None  # another process, such as `repair`, holds the lock, or has got the pid
+    info = info or home.unlocked()
     if info is None:
         return _told(out, f"no sidecar runs for {home.path}", stopped=False, pid=None)
     failure = await _ask_to_stop(home)
     if failure is None and await _gone(home, info, STOP_SECONDS):
         return _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
-    reason = failure or f"it was still there after {STOP_SECONDS:g} s"
+    reason = failure or f"it still ran after {STOP_SECONDS:g} s"
     if not json:
-        out.text(f"the sidecar (pid {info.pid}) does not take the request ({reason}): ending it by a signal")
+        out.text(f"the sidecar (pid {info.pid}) did not stop on request ({reason}): killing it")
         out.flush()
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
         # Killing is safe: what was acknowledged is durable, and the shims keep the rest.
         try:
+            if info.process and not info.still_runs:
+                raise ProcessLookupError
             os.kill(info.pid, number)
         except ProcessLookupError:
-            return _told(out, f"the sidecar (pid {info.pid}) has ended by itself", stopped=True, pid=info.pid)
+            return _told(out, f"the sidecar (pid {info.pid}) has already exited", stopped=True, pid=info.pid)
         if await _gone(home, info, seconds):
             text = f"ended the sidecar (pid {info.pid}) by {number.name}"
             return _told(out, text, stopped=True, pid=info.pid)
-    raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) cannot be ended; look into {home.log_path}")
+    raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) cannot be killed; read {home.log_path}")
 
 
 def _told(out: Output, text: str, **facts: Any) -> int:
@@ -71,14 +76,14 @@ async def _ask_to_stop(home: Home) -> str | None:
     import asyncio
 
     from bridge.opencode.link.link import RequestError
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.home import HomeError
     from sidecar.link.client import ClientError, ControlClient, LinkClosed
     from sidecar.version import VERSION
-    from streams.identity import system_identity
 
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            client = await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+            client = await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
             async with client:
                 await client.request("stop")
     except TimeoutError:
@@ -100,7 +105,8 @@ async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
     while True:
         running = home.running()
         # One that is exiting has withdrawn its address but may still be closing files.
-        if running.boot != info.boot if running is not None else not home.is_locked():
+        is_released = running.boot != info.boot if running is not None else not home.is_locked()
+        if is_released and not info.still_runs:
             return True
         if loop.time() >= end:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,11 +29,15 @@ LEAST_TITLE = 10
 
 
 async def streams(
-    context: typer.Context, limit: LimitOption = None, project: ProjectOption = None, json: JsonFlag = False
+    context: typer.Context,
+    limit: LimitOption = None,
+    project: ProjectOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also the streams of agents.")] = False,
+    json: JsonFlag = False,
 ) -> None:
     """List the streams of the log, newest first.
 
-    Inside a project its own streams come first.
+    Inside a project its own streams come first. Streams of agents (`agent/NAME`) are listed with --all.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import project_streams, streams_here
@@ -48,7 +52,7 @@ async def streams(
     found = [
         catalog.stream_json(stream_id) | {"pruned": removed[stream_id].first_offset if stream_id in removed else 0}
         for stream_id in catalog.streams
-        if chosen is None or stream_id in chosen
+        if (chosen is None or stream_id in chosen) and (everything or not stream_id.startswith("agent/"))
     ]
     found.sort(key=lambda stream: (stream["stream_id"] in here, int(stream["last_ts"])), reverse=True)
     found = found[:limit]
@@ -73,10 +77,10 @@ async def streams(
 
 
 def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> None:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import waiting_lines
-    from streams.identity import system_identity
 
-    for line in waiting_lines(catalog, chosen, system_identity().now_ms()):
+    for line in waiting_lines(catalog, chosen, own_identity().now_ms()):
         out.prose("", line, STATUS_STYLES["waiting"])
 
 
@@ -94,12 +98,12 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened, shown_end, truncated
     from sidecar.cli.shared.project import shown_directory
     from sidecar.views.wording import ago, amount, money, one_line
-    from streams.identity import system_identity
 
-    now = system_identity().now_ms()
+    now = own_identity().now_ms()
     whole_id = out.width >= WHOLE_ID_WIDTH
     figures = FIGURES if out.width >= ROOMY else FIGURES[:1] if whole_id else ()
     rows = []
@@ -138,7 +142,9 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
 
 def _named(stream: dict[str, Any]) -> str:
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
-    if stream["stream_id"] == "system":
+    if stream["stream_id"].startswith("agent/"):
+        without = "(an agent)"
+    elif stream["stream_id"] == "system":
         without = "(the sidecar itself)"
     else:
         without = "(forgotten)" if stream["forgotten"] else "(its beginning was removed)"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sidecar.cli.shared import complete
-from sidecar.cli.shared.arguments import LimitOption
+from sidecar.cli.shared.arguments import LimitOption, OptionalFamily
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
@@ -26,14 +25,7 @@ if TYPE_CHECKING:
 
 async def tree(
     context: typer.Context,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STREAM]",
-            help="Only this stream's family, or what is below this child session; default: the current project.",
-            autocompletion=complete.sessions,
-        ),
-    ] = None,
+    stream: OptionalFamily = None,
     limit: LimitOption = None,
     project: ProjectOption = None,
     json: JsonFlag = False,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
     """Print what led to an event, oldest first.
 
-    Prints its cause, that one's cause, and so on, back to the input that began it. What a person
-    was asked about a step, and answered, stands before the step.
+    Prints the event's cause, the cause of that, and so on, back to the input that began it all. If a
+    step asked a person something, the question and the answer come before the step.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import Lines, begins_a_chain, no_cause

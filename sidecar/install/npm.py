@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import stat
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -270,4 +270,4 @@ def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
     if is_ours:
         mode &= ~OTHERS_MAY_WRITE
     # The directory belongs to someone else, so use a name that cannot exist yet.
-    write_durably(path, content, mode=mode, draft=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
+    write_durably(path, content, mode=mode, draft=path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}"))

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from sidecar.home import make_directories
 from sidecar.install import npm
@@ -37,8 +37,7 @@ class InstallError(Exception):
     code: ClassVar[str] = "cannot-install"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """One of OpenCode's config directories: the user's (``global``) or a project's ``.opencode``."""
 
     scope: str
@@ -73,8 +72,7 @@ class Outcome:
         self.changed = True
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(NamedTuple):
     """The content of an installed plugin file: the shim's module, the sidecar's command and its home."""
 
     shim: str

@@ -63,7 +63,7 @@ class Service:
             base = environ.get("XDG_CONFIG_HOME")
             config = Path(base) if base and Path(base).is_absolute() else home / ".config"
             return cls("systemd", config / "systemd" / "user" / UNIT_NAME)
-        raise ServiceError(f"{platform} has neither systemd nor launchd: the plugin starts the sidecar by itself")
+        raise ServiceError(f"{platform} has neither systemd nor launchd; the plugin starts the sidecar automatically")
 
     @property
     def enable(self) -> str:

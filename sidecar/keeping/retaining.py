@@ -41,7 +41,8 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
     """Plan which streams of this log a request removes; nothing is changed.
 
     Age removes any stream. Size spares ``system``, which is small and concerns every session.
-    Neither removes a stream in which a turn is in progress: capture still needs it.
+    Neither removes a stream in which a turn is in progress: capture still needs it. Nor the streams of
+    agents: their records are the agents' state, and the keys of what they have handled.
     """
     sizes = await log.sizes()
     open_turns = _in_progress(state)
@@ -50,6 +51,7 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
         for size in sizes
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
+    needed |= {size.stream_id: "it is an agent's memory" for size in sizes if size.stream_id.startswith("agent/")}
     disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 

@@ -1,4 +1,4 @@
-"""Background upkeep of the log: snapshots, the search index, moves, limits, pruning and forgetting.
+"""Background upkeep of the log: snapshots, the search index, migrations, limits, pruning and forgetting.
 
 The recorded data is right without any of this: a snapshot makes the next start
 quick, the index makes a search quick, and an interrupted move continues later.
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
+from sidecar.components import in_background
 from sidecar.config import StoreConfig
 from sidecar.keeping import retaining
 from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
@@ -81,7 +82,7 @@ class Upkeep:
         self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
         self._config = config
         self._files = asyncio.Lock()
-        """Held while the log's files are replaced or removed: a move and a removal wait for each other."""
+        """Held while the log's files are replaced or removed: a migration and a removal wait for each other."""
         self._removing = asyncio.Lock()
         self._next_prune = 0.0
         self.kept_over_limit = 0
@@ -95,8 +96,13 @@ class Upkeep:
         self._failed_code: str | None = None
         self._index: SearchIndex | None = None
 
-    async def run(self) -> None:
-        """Run the upkeep periodically until cancelled."""
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``. At the end, moves stop and a last snapshot is written."""
+        stack.push_async_callback(self.keep_last)
+        stack.push_async_callback(self.close)
+        in_background(stack, self._run())
+
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -165,7 +171,7 @@ class Upkeep:
     # Moving to another backend
 
     def migrate(self, to: Backend) -> dict[str, Any]:
-        """Begin to move the log, unless a move is in progress; return its progress, as ``migration`` does."""
+        """Begin to migrate the log, unless a migration is in progress; return its progress, as ``migration`` does."""
         if self._migration is None or self._migration.done():
             self._failed = self._failed_code = None
             self._progress = Progress(to)
@@ -188,16 +194,15 @@ class Upkeep:
             "progress": None if self._progress is None else asdict(self._progress),
         }
 
-    @property
-    def is_busy(self) -> bool:
-        """True while a move, a prune or a forget runs, so that the sidecar must not exit."""
+    def owes(self) -> bool:
+        """True while a migration, prune or forget runs, during which the sidecar must not exit."""
         return self._removing.locked() or (self._migration is not None and not self._migration.done())
 
     async def discard(self) -> int:
-        """Delete the store that the last move left behind; return the bytes freed.
+        """Delete the old store that the last migration left behind; return the bytes freed.
 
         Raises:
-            StoreUnavailable: a move runs, or the log does not verify: nothing was deleted. Or the disk is full or
+            StoreUnavailable: a migration runs, or the log does not verify: nothing was deleted. Or the disk is full or
                 failed: the next call deletes what is left.
         """
         async with self._exclusively("deleted"):
@@ -208,12 +213,12 @@ class Upkeep:
 
     @asynccontextmanager
     async def _exclusively(self, what: str) -> AsyncIterator[None]:
-        """Stop moves, snapshots and the index while files are removed; an open index would keep their space."""
+        """Stop migrations, snapshots and the index while files are removed; an open index would keep their space."""
         async with self._removing:
             if self.migration()["running"]:
                 raise StoreUnavailable(
-                    f"the log in {self._store.store} is being moved to another backend, so nothing was {what}",
-                    "try again when `durable-stream status` says that the move is done",
+                    f"the log in {self._store.store} is migrating to another backend, so nothing was {what}",
+                    "try again when `durable-stream status` no longer shows a migration",
                 )
             async with self._files:
                 await self._close_index()
@@ -278,7 +283,7 @@ class Upkeep:
         self.kept_over_limit = len(plan.kept)
 
     async def close(self) -> None:
-        """Stop what runs; the next start that asks for the move continues it."""
+        """Stop what runs; the next start that asks for the migration continues it."""
         if self._migration is not None:
             self._migration.cancel()
             await asyncio.wait([self._migration])
@@ -294,9 +299,9 @@ class Upkeep:
         except (StreamError, OSError) as error:
             self._failed = str(error)
             self._failed_code = error.code if isinstance(error, StreamError) else "disk-error"
-            log.error("the log was not moved to %s: %s", to, error)
+            log.error("the migration to %s failed: %s", to, error)
             return
-        log.info("the log moved to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)
+        log.info("the log migrated to %s: %d records, appends held for %.0f ms", to, done.copied, done.held_ms)
 
     def _is_due(self) -> bool:
         if not self._config.migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:

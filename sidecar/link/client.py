@@ -1,6 +1,6 @@
 """The calling end: ``ShimClient`` (as the plugin, for ``play``) and ``ControlClient`` (the command line).
 
-One of the files that use the websockets package, whose errors never leave it.
+The errors of ``socket.py`` never leave this module.
 Neither client reconnects: the caller decides what to do about a lost link.
 
 ::
@@ -19,14 +19,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
-
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from bridge.opencode.link.frames import BATCH_ITEMS, MAX_FRAME_BYTES, ByeReason, HookItem, ShimIdentity, Welcome
 from bridge.opencode.link.link import (
@@ -43,6 +39,7 @@ from bridge.opencode.link.link import (
     Welcomed,
 )
 from sidecar.home import Home
+from sidecar.link.socket import ClientSocket, Ended, NotWebSocket, Refused
 
 __all__ = [
     "Address",
@@ -130,9 +127,9 @@ class Address:
 class _Client:
     """An open link: one reader task, writes under a lock so that frames keep their order."""
 
-    def __init__(self, connection: ClientConnection, link: ClientLink, welcome: Welcome) -> None:
+    def __init__(self, socket: ClientSocket, link: ClientLink, welcome: Welcome) -> None:
         self.welcome = welcome
-        self._socket, self._link = connection, link
+        self._socket, self._link = socket, link
         self._writing = asyncio.Lock()
         self._progress = asyncio.Event()
         self._ended: str | None = None
@@ -150,11 +147,11 @@ class _Client:
         self._link.bye(reason)
         with contextlib.suppress(LinkClosed):  # gone already, which is what was wanted
             await self._flush()
-        await self._socket.close()
         tasks = [self._reader, *self._answers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._socket.close(CLOSE_SECONDS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -169,20 +166,20 @@ class _Client:
             try:
                 for text in self._link.data_to_send():
                     await self._socket.send(text)
-            except ConnectionClosed:
+            except Ended:
                 raise LinkClosed(self._ended or "lost") from None
 
     async def _read(self) -> None:
         try:
             while True:
-                for event in self._link.receive(await self._socket.recv(decode=False)):
+                for event in self._link.receive(await self._socket.receive()):
                     if isinstance(event, Closed):
                         self._end(event.reason)
                         await self._flush()
-                        await self._socket.close()
+                        await self._socket.close(CLOSE_SECONDS)
                         return
                     self._take(event)
-        except (ConnectionClosed, LinkClosed):
+        except (Ended, LinkClosed):
             self._end("lost")
 
     def _take(self, event: Event) -> None:
@@ -213,7 +210,7 @@ class ShimClient(_Client):
 
     def __init__(
         self,
-        connection: ClientConnection,
+        socket: ClientSocket,
         link: ClientLink,
         welcome: Welcome,
         on_call: OnCall | None,
@@ -221,7 +218,7 @@ class ShimClient(_Client):
     ) -> None:
         self._on_call, self._on_context = on_call, on_context
         self.context: dict[str, Any] = welcome.context
-        super().__init__(connection, link, welcome)
+        super().__init__(socket, link, welcome)
 
     @classmethod
     async def connect(
@@ -321,10 +318,10 @@ class ShimClient(_Client):
 class ControlClient(_Client):
     """A link that acts as the command line."""
 
-    def __init__(self, connection: ClientConnection, link: ClientLink, welcome: Welcome) -> None:
+    def __init__(self, socket: ClientSocket, link: ClientLink, welcome: Welcome) -> None:
         self._requests: dict[str, asyncio.Future[Any]] = {}
         self._count = 0
-        super().__init__(connection, link, welcome)
+        super().__init__(socket, link, welcome)
 
     @classmethod
     async def connect(
@@ -390,26 +387,26 @@ async def _open(
     identity: ShimIdentity | None,
     nonce: Callable[[], str],
     open_seconds: float,
-) -> tuple[ClientConnection, ClientLink, Welcome]:
+) -> tuple[ClientSocket, ClientLink, Welcome]:
     if isinstance(address, Home):
         address = Address.of(address)
     where = f"{address.host}:{address.port}"
     again = "try again, or look at `durable-stream status`"
-    connection: ClientConnection | None = None
+    socket: ClientSocket | None = None
     try:
         async with asyncio.timeout(open_seconds):
-            connection = await _connect(address)
+            socket = await ClientSocket.connect(address.host, address.port, nonce=nonce, max_size=MAX_FRAME_BYTES)
             link = ClientLink(
                 token=address.token, port=address.port, nonce=nonce(), version=version, pid=pid, shim=identity
             )
-            welcome = await _welcome(connection, link)
+            welcome = await _welcome(socket, link)
     except TimeoutError:
         reason = f"the sidecar at {where} did not answer within {open_seconds:g} s"
         failure = LinkUnavailable(reason, again)
-    except InvalidStatus as error:
-        reason = f"the sidecar at {where} refused the connection (HTTP {error.response.status_code})"
+    except Refused as error:
+        reason = f"the sidecar at {where} refused the connection (HTTP {error.status})"
         failure = LinkUnavailable(reason, again)
-    except (InvalidHandshake, ConnectionClosed, ValueError):
+    except (NotWebSocket, Ended):
         reason = f"what listens at {where} does not behave like a sidecar"
         failure = LinkUnavailable(reason, "look at `durable-stream status`")
     except OSError as error:
@@ -418,46 +415,22 @@ async def _open(
     except LinkUnavailable as error:
         failure = error
     except asyncio.CancelledError:
-        if connection is not None:
-            connection.transport.abort()
+        if socket is not None:
+            socket.abort()
         raise
     else:
-        return connection, link, welcome
-    if connection is not None:
-        connection.transport.abort()
+        return socket, link, welcome
+    if socket is not None:
+        socket.abort()
     raise failure from None
 
 
-async def _connect(address: Address) -> ClientConnection:
-    loop = asyncio.get_running_loop()
-    # With a socket of our own, websockets uses no proxy from the environment and follows no redirect.
-    raw = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        raw.setblocking(False)
-        await loop.sock_connect(raw, (address.host, address.port))
-        logger = logging.getLogger("sidecar.link.websockets")
-        logger.setLevel(logging.ERROR)  # its DEBUG lines hold frames, and frames hold the user's text
-        return await connect(
-            f"ws://{address.host}:{address.port}/",
-            sock=raw,
-            compression=None,
-            user_agent_header=None,
-            open_timeout=None,  # the caller's timeout covers it
-            close_timeout=CLOSE_SECONDS,
-            max_size=MAX_FRAME_BYTES,
-            logger=logger,
-        )
-    except BaseException:
-        raw.close()
-        raise
-
-
-async def _welcome(connection: ClientConnection, link: ClientLink) -> Welcome:
+async def _welcome(socket: ClientSocket, link: ClientLink) -> Welcome:
     """Run the handshake from hello to welcome. An impostor sees only our hello and a closed socket."""
     while True:
         for text in link.data_to_send():
-            await connection.send(text)
-        for event in link.receive(await connection.recv(decode=False)):
+            await socket.send(text)
+        for event in link.receive(await socket.receive()):
             if isinstance(event, Welcomed):
                 return event.welcome
             if isinstance(event, Closed):

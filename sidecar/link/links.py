@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -50,6 +50,7 @@ class Counters:
     refused_host: int = 0
     refused_busy: int = 0
     refused_protocol: int = 0
+    refused_scrapes: int = 0
     unproved_closed: int = 0
     failed_proofs: int = 0
     handshake_timeouts: int = 0
@@ -66,7 +67,7 @@ class Handler(Protocol):
     """The sidecar's reactions to its links. An exception from any of these closes only that link."""
 
     async def opened(self, link: ShimConnection) -> None:
-        """Called when a shim has proved itself; the welcome goes out when this returns.
+        """Called when a shim has authenticated; the welcome goes out when this returns.
 
         May raise ``link.acked_seq`` and ``link.push_context``. Must not await
         ``link.call``: the shim answers calls only after the welcome.
@@ -79,6 +80,18 @@ class Handler(Protocol):
         While it runs, further items queue up; beyond a limit the shim is slowed
         down. Pass each seq to ``link.finish``, now or later and in any order,
         once the item is durable or known to make no event.
+        """
+        ...
+
+    async def ready(self, link: ShimConnection) -> None:
+        """Called once, in the background, when a shim was welcomed: it answers calls from now on."""
+        ...
+
+    async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
+        """Answer a call of a tool with a JSON value; other frames are handled meanwhile.
+
+        Raises:
+            CallError: sent to the plugin, which shows it to the model.
         """
         ...
 
@@ -189,6 +202,7 @@ class ShimConnection:
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._moved = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -271,6 +285,7 @@ class ShimConnection:
         self._open.set()
         writer = asyncio.create_task(self._wire.write())
         worker = asyncio.create_task(self._work(handler))
+        self._spawn(self._ready(handler))
         try:
             await self._read(handler)
             self.end()
@@ -281,9 +296,10 @@ class ShimConnection:
             await writer
         finally:
             self.end()
-            worker.cancel()
-            writer.cancel()
-            await asyncio.gather(worker, writer, return_exceptions=True)
+            tasks = [worker, writer, *self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, handler: Handler) -> None:
         while (got := await self._wire.read()) is not None:
@@ -298,8 +314,7 @@ class ShimConnection:
                     case LossyReceived():
                         handler.lossy(self, event.items)
                     case ToolReceived():
-                        error = CallError("unknown_tool", "this sidecar has no such tool")
-                        self._wire.link.result(event.id, error=error)
+                        self._spawn(self._tool(handler, event))
                     case Closed():
                         self._wire.noted(event)
                         return
@@ -311,6 +326,33 @@ class ShimConnection:
             while self._queued_bytes > MAX_QUEUED_BYTES:
                 self._room.clear()
                 await self._room.wait()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tool(self, handler: Handler, event: ToolReceived) -> None:
+        value, failed = None, None
+        try:
+            value = await handler.tool(self, event.name, event.args, event.context)
+        except CallError as error:
+            failed = error
+        except Exception as error:  # noqa: BLE001 - whatever the handler did, the model gets an answer
+            self._failed("tool", error)
+            failed = CallError("internal", "the sidecar failed on this call; its log says why")
+        if self.is_open:
+            if failed is not None:
+                self._wire.link.result(event.id, error=failed)
+            else:
+                self._wire.link.result(event.id, value)
+            self._wire.wake()
+
+    async def _ready(self, handler: Handler) -> None:
+        try:
+            await handler.ready(self)
+        except Exception as error:  # noqa: BLE001 - the link itself is fine
+            self._failed("ready", error)
 
     async def _work(self, handler: Handler) -> None:
         while (entry := await self._queue.get()) is not None:

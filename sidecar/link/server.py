@@ -1,6 +1,6 @@
 """The sidecar's listening end: websockets in, calls of a ``Handler`` out.
 
-Only this file, ``connection.py`` and ``client.py`` import the websockets package;
+Only this file and ``connection.py`` import the websockets package;
 its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; this file handles
 sockets, tasks, limits and time.
 
@@ -8,7 +8,7 @@ Nothing a peer does may stop the server or another link. Each connection is
 bounded: before its proof in number, time and frame size; after it in frame
 size, in bytes waiting for the handler, and in frames waiting for the peer.
 Proved and unproved connections have separate limits, so unproved ones never
-take the place of proved ones.
+take the place of authenticated ones.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ from bridge.opencode.link.link import (
 )
 from sidecar.link.connection import SocketWire
 from sidecar.link.links import INTERNAL_ERROR, AckMemory, Counters, Handler, ShimConnection
+from sidecar.link.scraping import CONTENT_TYPE, PATH, bearer_of, is_allowed
 
 __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "ShimConnection"]
 
 log = logging.getLogger("sidecar.link")
 
 MAX_UNPROVED_BYTES: Final = 64 * 1024
-"""Largest frame taken from a peer that has not proved itself."""
+"""Largest frame accepted from an unauthenticated peer."""
 
 PING_SECONDS: Final = 10.0
 """How often a silent peer is pinged, and how long its answer may take: a stopped process is
@@ -83,7 +84,7 @@ class LinkServer:
     """Listens on loopback for shims and the command line.
 
     ``nonce`` returns 64 fresh hex characters per call. ``boot`` identifies this
-    run of the sidecar. ``port`` 0 takes a free one. As an async context manager
+    run of the sidecar. ``port`` 0 takes a free one. ``metrics`` answers ``GET /metrics``. As an async context manager
     it starts on entry and drains on exit.
     """
 
@@ -100,6 +101,7 @@ class LinkServer:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_connections: int = 256,
         handshake_seconds: float = 5.0,
+        metrics: Callable[[], bytes] | None = None,
     ) -> None:
         self.counters = Counters()
         self.port = port
@@ -107,10 +109,11 @@ class LinkServer:
         self._token, self._nonce, self._boot, self._version = token, nonce, boot, version
         self._window, self._max_frame_bytes = window, max_frame_bytes
         self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
+        self._metrics, self._bearer = metrics, bearer_of(token)
         self._server: Server | None = None
         self._unproved: dict[ServerConnection, None] = {}  # in the order they came
         self._flood_told = -math.inf
-        self._wires: set[SocketWire] = set()  # proved
+        self._wires: set[SocketWire] = set()  # authenticated
         self._links: list[ShimConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = AckMemory()
@@ -210,10 +213,30 @@ class LinkServer:
         if len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}:
             self.counters.refused_host += 1  # a name that was made to point here (DNS rebinding)
             return socket.respond(HTTPStatus.FORBIDDEN, "Unexpected Host.\n")
+        if request.path.partition("?")[0] == PATH and self._metrics is not None:
+            return self._scraped(socket, headers.get_all("Authorization"), self._metrics)
         if len(self._wires) >= self._max_connections or self._draining:
             self.counters.refused_busy += 1
             return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.\n")
         return None
+
+    def _scraped(
+        self, socket: ServerConnection, authorization: list[str], metrics: Callable[[], bytes]
+    ) -> HttpResponse:
+        if not is_allowed(authorization, self._bearer):
+            self.counters.refused_scrapes += 1
+            response = socket.respond(HTTPStatus.UNAUTHORIZED, "Unauthorized.\n")
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        try:
+            text = metrics().decode()
+        except Exception as error:  # noqa: BLE001 - links continue
+            self._handler_failed("metrics", error)
+            return socket.respond(HTTPStatus.INTERNAL_SERVER_ERROR, "The metrics failed; see the sidecar's log.\n")
+        response = socket.respond(HTTPStatus.OK, text)
+        del response.headers["Content-Type"]
+        response.headers["Content-Type"] = CONTENT_TYPE
+        return response
 
     def _arrived(self, socket: ServerConnection) -> None:
         """Count a new connection. If too many wait without a proof, close the oldest of them."""
@@ -406,5 +429,5 @@ def _bounded(owner: LinkServer) -> type[ServerConnection]:
 
 
 def _allow(socket: ServerConnection, size: int) -> None:
-    """Raise the frame limit of a proved peer. The library has no public API for it; see ``tests/test_libraries.py``."""
+    """Raise an authenticated peer's frame limit, which the library cannot; see ``tests/test_libraries.py``."""
     socket.protocol.max_message_size = size

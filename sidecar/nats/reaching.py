@@ -6,6 +6,7 @@ connect first asks the sidecar, which proves its identity on the link.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bridge.nats.jetstream.errors import NatsRefused, NatsUnavailable
@@ -16,10 +17,9 @@ from sidecar.home import Home, HomeError
 from sidecar.link.client import ClientError, ControlClient, RequestError
 from sidecar.nats.settings import embedded_options, external_options
 from sidecar.version import VERSION
-from streams.identity import system_identity
 
 
-def sessions_of(home: Home, config: NatsConfig) -> Sessions:
+def sessions_of(home: Home, config: NatsConfig, nonce: Callable[[], str]) -> Sessions:
     """Sessions to the server that ``config`` names; its mode must not be off. The caller closes them.
 
     Connecting raises ``NatsRefused`` if the settings cannot work, ``NatsUnavailable`` if no server answers.
@@ -28,16 +28,16 @@ def sessions_of(home: Home, config: NatsConfig) -> Sessions:
     async def options() -> ConnectOptions:
         if config.mode == "external":
             return external_options(config)
-        return await _embedded(home, config)
+        return await _embedded(home, config, nonce)
 
     return Sessions(options)
 
 
-async def _embedded(home: Home, config: NatsConfig) -> ConnectOptions:
+async def _embedded(home: Home, config: NatsConfig, nonce: Callable[[], str]) -> ConnectOptions:
     if home.running() is None:
         raise NatsUnavailable("no sidecar runs, and with it no NATS server", "start it: `durable-stream serve`")
     try:
-        async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        async with await ControlClient.connect(home, version=VERSION, nonce=nonce) as client:
             answer: dict[str, Any] = await client.request("nats")
     except RequestError as error:
         raise NatsUnavailable(error.message) from None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
@@ -17,15 +18,17 @@ from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
 from sidecar.extras import extra_command
 from sidecar.home import Home, HomeError, private_directory
-from sidecar.nats.settings import external_options, mirror_bytes
+from sidecar.nats.settings import external_options, mirror_bytes, pull_settings
 from streams.store import StreamStore
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
+    from sidecar.nats.commands import CommandConsumers
     from sidecar.nats.mirror.deltas import DeltaStream
     from sidecar.nats.mirror.rebuild import Rebuild
     from sidecar.nats.mirror.task import MirrorTask
     from sidecar.nats.server.server import EmbeddedServer
+    from sidecar.runtime.runtime import Runtime
 
 log = logging.getLogger("sidecar.nats")
 
@@ -55,7 +58,7 @@ class MirrorSource(NamedTuple):
 
 
 class NatsService:
-    """Runs everything that ``[nats]`` configures. ``start`` returns at once. Bound to its event loop.
+    """Runs everything that ``[nats]`` configures. ``open`` returns at once. Bound to its event loop.
 
     Without ``source`` it keeps a connection and publishes nothing.
     """
@@ -67,6 +70,8 @@ class NatsService:
         self._source = source
         self.mirror: MirrorTask | None = None
         """The mirror of the log; ``None`` while ``[nats]`` is off or unusable."""
+        self.commands: CommandConsumers | None = None
+        """The consumers of the home's agents; ``None`` before ``consume``."""
         self._deltas: DeltaStream | None = None
         self._rebuild: Rebuild | None = None
         self._rebuilding: asyncio.Task[None] | None = None
@@ -77,7 +82,16 @@ class NatsService:
         self.sessions: Sessions | None = None
         """The connection, shared by all publishers; ``None`` while ``[nats]`` is off or unusable."""
 
-    def start(self) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        stack.push_async_callback(self.close)
+        self.open()
+
+    def owes(self) -> bool:
+        """False: the next sidecar continues the mirror where this one stopped."""
+        return False
+
+    def open(self) -> None:
         """Start in the background. The caller holds the home's lock."""
         if self._config.mode == "off":
             return
@@ -111,6 +125,19 @@ class NatsService:
             self._deltas = DeltaStream(
                 self.sessions, log_id, self._source.turn_of, self.mirror.project_of, self._source.clean
             )
+
+    def consume(self, runtime: Runtime, agents: Sequence[str]) -> CommandConsumers | None:
+        """Take commands for these agents from NATS, in the background. Close the result before the runtime.
+
+        ``None`` without a connection or an agent.
+        """
+        if self.sessions is None or not agents:
+            return None
+        from sidecar.nats.commands import CommandConsumers
+
+        self.commands = CommandConsumers(runtime, self.sessions, pull_settings(self._config), agents=agents)
+        self.commands.start()
+        return self.commands
 
     @property
     def wants_deltas(self) -> bool:
@@ -149,7 +176,7 @@ class NatsService:
     def status(self) -> dict[str, Any]:
         """For ``status``: ``mode``, ``connected``, ``servers`` (host and port without secrets, or null), ``version``,
         ``problem``; ``server`` and ``mirror``, the embedded server's and the mirror's own status, or null;
-        ``deltas``, counts.
+        ``deltas``, counts; ``commands``, each agent's consumer.
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -165,6 +192,7 @@ class NatsService:
             "server": server,
             "mirror": self.mirror.status() if self.mirror is not None else None,
             "deltas": self._deltas.counts if self._deltas is not None else None,
+            "commands": self.commands.status() if self.commands is not None else [],
         }
 
     def _shown(self, server: dict[str, Any] | None) -> str | None:
@@ -234,7 +262,7 @@ class NatsService:
         if self._server is not None:
             return await self._server.options()
         if self._config.mode != "external":
-            raise NatsUnavailable("there is no NATS server")
+            raise NatsUnavailable("no NATS server runs")
         return external_options(self._config)
 
     async def _keep(self, sessions: Sessions) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +56,14 @@ class Services:
         self._ingest, self._look_seconds = ingest, look_seconds
         self._since_ms = began_ms(log_id)
         self._announced: dict[Path, _Announced] = {}
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        stack.push_async_callback(self.close)
+
+    def owes(self) -> bool:
+        """See ``Component``: a service is read only while a plugin is linked, which keeps the sidecar running."""
+        return False
 
     def opened(self, boot: str, instance: str, service: str) -> None:
         """Note a link of a plugin instance; ``service`` is the registration file that it announces, or empty."""

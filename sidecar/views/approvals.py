@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from os.path import normpath
 from typing import Any, Literal
 
+from sidecar.views.asked import CHECKPOINT, what_is_asked
 from sidecar.views.fields import as_list, as_mapping, as_strings, as_text, first_text
 from sidecar.views.wording import one_line
 from streams.query import describe_span
 from streams.store import Record
 
-CHECKPOINT = "workflow.checkpoint"
+LEAST_PERSON_MS = 100
+"""Nobody reads an ask and rejects it in less time: ``opencode run`` did, which OpenCode reports like a person."""
 
 AskState = Literal["waiting", "replied", "rejected", "over"]
 """``over``: the turn or the process ended before anybody answered."""
@@ -34,6 +36,7 @@ class Ask:
     """A permission or a question: what was asked exactly, and who answered what, after how long.
 
     ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``.
+    ``by`` is empty without an answer, and if a program rejected it.
     """
 
     event: str
@@ -95,12 +98,12 @@ class Approval:
     @property
     def text(self) -> str:
         """The answer in words: ``approved once by user after 12.0s``; ``not answered`` without one."""
-        reply, waited = self.reply, self.ask.waited_ms
-        if reply is None or waited is None:
+        reply = self.reply
+        if reply is None:
             return "not answered"
         did = {"once": "approved once", "always": "approved always", "reject": "rejected"}.get(reply, reply)
         said = f": {message}" if (message := one_line(self.ask.message)) else ""
-        return f"{did} by {one_line(self.ask.by)} after {describe_span(waited)}{said}"
+        return f"{did} {who_text(self.ask)}{said}"
 
     def is_about(self, step: dict[str, Any]) -> bool:
         """False if the call of ``step`` has another command, path or address than the ask names.
@@ -214,18 +217,17 @@ def add_answer(ask: Ask, record: Record) -> None:
     ask.answers = [
         ", ".join(as_strings(one)) if isinstance(one, list) else as_text(one) for one in as_list(payload.get("answers"))
     ]
-    ask.by, ask.waited_ms = record.event.actor, max(record.event.ts - ask.ts, 0)
+    ask.by = record.event.actor
+    if record.event.id != ask.event:
+        ask.waited_ms = max(record.event.ts - ask.ts, 0)
+        if ask.state == "rejected" and ask.waited_ms < LEAST_PERSON_MS:
+            ask.by = ""
 
 
-def what_is_asked(payload: dict[str, Any]) -> str:
-    """What an ask is about, on one line: the command, else the patterns; the questions.
-
-    The patterns of a command are its parts, so only the command itself shows how they are joined.
-    """
-    if questions := as_list(payload.get("questions")):
-        return one_line("; ".join(as_text(each.get("question")) for each in questions if isinstance(each, dict)))
-    command = as_text(as_mapping(payload.get("metadata")).get("command"))
-    return one_line(command or " ; ".join(map(as_text, as_list(payload.get("patterns")))))
+def who_text(ask: Ask) -> str:
+    """Who answered, and after how long: ``by user after 12.0s``, ``automatically after 7ms``."""
+    by = f"by {one_line(ask.by)}" if ask.by else "automatically"
+    return by if ask.waited_ms is None else f"{by} after {describe_span(ask.waited_ms)}"
 
 
 _SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))

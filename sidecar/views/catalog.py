@@ -7,15 +7,13 @@ sidecar keeps a snapshot of it, and commands read that and the few records after
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 import msgspec
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.views.approvals import CHECKPOINT, what_is_asked
-from sidecar.views.fields import as_text, first_text, is_forgotten, is_number
-from sidecar.views.wording import one_line
+from sidecar.views.asked import CHECKPOINT, asked_text
+from sidecar.views.fields import as_text, is_forgotten, is_number
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
 
@@ -26,8 +24,7 @@ CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 3
 """Version of the dumped catalog and of the fold; snapshots of another version are not used."""
 
 
-@dataclass(slots=True)
-class OpenAsk:
+class OpenAsk(msgspec.Struct):
     """A permission or a question that nobody has answered yet. ``since_ms`` is in ms since 1970."""
 
     request: str
@@ -37,8 +34,7 @@ class OpenAsk:
     text: str
 
 
-@dataclass(slots=True)
-class SessionView:
+class SessionView(msgspec.Struct):
     """One session: its title, agent, latest turn and open asks."""
 
     id: str
@@ -51,7 +47,7 @@ class SessionView:
     turn_ms: int = 0
     pid: int = 0
     """Of the OpenCode that began the turn; 0 if unknown."""
-    asks: dict[str, OpenAsk] = field(default_factory=dict)
+    asks: dict[str, OpenAsk] = {}
 
     @property
     def is_active(self) -> bool:
@@ -59,8 +55,7 @@ class SessionView:
         return self.is_turn_open and self.ended is None
 
 
-@dataclass(slots=True)
-class StreamView:
+class StreamView(msgspec.Struct):
     """One stream's figures. Times are the events' own, in ms since 1970.
 
     ``directory`` is where OpenCode ran, ``project`` OpenCode's id of the project; both are empty if unknown.
@@ -77,8 +72,8 @@ class StreamView:
     last_ts: int = 0
     turns: int = 0
     cost: float = 0.0
-    tokens: dict[str, int | float] = field(default_factory=dict)
-    sessions: list[str] = field(default_factory=list)
+    tokens: dict[str, int | float] = {}
+    sessions: list[str] = []
 
 
 class Catalog:
@@ -181,7 +176,8 @@ class Catalog:
         payload = record.event.payload
         request = as_text(payload.get("request"))
         if payload.get("state") == "asked":
-            text = _asked_text(payload)[:_ASK_LENGTH]
+            text = asked_text(payload)
+            text = text[:_ASK_LENGTH] + "…" * (len(text) > _ASK_LENGTH)
             session.asks[request] = OpenAsk(request, session.id, record.event.id, record.event.ts, text)
         else:
             session.asks.pop(request, None)
@@ -216,7 +212,7 @@ class Catalog:
         return stream.directory if stream is not None else ""
 
     def own_session(self, stream_id: str) -> SessionView | None:
-        """The session that a stream is named after: the first of its own; ``None`` for ``system`` and the like."""
+        """The session after which a stream is named, its first one; ``None`` for ``system`` and the like."""
         stream = self.streams.get(stream_id)
         return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
 
@@ -258,7 +254,7 @@ class Catalog:
             "title": own.title if own is not None else "",
             "directory": self.directory(stream_id),
             "project": stream.project,
-            "asks": [asdict(ask) for ask in self.asks({stream_id})],
+            "asks": [msgspec.structs.asdict(ask) for ask in self.asks({stream_id})],
             "forgotten": stream.forgotten,
             "sessions": len(stream.sessions),
             "turns": stream.turns,
@@ -287,12 +283,6 @@ def add_cost(total: float, payload: dict[str, Any]) -> float:
     cost = payload.get("cost")
     # Rounded, so that the order of addition does not matter.
     return round(total + cost, 9) if is_number(cost) else total
-
-
-def _asked_text(payload: dict[str, Any]) -> str:
-    """What an ask is about, on one line: ``bash rm -rf build``, or the question."""
-    what = what_is_asked(payload)
-    return what if payload.get("questions") else one_line(f"{first_text(payload, 'permission', 'kind')} {what}")
 
 
 _TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sidecar.views.approvals import CHECKPOINT, Approval, Approvals
+from sidecar.views.approvals import Approval, Approvals
+from sidecar.views.asked import CHECKPOINT
 from sidecar.views.describe import LONGEST, input_text
 from sidecar.views.edits import Diff, file_changes
 from sidecar.views.fields import as_text

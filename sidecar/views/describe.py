@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from sidecar.views.approvals import CHECKPOINT, what_is_asked
+from sidecar.views.asked import CHECKPOINT, asked_text
+from sidecar.views.background import Tone, tell
 from sidecar.views.fields import as_list, as_mapping, is_forgotten, is_number
 from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.wording import amount, money, one_line
 from streams.event import StreamEvent
 from streams.query import describe_span
-
-Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
-"""The kind of a line: a person's words, the model's words, success, failure, a question, or of little interest."""
 
 LONGEST = 2000
 """Most characters of a text that are used for one line; no terminal is wider."""
@@ -49,8 +47,10 @@ def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int =
         return _turn_ended(payload, took_ms)
     if event.type == "execution.step":
         return _step(payload, waited_ms)
-    teller = _TELLERS.get(event.type)
-    return teller(payload) if teller is not None else _other(event.type, payload)
+    if (teller := _TELLERS.get(event.type)) is not None:
+        return teller(payload)
+    told = tell(event.type, payload)
+    return Line(*told) if told is not None else _other(event.type, payload)
 
 
 def short_type(type_: str) -> str:
@@ -146,12 +146,9 @@ def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
 
 
 def _checkpoint(payload: dict[str, Any]) -> Line:
-    kind, state = _text(payload.get("kind")), _text(payload.get("state"))
+    state = _text(payload.get("state"))
     if state == "asked":
-        what = _text(what_is_asked(payload))
-        if payload.get("questions"):
-            return Line("asks", what, "asks")
-        return Line("asks", _joined(f"may I {_text(payload.get('permission')) or kind}", what, ": ") + "?", "asks")
+        return Line("asks", _text(asked_text(payload)), "asks")
     if state == "rejected" or payload.get("reply") == "reject":
         return Line("answer", _joined("rejected", _text(payload.get("message")), ": "), "bad")
     answers = payload.get("answers")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from sidecar.views.approvals import CHECKPOINT, what_is_asked
+from sidecar.views.asked import CHECKPOINT, what_is_asked
 from sidecar.views.edits import file_changes
 from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number
 from sidecar.views.wording import local_time, money

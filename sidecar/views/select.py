@@ -1,4 +1,4 @@
-"""Finding what a person named: a stream or an event by its id, or by a beginning or end of it that is unique."""
+"""Find the stream or event that a person named by its id, or by a unique prefix or suffix of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SelectError(Exception):
     """What was named cannot be shown::
 
     SelectError
-    ├── NotFound     there is no such stream or event; names near ones
+    ├── NotFound     no stream or event matches; names similar ones
     ├── NoLog        the log holds no stream yet
     ├── Ambiguous    several things fit; names some
     ├── ChildSession a session was named where a stream is needed
@@ -38,7 +38,7 @@ class SelectError(Exception):
 
 
 class NotFound(SelectError):
-    """There is no such stream or event; the text names near ones."""
+    """No stream or event matches; the text names similar ones."""
 
     code = "not-found"
 
@@ -164,8 +164,8 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if not seen:
         raise NoLog(empty_text(reader))
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
-    hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists what there is"
-    raise NotFound(f"there is no stream {given!r}; {hint}")
+    hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists all streams"
+    raise NotFound(f"no stream matches {given!r}; {hint}")
 
 
 def pruned_text(stream: str, gone: Gone) -> str | None:
@@ -179,7 +179,7 @@ def pruned_text(stream: str, gone: Gone) -> str | None:
 
 
 async def find_event(reader: LogReader, given: str) -> Record:
-    """The record whose event id is ``given``, begins or ends with it; case does not matter.
+    """The record whose event id is ``given``, or begins or ends with it; case does not matter.
 
     Raises:
         SelectError: there is none, or several.
@@ -209,7 +209,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
     if reader.head == NOTHING:
         raise NoLog(empty_text(reader))
     hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
-    raise NotFound(f"there is no event {given!r}; {hint}")
+    raise NotFound(f"no event matches {given!r}; {hint}")
 
 
 async def first(records: AsyncIterator[Record]) -> Record | None:
@@ -269,7 +269,7 @@ class Family:
         return ".".join(str(self._numbers[session]) for session in reversed(self._above(record)[:-1]))
 
     def depth(self, record: Record) -> int:
-        """How many sessions stand above the record's; 0 for a root and for what belongs to no session."""
+        """How many sessions are above the record's; 0 for a root session and for records without a session."""
         return max(len(self._above(record)) - 1, 0)
 
     def _above(self, record: Record) -> list[str]:
@@ -284,7 +284,7 @@ class Family:
 
 async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
     """The family of ``stream``; ``only`` leaves the joined streams out. Of a damaged log, as far as it is sound."""
-    # Whoever reads the family's records comes to the fault, and tells it.
+    # Reading the family's records finds the fault, and reports it.
     catalog, _ = await catalog_of(reader)
     return Family(stream, catalog.lineage, only=only, session=session)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.views.approvals import CHECKPOINT, Approvals, add_answer, ask_of
+from sidecar.views.approvals import Approvals, add_answer, ask_of
+from sidecar.views.asked import CHECKPOINT
 from sidecar.views.catalog import add_cost
 from sidecar.views.describe import describe, short_type
 from sidecar.views.edits import Diff, file_changes, hunks_of, short_path

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.views.approvals import CHECKPOINT, Approvals
+from sidecar.views.approvals import Approvals
+from sidecar.views.asked import CHECKPOINT
 from sidecar.views.fields import is_number
 from streams.event import StreamEvent
 from streams.store import Record

@@ -151,3 +151,13 @@ def asks_below(turns: list[Turn]) -> list[Ask]:
                 if item.child is not None:
                     found += asks_below(item.child.turns)
     return found
+
+
+def branches_below(turns: list[Turn]) -> list[Branch]:
+    """Every child session below ``turns``, in order; one that went on later is there once for each part."""
+    found: list[Branch] = []
+    for turn in turns:
+        for item in turn.items:
+            if isinstance(item, Call) and item.child is not None:
+                found += [item.child, *branches_below(item.child.turns)]
+    return found

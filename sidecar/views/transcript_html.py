@@ -63,7 +63,7 @@ def _link_open(renderer: RendererHTML, tokens: Sequence[Token], number: int, opt
 
 
 def _image(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
-    """An image would be fetched: its text and address stand for it."""
+    """Replace an image, which would be fetched, with its text and address."""
     return escape(f"[image: {tokens[number].content} {tokens[number].attrGet('src') or ''}]")
 
 

@@ -9,12 +9,12 @@ import json
 import re
 from typing import Any, TypeVar
 
-from sidecar.views.approvals import Ask
+from sidecar.views.approvals import Ask, who_text
 from sidecar.views.describe import spent, tool_text
 from sidecar.views.edits import Diff, short_path
 from sidecar.views.fields import as_list, as_mapping
 from sidecar.views.timing import LEAST_SHOWN_MS
-from sidecar.views.transcript import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below
+from sidecar.views.transcript import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below, branches_below
 from sidecar.views.wording import local_time, rough_span
 from streams.query import describe_span
 
@@ -58,13 +58,17 @@ def shortened_text(text: str, most: int, *, full: bool = False) -> str:
 
 def more_lines(count: int) -> str:
     """The line that replaces lines that are left out."""
-    return f"… {count} more line{'s'[: count != 1]} (--full)"
+    return f"… {count} more line{'s'[: count != 1]}"
 
 
 def facts_of(session: Session) -> str:
-    """Where and when a session took place: ``~/shop · Sunday, 22 November 2026 01:53``."""
-    count = len([turn for turn in session.turns if turn.started_ms is not None])
+    """When a session took place, and its turns: ``Sunday, 22 November 2026, 01:53 · 3 turns in 2 sessions``."""
+    branches = branches_below(session.turns)
+    parts = [session.turns, *(branch.turns for branch in branches)]
+    count = sum(turn.started_ms is not None for part in parts for turn in part)
     turns = f"{count} turn{'s'[: count != 1]}"
+    if branches:
+        turns += f" in {1 + len({branch.session for branch in branches})} sessions"
     ended = f"session {session.ended}" if session.ended else ""
     return " · ".join(filter(None, (local_time(session.first_ms, "%A, %d %B %Y, %H:%M"), turns, ended)))
 
@@ -157,13 +161,13 @@ def _todo(todo: dict[str, Any]) -> str:
 
 
 def asked_text(ask: Ask) -> str:
-    """Exactly what was asked: ``bash: git push``, or the questions with the answers that were offered."""
+    """Exactly what was asked: ``bash git push``, or the questions with the answers that were offered."""
     if ask.questions:
         return "\n".join(
             question.text + (f" ({' / '.join(question.options)})" if question.options else "")
             for question in ask.questions
         )
-    return ": ".join(filter(None, (ask.permission, " ; ".join(ask.wanted))))
+    return " ".join(filter(None, (ask.permission, " ; ".join(ask.wanted))))
 
 
 def answer_text(ask: Ask, now_ms: int = 0) -> str:
@@ -172,9 +176,7 @@ def answer_text(ask: Ask, now_ms: int = 0) -> str:
         return "waiting for you" + (f", {rough_span(now_ms - ask.ts)}" if now_ms else "")
     if ask.state == "over":
         return "not answered before the turn ended"
-    after = f"by {ask.by or 'somebody'}"
-    if ask.waited_ms is not None:
-        after += f" after {describe_span(ask.waited_ms)}"
+    after = who_text(ask)
     if ask.state == "rejected":
         return f"rejected {after}" + (f": {ask.message}" if ask.message else "")
     if ask.questions or ask.answers:

@@ -46,7 +46,7 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(name, str) or not _is_name(name):
             raise HeaderError(str(name), "a name is a letter, then letters, digits, `-` and `_`, 64 at most")
         if name.lower() in seen:
-            raise HeaderError(name, "it stands there twice, in different case")
+            raise HeaderError(name, "it appears twice, differing only in case")
         seen.add(name.lower())
         if not isinstance(value, str) or not is_header_value(value):
             raise HeaderError(name, "a value is printable ASCII, not empty, without space at its ends; escape it")

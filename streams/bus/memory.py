@@ -202,8 +202,8 @@ class MemoryEventBus:
             if message is not None:
                 return self._attempt(group, message, pending.attempt)
         while group.next <= self._last:
-            # Skip forgotten ones in one step.
-            oldest = next(iter(self._messages), self._last + 1)
+            # Skip forgotten ones in one step, but never one that is still to be published.
+            oldest = next(iter(self._messages), self._last)
             sequence = max(group.next, oldest)
             group.next = sequence + 1
             message = self._messages.get(sequence)

@@ -136,5 +136,5 @@ def _check_token(text: str, token: str) -> None:
     if _TOKEN.fullmatch(token) is not None:
         return
     if ONE in token or REST in token:
-        raise SubjectError(text, "`*` and `>` belong into patterns, as tokens of their own; escape them in a name")
-    raise SubjectError(text, "it holds white space, a control character, a dot or a lone surrogate; escape it")
+        raise SubjectError(text, "`*` and `>` are allowed only in patterns, as whole tokens; escape them in a name")
+    raise SubjectError(text, "it contains white space, a control character, a dot or a lone surrogate; escape it")

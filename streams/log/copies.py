@@ -1,4 +1,4 @@
-"""The files of a copy, which a move left or began and which is not the log: their size, and deleting them."""
+"""The files of a store that is not the log, which a migration began or left behind: their size, and deleting them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAL_BYTES: Final = 16 * MIB
 
 
 def missing_for_copy(store: Path, to: Backend) -> int:
-    """Estimate how many bytes to free for a move to ``to``: too many rather than too few, at least one MiB.
+    """Estimate how many bytes to free for a migration to ``to``: too many rather than too few, at least one MiB.
 
     The move continues an earlier copy, so its bytes do not count again.
     """
@@ -50,7 +50,7 @@ def holds_payloads(store: Path, backend: Backend) -> bool:
 
 
 def kept_facts(store: Path, manifest: Manifest) -> dict[str, Any] | None:
-    """``{backend, head, there}`` of the store that the last move left; ``None`` if none is kept.
+    """``{backend, head, there}`` of the old store that the last migration left behind; ``None`` without one.
 
     ``there``: some file of it may still hold payloads. Somebody may have deleted it by hand.
     """

@@ -10,7 +10,6 @@ Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from streams.stores.directory import (
     LOCK,
     Backend,
     Manifest,
+    StoreLock,
     create,
     name_log,
     read_manifest,
@@ -45,7 +45,7 @@ from streams.stores.sqlite.store import SqliteStore
 
 SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
-"""Pause between two appends while a move falls behind: first, and at most."""
+"""Pause between two appends while a migration falls behind: the first, and the longest."""
 
 Result = TypeVar("Result")
 
@@ -53,9 +53,12 @@ Result = TypeVar("Result")
 class Log(KeepsHints):
     """``StreamStore`` over a store's directory. Open it with ``Log.open``."""
 
-    def __init__(self, store: Path, lock: int, manifest: Manifest, backend: DiskStore, segment_bytes: int) -> None:
+    def __init__(
+        self, store: Path, lock: StoreLock, manifest: Manifest, backend: DiskStore, segment_bytes: int
+    ) -> None:
         self.store, self.manifest, self.segment_bytes = store, manifest, segment_bytes
         self._lock, self._backend = lock, backend
+        backend.guard(lock.check)
         self._hints = Hints(store)
         self._admitted = asyncio.Event()
         self._admitted.set()
@@ -95,7 +98,7 @@ class Log(KeepsHints):
             CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing changed.
         """
 
-        def prepared() -> tuple[int, Manifest | None]:
+        def prepared() -> tuple[StoreLock, Manifest | None]:
             if not (store / LOCK).exists():
                 located(store)  # A refused store stays as it is, even without a lock file.
             create(store)
@@ -103,7 +106,7 @@ class Log(KeepsHints):
             try:
                 return lock, located(store, alone=True)
             except BaseException:
-                os.close(lock)
+                lock.release()
                 raise
 
         try:
@@ -119,10 +122,10 @@ class Log(KeepsHints):
                 await opened.close()
                 raise
         except OSError as error:
-            os.close(lock)
+            lock.release()
             raise unavailable(store, error) from error
         except BaseException:
-            os.close(lock)
+            lock.release()
             raise
         log = cls(store, lock, manifest, opened, segment_bytes)
         try:
@@ -193,7 +196,7 @@ class Log(KeepsHints):
     ) -> list[Record]:
         """See ``StreamStore.append``.
 
-        Waits under a second while the backend is exchanged, and for its turn while a move cannot keep up.
+        Waits under a second while the backend is exchanged, and for its turn while a migration cannot keep up.
         """
         if self._pace or self._waiting or not self._admitted.is_set():
             await self._wait_for_turn()
@@ -228,18 +231,18 @@ class Log(KeepsHints):
         return await self._backend.removed()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``StreamStore.prune``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
+        """See ``StreamStore.prune``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.
 
         Raises:
-            StoreUnavailable: also while somebody else is moving the log.
+            StoreUnavailable: also during a migration.
         """
         return await self._to_its_end(self._prune(cuts, at_ms))
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
-        """See ``StreamStore.forget``. Moves a jsonl log to sqlite first, and deletes the store that a move left.
+        """See ``StreamStore.forget``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.
 
         Raises:
-            StoreUnavailable: also while somebody else is moving the log.
+            StoreUnavailable: also during a migration.
         """
         return await self._to_its_end(self._forget(streams, positions, at_ms))
 
@@ -272,12 +275,12 @@ class Log(KeepsHints):
     def _refuse_moving(self) -> None:
         if self._moving:
             raise StoreUnavailable(
-                f"the log in {self.store} is being moved to another backend, so nothing was removed",
-                "try again when `durable-stream status` says that the move is done",
+                f"the log in {self.store} is migrating to another backend, so nothing was removed",
+                "try again when `durable-stream status` no longer shows a migration",
             )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Cancelling ends the wait, not the removal: no move may begin before the removal ends."""
+        """Cancelling ends the wait, not the removal: no migration may begin before the removal ends."""
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -298,7 +301,7 @@ class Log(KeepsHints):
                 await discard_old(self.store)  # it would still hold what is removed here
             self.reread_manifest()
             if not isinstance(self._backend, SqliteStore):
-                raise StoreUnavailable(f"the log in {self.store} moved to {self.backend} meanwhile", "try again")
+                raise StoreUnavailable(f"the log in {self.store} migrated to {self.backend} meanwhile", "try again")
             yield self._backend
         finally:
             self._removals -= 1
@@ -309,6 +312,14 @@ class Log(KeepsHints):
         """See ``StreamStore.subscribe``; continues across a change of the backend."""
         return self._live.follow(after)
 
+    def check_lock(self) -> None:
+        """Prove that no other process can have taken over, as every commit does. Quick.
+
+        Raises:
+            StoreFenced: the lock file was deleted or replaced: nothing more is written.
+        """
+        self._lock.check()
+
     async def close(self) -> None:
         """See ``StreamReader.close``. Releases the lock."""
         if self._closed:
@@ -316,7 +327,7 @@ class Log(KeepsHints):
         self._closed = True
         await self._backend.close()
         self._live.close()
-        os.close(self._lock)
+        self._lock.release()
 
     # The files of a jsonl log
 
@@ -333,7 +344,7 @@ class Log(KeepsHints):
 
     @asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """Hold off prunes and forgets during a move, after waiting for the running ones."""
+        """Hold off prunes and forgets during a migration, after waiting for the running ones."""
         self._moving += 1
         try:
             await self._still.wait()
@@ -353,7 +364,7 @@ class Log(KeepsHints):
         self._admitted.set()
 
     def slow_down(self) -> None:
-        """Slow appends down further: a move that copies slower than they arrive never ends."""
+        """Slow appends down further: a migration that copies slower than they arrive never ends."""
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:
@@ -371,7 +382,10 @@ class Log(KeepsHints):
 
         Raises:
             OSError: the manifest could not be replaced; the old backend stays.
+            StoreFenced: another process may have taken over.
         """
+        self.check_lock()
+        backend.guard(self.check_lock)
         try:
             await asyncio.to_thread(write_manifest, self.store, manifest)
         except OSError:

@@ -100,7 +100,7 @@ class HoldsRemoved(StoreUnavailable):
 
 @contextmanager
 def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
-    """Wrap a move: turn ENOSPC into an error that says how much space the copy needs.
+    """Wrap a migration: turn ENOSPC into an error that says how much space the copy needs.
 
     Raises:
         StoreUnavailable: in place of any error that means a full disk.
@@ -113,7 +113,7 @@ def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
             raise
         missing = -(-missing_for_copy(store, to) // MIB)
         raise StoreUnavailable(
-            f"the log in {store} was not moved to {to}: {cause.filename or store}: {cause.strerror}",
+            f"the log in {store} did not migrate to {to}: {cause.filename or store}: {cause.strerror}",
             f"free about {missing} MiB on that disk, then run the same command again",
         ) from error
 
@@ -162,7 +162,7 @@ class Migration:
             return self.progress
         if await log.source.removal():
             raise HoldsRemoved(
-                f"records were pruned from the log in {log.store}, or forgotten, so it was not moved to {self.to}",
+                f"the log in {log.store} has pruned or forgotten records, so it cannot migrate to {self.to}",
                 "it stays in sqlite",
             )
         self._report("opening")
@@ -277,7 +277,7 @@ class Migration:
 
     def _failed(self, what: str) -> MigrationFailed:
         return MigrationFailed(
-            f"{what}, so the log was not moved", "run `durable-stream verify`, then the same command again"
+            f"{what}, so the log did not migrate", "run `durable-stream verify`, then the same command again"
         )
 
     def _report(self, phase: Phase) -> None:

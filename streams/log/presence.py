@@ -115,17 +115,16 @@ def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog
 
 
 def kept_hint(store: Path) -> str | None:
-    """The hint, for a damaged log, about the kept store it was moved from; ``None`` if none is kept."""
+    """The hint, for a damaged log, about the old store that a migration kept; ``None`` without one."""
     try:
         manifest = read_manifest(store)
         if manifest is None or manifest.kept is None or manifest.kept.backend not in with_records(store):
             return None
     except (StreamError, OSError):
         return None  # the code that needs it reports the error
-    return (
-        f"{_kept_words(manifest.kept)}: `durable-stream repair --dry-run` says whether it is whole, and how to take it"
-    )
+    command = "`durable-stream repair --dry-run`"
+    return f"{_kept_words(manifest.kept)}: {command} says whether that store is intact, and how to use it"
 
 
 def _kept_words(kept: Kept) -> str:
-    return f"the store in {kept.backend} that it was moved from is kept, up to position {kept.head}"
+    return f"the store in {kept.backend} from which it migrated still exists, up to position {kept.head}"

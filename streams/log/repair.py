@@ -147,13 +147,13 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
     found = f"{MANIFEST} is {'damaged' if damaged else 'missing'}"
     if not with_records:
         if damaged:
-            yield Item(found, "set aside", "there are no records: the next start begins a new log", damaged)
+            yield Item(found, "set aside", "no record exists: the next start begins a new log", damaged)
         elif facts.left_alone is not None:
             yield Item(facts.left_alone.reason, None, facts.left_alone.hint)
         return
     bad = sorted(name for name, store in with_records.items() if not store.is_sound)
     if bad:
-        why = f"the records in {' and '.join(bad)} do not all verify (see below), so which log it was is not proved"
+        why = f"the records in {' and '.join(bad)} do not all verify (see below), so which one is the log is uncertain"
         yield Item(found, None, f"{why}: restore {MANIFEST}, or the whole store, from a backup")
         for name in bad:
             yield from _lost(with_records[name], facts, backend=name)
@@ -161,7 +161,7 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
     if len(with_records) > 1:
         both = ", ".join(f"{name} up to position {store.head}" for name, store in sorted(with_records.items()))
         text = (
-            f"there are two stores ({both}): restore {MANIFEST} from a backup, or move the one that is not the log away"
+            f"there are two stores ({both}): restore {MANIFEST} from a backup, or move away the one that is not the log"
         )
         yield Item(found, None, f"{text} and run this again")
         return
@@ -227,16 +227,16 @@ def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
         if name == manifest.backend:
             continue
         is_kept = manifest.kept is not None and manifest.kept.backend == name
-        what = "the last move kept" if is_kept else f"{MANIFEST} does not name"
+        what = "the last migration left behind" if is_kept else f"{MANIFEST} does not name"
         found = f"{name}: a store that {what}, up to position {store.head}"
         if is_lost and store.head > NOTHING:
             files = " and ".join((*_shown(manifest.backend), MANIFEST))
-            text = f"without a backup: move {files} away and run this again, which takes it if every record verifies; "
-            yield Item(found, None, f"{text}what was recorded, pruned or forgotten after it was made is not in it")
+            text = f"without a backup: move {files} away and run this again: it uses this store if all records verify; "
+            yield Item(found, None, f"{text}it lacks everything that was recorded, pruned or forgotten since")
         elif is_kept or truth is None or truth.head == store.head == NOTHING:
             continue
         elif store.head <= truth.head and not is_lost:
-            text = "set it aside: a migration that was not finished left it, and the log is whole"
+            text = "set it aside: an unfinished migration left it behind, and the log is intact"
             yield Item(found, "set aside", text, FILES[name])
         else:
             text = f"it is longer than the log: if {MANIFEST} came from a backup, restore the whole store"

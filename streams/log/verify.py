@@ -106,7 +106,7 @@ class Verification:
         names = {manifest.backend, manifest.kept.backend if manifest.kept else None} if manifest is not None else set()
         if manifest is not None and self._backend not in names:
             raise StoreUnavailable(
-                f"the log in {self._store} moved to {manifest.backend} while it was verified, "
+                f"the log in {self._store} migrated to {manifest.backend} while it was verified, "
                 f"and its old {self._backend} store was deleted",
                 "run it again: it reads the log where it is now",
             )

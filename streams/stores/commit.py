@@ -11,7 +11,8 @@ close together, or one that really blocked the loop, send commits back
 to the thread until the disk has been fast for a while (``Trust``).
 
 A commit that fails with an ``OSError`` is fail-stop: its appends and all later
-ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged.
+ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged. So is
+a writer that lost its lock: ``check`` runs before every write (``StoreFenced``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 from typing import Final, TypeVar
 
-from streams.errors import StoreClosed, StoreFailed, StoreUnavailable, StreamError
+from streams.errors import StoreClosed, StoreFailed, StoreFenced, StoreUnavailable, StreamError
 from streams.store import Record
 from streams.stores.plan import Request
 
@@ -106,6 +107,8 @@ class GroupCommit:
     ) -> None:
         self._may_stall = may_stall
         self._commit, self._settled, self._abandon = commit, settled, abandon
+        self.check: Callable[[], None] = lambda: None
+        """Raises ``StoreFenced`` if this process may no longer write; the owner of the lock sets it."""
         self._queue: deque[Pending] = deque()
         self._waiting_bytes = 0
         self._unwritten = 0
@@ -224,6 +227,7 @@ class GroupCommit:
             with self._lock:
                 if self._stop is not None:
                     raise self._refusal()
+            self.check()
             return work()
 
     async def close(self) -> None:
@@ -264,6 +268,7 @@ class GroupCommit:
 
     def _write(self, group: list[Pending]) -> None:
         try:
+            self.check()
             seconds = self._commit(group)
         except WouldStall:
             raise
@@ -286,6 +291,14 @@ class GroupCommit:
             f"the log could not be written ({reason}) and has stopped",
             f"{hint}: nothing that was acknowledged is lost",
         )
+        try:
+            self.check()
+        except (StoreFenced, OSError) as lost:
+            # Cutting off what is at the end of the log could cut off what another process has written since.
+            may_abandon = False
+            failure = lost if isinstance(lost, StoreFenced) else failure
+        else:
+            may_abandon = True
         with self._wake:
             self._stop = failure
             group.extend(self._queue)
@@ -293,7 +306,8 @@ class GroupCommit:
             self._waiting_bytes = 0
         for pending in group:
             pending.outcome = self._refusal()
-        self._abandon()
+        if may_abandon:
+            self._abandon()
 
     def _refusal(self) -> StoreUnavailable:
         """Make a new exception each time: a shared one would collect every caller's traceback."""

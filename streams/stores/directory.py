@@ -6,17 +6,19 @@ reader or the next writer sees the old backend or the new one, never half of eit
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, cast
 
 import orjson
 
-from streams.errors import NOT_OURS, ForeignStore, StoreLocked
+from streams.errors import NOT_OURS, ForeignStore, StoreFenced, StoreLocked
 from streams.files import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 from streams.identity import Identity
 
@@ -133,8 +135,47 @@ def create(store: Path, *inside: Path) -> None:
                 sync_directory(directory)
 
 
-def take_lock(store: Path) -> int:
-    """Become the store's one writer. Closing the descriptor, or ending the process, releases the lock.
+class StoreLock:
+    """The held writer's lock; ``take_lock`` takes it. ``release``, or the end of the process, gives it up.
+
+    Two locks, because a lock file can be deleted while it is held: one on the file, which also names the
+    holder, and one on the directory itself. Some file systems (NFS) lock no directories; there ``check``
+    is all that stops a writer whose lock file was deleted.
+    """
+
+    def __init__(self, store: Path, directory: int, file: int) -> None:
+        self._store, self._path = store, store / LOCK
+        self._directory, self._file = directory, file
+        found = os.fstat(file)
+        self._identity = (found.st_dev, found.st_ino)
+
+    def check(self) -> None:
+        """Prove that this process is still the writer; takes about a microsecond.
+
+        Raises:
+            StoreFenced: the lock file was deleted or replaced.
+        """
+        try:
+            found = os.stat(self._path, follow_symlinks=False)  # noqa: PTH116 - runs before every commit
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        else:
+            # The open descriptor keeps the number from being given to another file.
+            if (found.st_dev, found.st_ino) == self._identity:
+                return
+        raise StoreFenced(
+            f"the lock file of the log in {self._store} was deleted or replaced, so another process may write there",
+            "start the sidecar again if none runs: nothing that was acknowledged is lost",
+        )
+
+    def release(self) -> None:
+        """Let the next writer in. Only once: the numbers of closed descriptors are used again."""
+        os.close(self._file)
+        os.close(self._directory)
+
+
+def take_lock(store: Path) -> StoreLock:
+    """Become the store's one writer.
 
     Raises:
         StoreLocked: another process, or another store of this one, writes here.
@@ -142,22 +183,36 @@ def take_lock(store: Path) -> int:
     """
     path = store / LOCK
     refuse_link(path)
-    fd = open_or_create(path)
+    directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _lock_soon(fd)
-    except BlockingIOError:
-        refusal = _locked(store, fd)
-        os.close(fd)
+        with _locks_no_directory():
+            _lock_soon(directory)
+        file = open_or_create(path)
+        try:
+            _lock_soon(file)
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+            lock = StoreLock(store, directory, file)
+            lock.check()  # it may have been deleted before it was locked
+        except BaseException:
+            os.close(file)
+            raise
+    except (BlockingIOError, StoreFenced):
+        refusal = _locked(store)
+        os.close(directory)
         raise refusal from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+    except BaseException:
+        os.close(directory)
+        raise
+    return lock
 
 
-def _locked(store: Path, fd: int) -> StoreLocked:
-    holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "another process"
+def _locked(store: Path) -> StoreLocked:
+    holder = ""
+    with suppress(OSError, ForeignStore):
+        holder = read_file(store / LOCK)[:32].decode("ascii", "replace").strip()
     return StoreLocked(
-        f"the log in {store} is being written by process {holder}",
+        f"the log in {store} is being written by {f'process {holder}' if holder else 'another process'}",
         "stop the sidecar with `durable-stream stop`, or wait until that process ends",
     )
 
@@ -169,11 +224,19 @@ def refuse_writer(store: Path) -> None:
         ForeignStore: the lock is a symbolic link.
     """
     if is_being_written(store):
-        fd = os.open(store / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            raise _locked(store, fd)
-        finally:
-            os.close(fd)
+        raise _locked(store)
+
+
+@contextmanager
+def _locks_no_directory() -> Iterator[None]:
+    """Do without the lock on the directory where the file system has none."""
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
 
 
 def _lock_soon(fd: int) -> None:
@@ -189,12 +252,17 @@ def _lock_soon(fd: int) -> None:
 def is_being_written(store: Path) -> bool:
     """True if a writer holds the store's lock now. Raises ``ForeignStore`` if that is a symbolic link."""
     refuse_link(store / LOCK)
+    return any(_is_locked(path) for path in (store / LOCK, store))
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        fd = os.open(store / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with _locks_no_directory():
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

@@ -1,4 +1,4 @@
-"""The digest that stands for an idempotency key in indexes. Pure."""
+"""The digest that indexes store in place of an idempotency key. Pure."""
 
 from __future__ import annotations
 

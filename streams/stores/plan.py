@@ -176,7 +176,7 @@ def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -
     keys = [encoded.event.idempotency_key for encoded in batch]
     if len(set(keys)) != len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise IdempotencyConflict(twice, "it stands twice in one batch")
+        raise IdempotencyConflict(twice, "it appears twice in one batch")
     if found and len(found) != len(batch):
         first = next(e for e, k in zip(batch, known, strict=True) if k is not None)
         raise IdempotencyConflict(

@@ -1,4 +1,4 @@
-"""A record as a store holds it, byte for byte: what a move copies between backends."""
+"""A record as a store holds it, byte for byte. A migration copies these between backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stored(NamedTuple):
     event: bytes
 
     def begun(self) -> int:
-        """The position of its batch's first record, which tells batches apart."""
+        """The position of its batch's first record, which identifies the batch."""
         return self.position - self.batch_index
 
     def parse(self) -> StreamEvent:
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 class Copyable(Protocol):
-    """What a backend must offer for moving a log to or from it."""
+    """What a backend must offer so that a log can migrate to or from it."""
 
     @property
     def head(self) -> int:

@@ -83,7 +83,7 @@ class Scene:
         def gone() -> bool:
             running = self.durable.running()
             if running not in (None, os.getpid()):
-                with suppress(ProcessLookupError):  # it has just ended by itself
+                with suppress(ProcessLookupError):  # it has just exited
                     os.kill(running, signal.SIGKILL)
             return running is None
 
@@ -158,7 +158,7 @@ def slow(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def flooding(scene: Scene) -> Iterator[None]:
-    """A peer that proved itself sends endlessly and acknowledges nothing."""
+    """An authenticated peer sends endlessly and acknowledges nothing."""
     scene.take_away()
     with FloodingPeer(scene.durable.home, noise, calls, contexts, strangers) as peer:
         yield

@@ -46,7 +46,7 @@ def strangers() -> Iterator[str]:
 class FloodingPeer:
     """Serves a home on a port of its own while the context lasts; each link gets the next of ``floods``.
 
-    It proves itself and welcomes a shim, then sends frames endlessly and acknowledges nothing.
+    It authenticates and welcomes a shim, then sends frames endlessly and acknowledges nothing.
     """
 
     def __init__(self, home: Path, *floods: Callable[[], Iterator[str]]) -> None:

@@ -45,7 +45,7 @@ def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        return  # it ended by itself in between
+        return  # it exited in between
 
 
 def _proc_ids() -> list[int]:

@@ -73,7 +73,7 @@ class Family:
     created: bool = True
     """False when the root was made while nothing was recorded."""
     agent: str = "opencode"
-    """Who made the root: the TUI names its agent at once, the API does not."""
+    """How the root was created: the TUI names its agent at once, the API does not."""
 
     @property
     def root(self) -> str:
@@ -85,7 +85,7 @@ class Row:
     """One required record; ``content`` has fields of its payload."""
 
     actor: str | None
-    """None for a resumed session: whether its agent is known depends on who told of it first."""
+    """None for a resumed session: whether its agent is known depends on which hook came first."""
     turn: str | None
     cause: Name | None
     content: Json

@@ -74,7 +74,7 @@ def running_tool(event: Event) -> bool:
 
 
 def test_a_person_s_commands(durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream) -> None:
-    """``!``: no hook tells of the prompt, and only the output says that one was interrupted."""
+    """``!``: no hook reports the prompt, and only the output says that a command was interrupted."""
 
     def run(command: str) -> None:
         opencode.request("POST", f"/session/{session}/shell", {"agent": "build", "command": command})

@@ -1,4 +1,4 @@
-"""The scripted model by itself: how a prompt becomes steps. No OpenCode is needed."""
+"""The scripted model alone: how a prompt becomes steps. No OpenCode is needed."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_permission_a_shell_command_and_an_undo(
     terminal.wait_for("Undo previous message")
     terminal.press(ENTER)
     terminal.wait_for("1 message reverted")
-    terminal.press(b"\x15")  # the prompt that was undone stands there again
+    terminal.press(b"\x15")  # the undone prompt is there again
     terminal.prompt("SAY:third", "third")
     wait_until(lambda: "says: third" in durable.cli("log"), "the last answer")
     for screen in screens(durable, shop, "log"):

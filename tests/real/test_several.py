@@ -60,7 +60,7 @@ def test_two_copies_of_the_plugin_record_once(
         assert first["boot_id"] == other["boot_id"]
         durable.assert_whole()
         durable.end_with(client)
-        # What the slower copy told is known at the latest now.
+        # By now, everything from the slower copy has arrived.
         durable.assert_recorded(expected(told))
         wait_until(lambda: client.leftovers() == [], "the end of all processes")
 

@@ -188,7 +188,7 @@ async def test_an_oversized_frame_closes_its_link_only() -> None:
         await good.shake(instance="11" * 8)
         async with peer(server) as shim:
             await shim.shake()
-            await shim.hooks(1, text="x" * 150_000)  # more than the unproved may send
+            await shim.hooks(1, text="x" * 150_000)  # more than an unauthenticated peer may send
             assert await shim.hear() == {"type": "ack", "seq": 1}
             await shim.hooks(2, text="x" * 250_000)
             assert await shim.code() == 1009

@@ -80,7 +80,7 @@ def test_an_empty_or_former_home_is_closed_a_foreign_directory_is_not_touched(tm
     (foreign / "letters.txt").touch()
     for as_it_is in (0o755, 0o700):
         foreign.chmod(as_it_is)
-        with pytest.raises(HomeError, match="it holds other files and no home of Durable Stream"):
+        with pytest.raises(HomeError, match="it contains other files and is not a home of Durable Stream"):
             Home(foreign).create()
         assert mode(foreign) == as_it_is and [path.name for path in foreign.iterdir()] == ["letters.txt"]
     foreign.chmod(0o755)
@@ -280,7 +280,7 @@ async def test_a_planted_spool_is_not_read_and_not_deleted(home: Home, tmp_path:
     outside.write_text(f"{spool_line(1, {'hook': 'event', 't': 1, 'input': {}, 'output': None})}\n" * 2)
     {"link": lambda: path.symlink_to(outside), "pipe": lambda: os.mkfifo(path), "directory": path.mkdir}[planted]()
     store = MemoryStore()
-    ingest = Ingest(store, Translator(seeded_identity(2)))
+    ingest = Ingest(store, Translator(seeded_identity(2)), seeded_identity(2).now_ms)
     async with asyncio.timeout(HANG_SECONDS):
         assert await take_left(home.spool_path, ingest) == 0
     await ingest.close()

@@ -51,7 +51,7 @@ def test_an_example_is_found_at_any_depth_of_escaping(rule: str, form: str) -> N
         text = drawn(form, seed)
         for depth in range(4):
             redactor = only(rule)
-            # One payload as a whole, and one string by itself: they are looked at in different ways.
+            # A whole payload and a single string: redaction handles them differently.
             cleaned = redactor.clean({"text": nested(text, depth)})["text"]
             assert f"[redacted:{rule}]" in cleaned, (depth, text)
             assert cleaned == only(rule).clean(nested(text, depth))

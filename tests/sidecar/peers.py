@@ -10,7 +10,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from bridge.opencode.link.frames import HookItem
-from bridge.opencode.link.link import Refused, proof
+from bridge.opencode.link.link import CallError, Refused, proof
 from sidecar.link.server import LinkServer, RequestError, ShimConnection
 
 TOKEN = "7e" * 32
@@ -49,6 +49,12 @@ class Recorder:
         await self.gate.wait()
         if self.auto:
             link.finish(range(first_seq, first_seq + len(items)))
+
+    async def ready(self, link: ShimConnection) -> None:
+        return
+
+    async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
+        raise CallError("unknown_tool", name)
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         self.lossy_items.put_nowait(items)

@@ -24,6 +24,8 @@ from streams.identity import system_identity
 from streams.stores.jsonl.reader import JsonlReader
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start, wait_for
 
+NONCE = system_identity().nonce
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
@@ -177,19 +179,19 @@ class TestControl:
 class TestPlay:
     async def test_a_recording_played_twice_adds_nothing(self, home: Home) -> None:
         path = RECORDINGS / "task_parallel.jsonl"
-        result = await play(home, path)
+        result = await play(home, path, nonce=NONCE)
         once = await keys(home)
         assert result.items == len(read_recording(path).items) and len(once) == len(set(once)) > 20
-        await play(home, path)
+        await play(home, path, nonce=NONCE)
         assert await keys(home) == once
         run(home, "stop")
-        await play(home, path)
+        await play(home, path, nonce=NONCE)
         assert await keys(home) == once, "also in another life of the sidecar"
 
     async def test_killed_again_and_again_it_records_everything_once(self, home: Home, tmp_path: Path) -> None:
         path = RECORDINGS / "permission_child.jsonl"
         undisturbed = Home(tmp_path / "undisturbed")
-        await play(undisturbed, path)
+        await play(undisturbed, path, nonce=NONCE)
         run(undisturbed, "stop")
         killed: list[SidecarInfo] = []
 
@@ -198,7 +200,7 @@ class TestPlay:
         def kill(progress: Progress) -> None:
             nonlocal acked
             info = home.running()
-            # Each sidecar that acknowledged something; not the last ones, so that it comes to an end.
+            # Each sidecar that acknowledged something, except the last ones, so that the test ends.
             if len(killed) < 5 and info is not None and info not in killed and progress.acked > acked:
                 acked = progress.acked
                 killed.append(info)
@@ -206,7 +208,7 @@ class TestPlay:
 
         async with asyncio.timeout(120):
             # So slowly that what is left is more than one sidecar after the next acknowledges at once.
-            await play(home, path, on_progress=kill, speed=0.4)
+            await play(home, path, nonce=NONCE, on_progress=kill, speed=0.4)
         assert len(killed) >= 3
         assert await keys(home) == await keys(undisturbed)
 
@@ -223,7 +225,7 @@ class TestPlay:
         monkeypatch.setattr("sidecar.capture.play.ensure_running", up)
         monkeypatch.setattr("sidecar.capture.play.ShimClient.connect", lost)
         with pytest.raises(LinkUnavailable):
-            await play(home, RECORDINGS / "chat.jsonl", give_up_seconds=0)
+            await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE, give_up_seconds=0)
 
     async def test_sidecars_killed_while_they_start_are_started_again(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
@@ -239,7 +241,7 @@ class TestPlay:
 
         monkeypatch.setattr("sidecar.capture.play.ensure_running", killed_at_first)
         monkeypatch.setattr("sidecar.capture.play._MAX_PAUSE_SECONDS", 0)
-        result = await play(home, RECORDINGS / "chat.jsonl")
+        result = await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)
         assert killed == 25 and result.added == len(await keys(home)) > 0
 
     async def test_a_log_that_lost_what_nobody_acknowledged_is_counted_from_there(
@@ -247,14 +249,14 @@ class TestPlay:
     ) -> None:
         heads = iter([20, 3, 8])
         monkeypatch.setattr("sidecar.capture.play._head", lambda _: next(heads))
-        assert (await play(home, RECORDINGS / "chat.jsonl")).added == 5
+        assert (await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)).added == 5
 
     async def test_a_log_that_shrank_meanwhile_is_no_negative_number(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads = iter([20, 20, 8])
         monkeypatch.setattr("sidecar.capture.play._head", lambda _: next(heads))
-        assert (await play(home, RECORDINGS / "chat.jsonl")).added == 0
+        assert (await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)).added == 0
 
     async def test_a_log_that_cannot_be_written_is_tried_twice_and_told(self, home: Home) -> None:
         assert run(home, "play", str(RECORDINGS / "chat.jsonl")).returncode == 0
@@ -288,7 +290,7 @@ class TestPlay:
         monkeypatch.setattr("sidecar.capture.play.ensure_running", up)
         monkeypatch.setattr("sidecar.capture.play.ShimClient.connect", replaced)
         with pytest.raises(LinkUnavailable, match="another process is playing"):
-            await play(home, RECORDINGS / "chat.jsonl")
+            await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)
 
     async def test_a_parent_that_never_appears_ends_in_good_time(self, home: Home, tmp_path: Path) -> None:
         lines = (RECORDINGS / "task_child.jsonl").read_text().splitlines()
@@ -297,7 +299,7 @@ class TestPlay:
         path = tmp_path / "child.jsonl"
         path.write_text("\n".join(child_only) + "\n")
         async with asyncio.timeout(HANG_SECONDS):
-            await play(home, path)
+            await play(home, path, nonce=NONCE)
         records = [r.event async for r in JsonlReader(home.store_path).read_all()]
         assert records[0].payload["lineage"] == "unknown" and records[0].stream_id == records[0].payload["session"]
 
@@ -318,7 +320,7 @@ class TestPlay:
         path = tmp_path / "bad.jsonl"
         path.write_text('{"hook": "event", "t": 1, "input": null, "output": null}\n' + line + "\n")
         with pytest.raises(RecordingError, match=said) as raised:
-            await play(home, path)
+            await play(home, path, nonce=NONCE)
         assert f"{path}:2" in str(raised.value)
         assert home.running() is None
         shown = run(home, "play", str(path))

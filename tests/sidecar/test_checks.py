@@ -7,7 +7,6 @@ import os
 import socket
 import sqlite3
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def programs(home: Home) -> Path:
 def look(home: Home) -> dict[str, Check]:
     async def collect() -> dict[str, Check]:
         command = [str(programs(home) / "durable-stream")]
-        return {check.name: check async for check in diagnose(home, command)}
+        return {check.name: check async for check in diagnose(home, command, system_identity())}
 
     return asyncio.run(collect())
 
@@ -126,7 +125,7 @@ def test_both_opencodes_and_what_is_not_proven(home: Home) -> None:
 )
 def test_the_services_of_opencode_2(home: Home, state: str, version: str, level: str) -> None:
     service = {"registration": "/s/service.json", "state": state, "version": version, "plugins": 1}
-    scene = replace(scene_of(home, ("durable-stream",)), answer={"services": [service]})
+    scene = scene_of(home, ("durable-stream",))._replace(answer={"services": [service]})
     assert [check.level for check in check_services(scene)] == [level]
 
 
@@ -209,7 +208,7 @@ def test_versions(home: Home) -> None:
 def test_a_plugin_that_the_sidecar_sent_away(home: Home) -> None:
     scene = scene_of(home, (str(programs(home) / "durable-stream"),))
     refused = {"shim_version": "0.0.7", "pid": 77, "protocol": 0}
-    told = check_versions(replace(scene, answer={"refused_plugin": refused, "door": {"refused_protocol": 3}}))
+    told = check_versions(scene._replace(answer={"refused_plugin": refused, "door": {"refused_protocol": 3}}))
     assert [check.level for check in told] == ["problem", "ok"]
     assert "the plugin (0.0.7) in OpenCode (pid 77) speaks link protocol 0" in told[0].text
 
@@ -354,7 +353,7 @@ def test_a_backlog_is_taken_in(home: Home) -> None:
     told = {check["name"]: check for check in doctor(home, "--fix")}
     try:
         assert "started a sidecar" in told["spool"]["fixed"]
-        assert "proved itself" in look(home)["sidecar"].text
+        assert "authenticated" in look(home)["sidecar"].text
         wait_until(lambda: not list(home.spool_path.iterdir()), "an empty spool")
     finally:
         run(home.path, "stop")
@@ -417,7 +416,7 @@ def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     home = Home(tmp_path / "none")
 
     async def collect() -> dict[str, Check]:
-        return {check.name: check async for check in diagnose(home, [sys.executable])}
+        return {check.name: check async for check in diagnose(home, [sys.executable], system_identity())}
 
     found = asyncio.run(collect())
     assert found["home"].level == found["log"].level == "note"

@@ -59,6 +59,12 @@ class Keeper:
         else:
             self.held.append((link, seqs))
 
+    async def ready(self, link: ShimConnection) -> None:
+        return
+
+    async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
+        raise CallError("unknown_tool", name)
+
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         self.lossy_items.put_nowait(items)
 

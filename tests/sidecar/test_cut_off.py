@@ -36,7 +36,7 @@ SESSIONS, RECORDS = 20, 400
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log large enough that a move or prune takes a moment."""
+    """A log large enough that a migration or prune takes a moment."""
 
     async def record(store: Path) -> None:
         log = await Log.open(store, system_identity(), segment_bytes=256 * 1024)
@@ -124,7 +124,7 @@ def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home, ba
     sidecar.communicate(timeout=HANG_SECONDS)
     out, err = pruning.communicate(timeout=HANG_SECONDS)
     assert pruning.returncode == 1 and out == "" and one_sentence(err), err
-    assert "was killed or died before it was done" in err and "finished at the next start" in err
+    assert "was killed or died before it was done" in err and "[cut-off]" in err
     assert "run the same command again, which is safe" in err
     assert run(home.path, "prune", "--older-than", "1d", "--yes").code == 0
     assert verified(home) and run(home.path, "streams").out == ""
@@ -285,7 +285,7 @@ async def test_nothing_is_deleted_while_the_log_moves(home: Home) -> None:
     log = await Log.open(home.store_path, system_identity())
     upkeep = Upkeep(log, CaptureState(), lambda: True, system_identity().now_ms, config=StoreConfig())
     upkeep.migrate("sqlite")
-    with pytest.raises(StoreUnavailable, match="is being moved to another backend, so nothing was deleted"):
+    with pytest.raises(StoreUnavailable, match="is migrating to another backend, so nothing was deleted"):
         await upkeep.discard()
     await upkeep.close()
     await log.close()
@@ -304,4 +304,4 @@ def test_a_log_that_is_being_moved_is_not_called_where_it_was(home: Home, monkey
 
     monkeypatch.setattr("sidecar.cli.shared.control.control", moving)
     done = run(home.path, "migrate", "--to", "jsonl")
-    assert done.code == 1 and "a move to sqlite is in progress" in done.err
+    assert done.code == 1 and "a migration to sqlite is in progress" in done.err

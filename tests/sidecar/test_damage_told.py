@@ -311,7 +311,7 @@ def test_a_dry_run_at_a_lock_names_the_process(home: Path, sound: dict[Backend, 
     try:
         done = run(home, "repair", "--dry-run")
     finally:
-        os.close(lock)
+        lock.release()
     assert (done.code, done.out) == (1, "") and f"is being written by process {os.getpid()}; " in done.err, done
     with Home(home).lock():
         done = run(home, "repair", "--dry-run")

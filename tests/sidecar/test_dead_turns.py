@@ -1,4 +1,4 @@
-"""A turn whose OpenCode process is gone ends by itself, within seconds or at the sidecar's next start."""
+"""A turn whose OpenCode process is gone ends automatically, within seconds or at the sidecar's next start."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sidecar.home import Home
 from tests.sidecar.bad_stores import make_store
 from tests.sidecar.cli.helpers import run
 
-SENTENCE = "it holds other files and no home of Durable Stream; name another --home"
+SENTENCE = "it contains other files and is not a home of Durable Stream; name another --home"
 
 ARGUMENTS = {
     "log": ["ses_a"],
@@ -29,6 +29,8 @@ ARGUMENTS = {
     "prune": ["--older-than", "1s", "--yes"],
     "forget": ["ses_a", "--yes"],
     "listen": [">"],
+    "send": ["counter", "add"],
+    "spawn": ["do it"],
 }
 
 ELSEWHERE = {"demo", "uninstall"}
@@ -70,7 +72,7 @@ def test_every_command_refuses_it(foreign: Path, tmp_path: Path, mode: int) -> N
         told = done.out + done.err
         assert done.code == 1, (words, done)
         if words[0] in ("doctor", "status"):
-            assert f"{foreign}: it holds other files" in told and "chmod" not in told, (words, done)
+            assert f"{foreign}: it contains other files" in told and "chmod" not in told, (words, done)
         else:
             assert told == f"durable-stream: {foreign}: {SENTENCE} [bad-home]\n", (words, done)
         assert state(foreign) == before, words

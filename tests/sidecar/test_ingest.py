@@ -44,7 +44,9 @@ async def store() -> GatedStore:
 
 @pytest.fixture
 async def ingest(store: GatedStore) -> AsyncIterator[Ingest]:
-    ingest = Ingest(store, Translator(seeded_identity(1), hold_s=0.2), exclude=[Path("/home/ada/secret")])
+    ingest = Ingest(
+        store, Translator(seeded_identity(1), hold_s=0.2), seeded_identity(1).now_ms, exclude=[Path("/home/ada/secret")]
+    )
     yield ingest
     store.gate.set()
     await ingest.close()
@@ -129,7 +131,7 @@ async def test_a_log_that_fails_finishes_nothing_more(store: GatedStore, ingest:
 
 
 async def test_what_fails_behind_the_first_is_no_traceback(store: GatedStore, caplog: pytest.LogCaptureFixture) -> None:
-    ingest, link = Ingest(store, Translator(seeded_identity(1))), FakeLink()
+    ingest, link = Ingest(store, Translator(seeded_identity(1)), seeded_identity(1).now_ms), FakeLink()
     store.fault = StoreFailed("the disk is full")
     for first, name in ((1, "chat"), (1000, "reasoning")):
         take(ingest, link, items(name), first=first)
@@ -154,7 +156,7 @@ async def test_an_excluded_project_is_known_through_a_link_as_well(tmp_path: Pat
     (tmp_path / "secret" / "below").mkdir(parents=True)
     (tmp_path / "way").symlink_to(tmp_path / "secret")
     for excluded, given in (("secret", "way/below"), ("way", "secret"), ("way", "way")):
-        ingest = Ingest(store, Translator(seeded_identity(1)), exclude=[tmp_path / excluded])
+        ingest = Ingest(store, Translator(seeded_identity(1)), seeded_identity(1).now_ms, exclude=[tmp_path / excluded])
         assert ingest.excludes(str(tmp_path / given)) and not ingest.excludes(str(tmp_path / "secretly"))
         await ingest.close()
 
@@ -199,7 +201,7 @@ async def test_a_session_that_is_gone_ends_once_a_link_of_its_directory_delivers
 
 
 async def test_closing_writes_what_is_ready(store: GatedStore) -> None:
-    ingest = Ingest(store, Translator(seeded_identity(1)))
+    ingest = Ingest(store, Translator(seeded_identity(1)), seeded_identity(1).now_ms)
     link, hooks = FakeLink(), items()
     take(ingest, link, hooks)
     await ingest.close()

@@ -130,7 +130,7 @@ def test_uninstalling_leaves_what_was_there_before(tmp_path: Path, target: Targe
     before = tree(tmp_path)
     do(target)
     assert uninstall(target).changed
-    assert tree(tmp_path) == before | {"config"}  # made with parents: whose it is cannot be told
+    assert tree(tmp_path) == before | {"config"}  # created with its parents, so its owner is unknown
     assert not uninstall(target).changed
 
     target.config.mkdir()

@@ -178,7 +178,7 @@ class TestAnImpostorOnThePort:
         process = start_as(COMMAND, home)
         info = running(home)
         with Impostor().listening() as impostor:
-            # Where a process holds the lock, the file is believed; the proof is not.
+            # While a process holds the lock, the file is trusted, but the process must still authenticate.
             home.write_info(SidecarInfo(info.pid, impostor.port, info.boot, info.version, 1, info.started_ms))
             nonce = system_identity().nonce
             for connecting in (
@@ -245,7 +245,7 @@ class TestIdleExit:
 class TestItsEnd:
     @pytest.mark.parametrize("how", ["stop", "SIGTERM", "SIGINT", "SIGTERM twice"])
     async def test_under_load_it_ends_cleanly_and_nothing_is_lost(self, home: Home, how: str) -> None:
-        # They find no sidecar of their own to start: nothing but this one and what follows by hand.
+        # They cannot start a sidecar: only this one runs, and those that the test starts.
         with shims(2, home.path, command=["/no/such/command"], backoffMaxMs=50) as two:
             process = start_as(COMMAND, home)
             running(home)

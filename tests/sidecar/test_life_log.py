@@ -144,7 +144,7 @@ def _session_of(version: str) -> dict[str, Any]:
 
 
 def _say(port: int, text: str, *, token: str = "") -> None:
-    """Send one message from a peer, proved if it has the token; return when the sidecar has handled it."""
+    """Send one message from a peer, authenticated if it has the token; return when the sidecar has handled it."""
     with connect(f"ws://127.0.0.1:{port}/", compression=None) as socket:
         if token:
             nonce = system_identity().nonce()

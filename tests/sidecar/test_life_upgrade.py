@@ -1,4 +1,4 @@
-"""Shims and sidecars of different releases and protocols: who makes way for whom, and nothing is lost."""
+"""Shims and sidecars of different releases and protocols: the older one gives way, and nothing is lost."""
 
 from __future__ import annotations
 

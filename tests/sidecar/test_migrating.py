@@ -1,4 +1,4 @@
-"""``migrate`` with real processes: while recordings play, without a sidecar, with kills, and by itself."""
+"""``migrate`` with real processes: while recordings play, without a sidecar, with kills, and automatic."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def play(home: Home, name: str, speed: str = "max") -> subprocess.Popen[str]:
 
 
 def test_there_and_back_while_it_records(home: Home, tmp_path: Path) -> None:
-    """Recordings play in parallel while the log moves there and back; nothing is lost or doubled."""
+    """Recordings play in parallel while the log migrates there and back; nothing is lost or duplicated."""
     whole = Home(tmp_path / "whole")
     for name in PLAYED:
         assert run(whole, "play", str(RECORDINGS / f"{name}.jsonl")).returncode == 0
@@ -133,7 +133,7 @@ def test_with_no_sidecar_running(home: Home) -> None:
         ([], 2, "say one of"),
         (["--to", "paper"], 2, "paper"),
         (["--to", "sqlite", "--rollback"], 2, "say one of"),
-        (["--rollback"], 1, "nothing to go back to"),
+        (["--rollback"], 1, "no-old-store"),
     ],
 )
 def test_bad_use(still: Home, arguments: list[str], code: int, message: str) -> None:
@@ -165,11 +165,11 @@ HELD = (
     "copy = s.SqliteStore._copy; s.SqliteStore._copy = lambda *a: (copy(*a), wait())[0]; "
     "from sidecar.cli import main; main()",
 )
-"""A sidecar that looks after its log often, and stops in the middle of a move while there is a file ``hold``."""
+"""A sidecar with frequent upkeep, which pauses in the middle of a migration while a file ``hold`` exists."""
 
 
 def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) -> None:
-    """It grows past the limit and moves; after a kill the next sidecar continues; nothing lost or doubled."""
+    """The log grows past the limit and migrates; after a kill the next sidecar continues; nothing is lost."""
     home.config_path.write_text("[store]\nmigrate_at_bytes = 200000\nsegment_bytes = 65536\n")
     hold = home.path / "hold"
     hold.touch()
@@ -184,7 +184,7 @@ def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) ->
         record(300)
         while not (home.store_path / "log.db").exists():
             record(50)
-            assert sent < 10_000, "it moves by itself"
+            assert sent < 10_000, "the log migrates automatically"
         first = running(home)
         os.kill(first.pid, signal.SIGKILL)
         assert backend(home) == "jsonl", "killed in the middle"
@@ -201,7 +201,7 @@ def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) ->
         shim.until("acked", sent)
         moved = life.status(home)["migration"]
     assert (moving["backend"], moving["progress"]["to"], moving["failed"]) == ("jsonl", "sqlite", None)
-    assert re.search(r"^moving   to sqlite while it records: \d+ of \d+ records copied, \d+ %$", printed, re.M), printed
+    assert re.search(r"^moving   to sqlite while recording: \d+ of \d+ records copied, \d+ %$", printed, re.M), printed
     assert (moved["backend"], moved["running"], moved["failed"]) == ("sqlite", False, None)
     assert moved["kept"]["backend"] == "jsonl" and "kept     the old jsonl store" in run(home, "status").stdout
     assert run(home, "stop").returncode == 0

@@ -35,7 +35,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 async def ingest(store: MemoryStore) -> AsyncIterator[Ingest]:
-    ingest = Ingest(store, Translator(seeded_identity(1), hold_s=0.2))
+    ingest = Ingest(store, Translator(seeded_identity(1), hold_s=0.2), seeded_identity(1).now_ms)
     yield ingest
     await ingest.close()
 
@@ -204,7 +204,7 @@ class WaitedFor(Ingest):
 async def test_little_of_a_large_spool_waits_for_the_disk(
     tmp_path: Path, store: MemoryStore, number: int, pad: int, most: int
 ) -> None:
-    ingest = WaitedFor(store, Translator(seeded_identity(1), hold_s=0.2))
+    ingest = WaitedFor(store, Translator(seeded_identity(1), hold_s=0.2), seeded_identity(1).now_ms)
     ingest.gate = asyncio.Event()
     hooks = bus_events(number)
     for hook in hooks:
@@ -232,7 +232,8 @@ async def test_no_directory_is_no_backlog(tmp_path: Path, ingest: Ingest) -> Non
 
 
 async def test_a_spool_of_an_excluded_project_is_deleted_unread(tmp_path: Path, store: MemoryStore) -> None:
-    ingest = Ingest(store, Translator(seeded_identity(1), hold_s=0.2), exclude=[Path("/home/ada")])
+    translator = Translator(seeded_identity(1), hold_s=0.2)
+    ingest = Ingest(store, translator, seeded_identity(1).now_ms, exclude=[Path("/home/ada")])
     path = spool(tmp_path, dead_pid())
     assert await take_left(tmp_path, ingest) == 0
     assert not path.exists() and store.head == NOTHING and ingest.excluded > 0

@@ -12,87 +12,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from streams.bus.contract import (
-    DEAD_ATTEMPTS,
-    DEAD_DURABLE,
-    DEAD_REASON,
-    DEAD_SUBJECT,
     BusClosed,
     Delivery,
     DurableConflict,
     EventBus,
-    Poison,
     Published,
     Redelivery,
-    Retry,
 )
 from streams.bus.headers import HeaderError
 from streams.bus.subjects import SubjectError
-
-HANG_S = 20
-"""When a test is taken to hang."""
-
-AT_ONCE = Redelivery(max_deliver=3, backoff_s=())
+from tests.streams.bus_handlers import AT_ONCE, HANG_S, Gate, Inbox
+from tests.streams.bus_redelivery import RedeliveryContract
 
 
-class Inbox:
-    """A handler that keeps its messages; ``fails`` says which attempt raises which error."""
-
-    def __init__(self, fails: Callable[[Delivery], BaseException | None] = lambda delivery: None) -> None:
-        self.got: list[Delivery] = []
-        self.ended = 0
-        self._fails = fails
-        self._changed = asyncio.Condition()
-
-    async def __call__(self, delivery: Delivery) -> None:
-        self.got.append(delivery)
-        error = self._fails(delivery)
-        async with self._changed:
-            self._changed.notify_all()
-        self.ended += 1
-        if error is not None:
-            raise error
-
-    async def wait(self, count: int) -> list[Delivery]:
-        """Wait for ``count`` deliveries."""
-        async with asyncio.timeout(HANG_S), self._changed:
-            await self._changed.wait_for(lambda: len(self.got) >= count)
-        return self.got
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [delivery.body for delivery in self.got]
-
-
-class Gate:
-    """A handler that blocks until it is released."""
-
-    def __init__(self) -> None:
-        self.inside: list[bytes] = []
-        self.left: list[bytes] = []
-        self.open = asyncio.Event()
-        self._entered = asyncio.Event()
-        self._leaving = asyncio.Condition()
-
-    async def __call__(self, delivery: Delivery) -> None:
-        self.inside.append(delivery.body)
-        self._entered.set()
-        await self.open.wait()
-        self.left.append(delivery.body)
-        async with self._leaving:
-            self._leaving.notify_all()
-
-    async def wait(self) -> None:
-        """Wait until a message is inside."""
-        async with asyncio.timeout(HANG_S):
-            await self._entered.wait()
-
-    async def wait_left(self, count: int) -> None:
-        """Wait until ``count`` messages are through."""
-        async with asyncio.timeout(HANG_S), self._leaving:
-            await self._leaving.wait_for(lambda: len(self.left) >= count)
-
-
-class BusContract:
+class BusContract(RedeliveryContract):
     takes_str = True
     """Whether messages under ``str`` can be published at all."""
 
@@ -361,104 +294,6 @@ class BusContract:
         await bus.subscribe("evt.>", second, durable="one", start="new")
         await second.wait(2)
         assert (first.bodies, second.bodies) == ([b"1"], [b"2", b"3"])
-
-    # Redelivery
-
-    async def test_a_failed_message_comes_again_and_holds_nobody_up(self, bus: EventBus) -> None:
-        inbox = Inbox(lambda d: ValueError("no") if d.body == b"bad" and d.attempt < 3 else None)
-        await bus.subscribe("evt.>", inbox, durable="one", redelivery=AT_ONCE)
-        for body in (b"bad", b"1", b"2"):
-            await bus.publish("evt.p.one", body)
-        await inbox.wait(5)
-        bad = [delivery for delivery in inbox.got if delivery.body == b"bad"]
-        assert [delivery.attempt for delivery in bad] == [1, 2, 3]
-        assert len({delivery.sequence for delivery in bad}) == 1
-        assert [body for body in inbox.bodies if body != b"bad"] == [b"1", b"2"]
-
-    async def test_each_attempt_says_what_will_be_waited(self, bus: EventBus) -> None:
-        inbox = Inbox(lambda d: ValueError("no"))
-        redelivery = Redelivery(max_deliver=4, backoff_s=(0.001, 0.002))
-        await bus.subscribe("evt.>", inbox, durable="one", redelivery=redelivery)
-        await bus.publish("evt.p.one", b"1")
-        await inbox.wait(4)
-        assert [(d.attempt, d.backoff_s) for d in inbox.got] == [(1, 0.001), (2, 0.002), (3, 0.002), (4, None)]
-
-    async def test_only_the_durable_that_failed_gets_it_again(self, bus: EventBus) -> None:
-        fails, works, last = Inbox(lambda d: ValueError("no") if d.attempt == 1 else None), Inbox(), Inbox()
-        await bus.subscribe("evt.p.one", fails, durable="fails", redelivery=AT_ONCE)
-        await bus.subscribe("evt.p.one", works, durable="works", redelivery=AT_ONCE)
-        await bus.subscribe("evt.last", last)
-        await bus.publish("evt.p.one", b"1")
-        await fails.wait(2)
-        await bus.publish("evt.last", b"")
-        await last.wait(1)
-        assert len(works.got) == 1
-
-    async def test_a_handler_may_say_when(self, bus: EventBus) -> None:
-        inbox = Inbox(lambda d: Retry(0.001, "busy") if d.attempt == 1 else None)
-        await bus.subscribe("evt.>", inbox, durable="one", redelivery=Redelivery(3, (3600.0,)))
-        await bus.publish("evt.p.one", b"1")
-        assert [delivery.attempt for delivery in await inbox.wait(2)] == [1, 2]
-
-    async def test_a_cancelled_inner_wait_is_a_failure_like_any(self, bus: EventBus) -> None:
-        inbox = Inbox(lambda d: asyncio.CancelledError() if d.attempt == 1 else None)
-        await bus.subscribe("evt.>", inbox, durable="one", redelivery=AT_ONCE)
-        await bus.publish("evt.p.one", b"1")
-        await inbox.wait(2)
-
-    # Dead letters
-
-    async def test_what_fails_to_the_last_becomes_a_dead_letter(self, bus: EventBus) -> None:
-        inbox, dead = Inbox(lambda d: ValueError("the text of an error may hold a secret")), Inbox()
-        await bus.subscribe("dlq.>", dead, durable="dead")
-        await bus.subscribe("cmd.>", inbox, durable="worker", redelivery=AT_ONCE)
-        await bus.publish("cmd.p.w.a.run", b"body", headers={"CG-Sender": "x"}, message_id="01A")
-        await bus.publish("cmd.p.w.a.run", b"other")
-        letters = await dead.wait(2)
-        assert [d.body for d in inbox.got].count(b"body") == AT_ONCE.max_deliver
-        letter = next(each for each in letters if each.body == b"body")
-        assert letter.subject == "dlq.worker.cmd.p.w.a.run"
-        told = {name: letter.headers[name] for name in (DEAD_SUBJECT, DEAD_DURABLE, DEAD_ATTEMPTS, DEAD_REASON)}
-        assert told == {
-            DEAD_SUBJECT: "cmd.p.w.a.run",
-            DEAD_DURABLE: "worker",
-            DEAD_ATTEMPTS: "3",
-            DEAD_REASON: "ValueError",
-        }
-        assert letter.headers["CG-Sender"] == "x"
-        assert letter.headers.get("Nats-Msg-Id") != "01A"
-
-    async def test_poison_is_never_tried_again(self, bus: EventBus) -> None:
-        inbox, dead = Inbox(lambda d: Poison("no JSON\r\nat all, ü") if d.body == b"bad" else None), Inbox()
-        await bus.subscribe("dlq.>", dead, durable="dead")
-        await bus.subscribe("cmd.>", inbox, durable="worker", redelivery=AT_ONCE)
-        await bus.publish("cmd.p.w.a.run", b"bad")
-        await bus.publish("cmd.p.w.a.run", b"good")
-        (letter,) = await dead.wait(1)
-        await inbox.wait(2)
-        assert (letter.headers[DEAD_ATTEMPTS], letter.headers[DEAD_REASON]) == ("1", "no JSON%0D%0Aat all, %C3%BC")
-        assert inbox.bodies == [b"bad", b"good"]
-
-    async def test_a_message_with_all_headers_there_may_be_can_die_too(self, bus: EventBus) -> None:
-        inbox, dead = Inbox(lambda d: Poison("")), Inbox()
-        await bus.subscribe("dlq.>", dead, durable="dead")
-        await bus.subscribe("cmd.>", inbox, durable="worker")
-        headers = {f"X-{n}": "y" for n in range(38)} | {"ds-dead-reason": "forged"}
-        await bus.publish("cmd.p.w.a.run", b"bad", headers=headers)
-        (letter,) = await dead.wait(1)
-        assert letter.headers[DEAD_REASON] == "-" and "ds-dead-reason" not in letter.headers
-
-    async def test_a_dead_letter_does_not_die_again(self, bus: EventBus) -> None:
-        inbox, dead, last = Inbox(lambda d: Poison("bad")), Inbox(lambda d: Poison("worse")), Inbox()
-        await bus.subscribe("dlq.>", dead, durable="dead")
-        await bus.subscribe("cmd.>", inbox, durable="worker")
-        await bus.publish("cmd.p.w.a.run", b"1")
-        await dead.wait(1)
-        await bus.publish("cmd.p.w.a.run", b"2")
-        await dead.wait(2)
-        await bus.subscribe("dlq.>", last, durable="last", start="all")
-        await last.wait(2)
-        assert last.bodies == [b"1", b"2"]
 
     # Cancelling and closing
 

@@ -1,10 +1,10 @@
-"""Watches every call with which a store changes the disk, in this process: to count, kill, fail or slow it.
+"""Watch every call by which a store in this process changes the disk: to count, kill, fail or slow it.
 
 Python calls the functions of ``os``, which are replaced while ``watching`` lasts. SQLite calls its own file layer, the
 VFS, whose function table is reached with ``ctypes``. So neither strace nor a compiler is needed. Only files below
 ``root`` are watched.
 
-SQLite's shared-memory index (``-shm``) is mapped memory and not seen; it is derived data, rebuilt when opened.
+SQLite's shared-memory index (``-shm``) is mapped memory, so its changes are not seen; SQLite rebuilds it when opened.
 """
 
 # pathlib is built on what is replaced here
@@ -37,14 +37,14 @@ class Call:
     offset: int = 0
     data: bytes = b""
     size: int = 0
-    """What a truncation leaves."""
+    """The size after a truncation."""
     to: str = ""
     """The new name that a rename gives."""
     by: Literal["python", "sqlite"] = "python"
 
 
 Watcher = Callable[[Call], None]
-"""Called before each call is made. An ``OSError`` from it is what the call gives, and nothing is done then."""
+"""Called before each call. If it raises an ``OSError``, the call changes nothing and raises that error."""
 
 
 class ShortWrite(OSError):
@@ -88,7 +88,7 @@ PAGE = 4096
 
 
 def kill_at(number: int, *, torn: bool = False) -> Watcher:
-    """Die by ``kill -9`` just before the ``number``-th change, from 1; ``torn``: between two pages of a write."""
+    """Die by ``kill -9`` just before change ``number``, counted from 1; ``torn``: between two pages of a write."""
     seen = 0
 
     def watch(call: Call) -> None:
@@ -126,7 +126,7 @@ def _number(path: str | int) -> int:
 
 
 def _created(path: str) -> None:
-    """Note a new file: an old number for its place on the disk means another file."""
+    """Note a new file: the disk may give it the number of a deleted one."""
     found = os.stat(path)
     _numbers[found.st_dev, found.st_ino] = next(_next_number)
 
@@ -313,7 +313,7 @@ class _Methods(ctypes.Structure):
 _OK, _FULL = 0, 13
 _IOERR_WRITE, _IOERR_FSYNC, _IOERR_TRUNCATE, _IOERR_DELETE, _CANTOPEN = 778, 1034, 1546, 2570, 14
 _IS_LOG = 0x00000800 | 0x00004000 | 0x00080000
-"""Journals of any kind: their name is made durable by their first sync."""
+"""Journals of any kind: their first sync makes their name durable."""
 
 
 def _code(error: OSError, code: int) -> int:
@@ -344,7 +344,7 @@ class _Sqlite:
         self._real_delete = _DELETE(ctypes.cast(self._vfs.delete, ctypes.c_void_p).value or 0)
         self._open, self._delete = _OPEN(self._on_open), _DELETE(self._on_delete)
         self._replaced: dict[int, _Methods] = {}
-        """By the address of the table that SQLite gave; never dropped, a file may still point to it."""
+        """Keyed by the address of SQLite's own table. Never dropped, because a file may still point to it."""
         self._callbacks: list[Any] = []
         self._paths: dict[int, str] = {}
         self._unnamed: set[int] = set()

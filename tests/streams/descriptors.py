@@ -11,7 +11,7 @@ import pytest
 _OPEN: Final = Path("/proc/self/fd")
 _DELETED: Final = " (deleted)"
 
-needs_descriptors = pytest.mark.skipif(not _OPEN.is_dir(), reason="only Linux tells which files a process has open")
+needs_descriptors = pytest.mark.skipif(not _OPEN.is_dir(), reason="only Linux shows which files a process has open")
 
 
 def held_open(store: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Logs that move between backends, for the tests of moves."""
+"""Logs that migrate between backends, for the tests of migrations."""
 
 from __future__ import annotations
 

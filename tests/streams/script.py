@@ -82,7 +82,7 @@ def steps(start: Backend, length: int = 200) -> tuple[Step, ...]:
         at = number / length
         removal = REMOVALS[number * 8 // length] if number % (length // 8) == length // 16 else ""
         if removal == "prune":
-            # A half, a stream that other batches continue with wholly, and none of the next.
+            # Half of one stream, the whole of another, and nothing of the next.
             found.append(Remove("prune", {"ses_a": counts["ses_a"] // 2, "ses_b": counts["ses_b"]}))
         elif removal == "forget":
             found.append(Remove("forget", {stream: counts[stream] for stream in ("ses_a", "ses_1")}))
@@ -169,7 +169,7 @@ async def _play(store: Path, start: Backend, told: Told, length: int, removed: C
 
 
 async def _remove(log: Log, step: Remove) -> None:
-    """Remove; a jsonl log first moves to sqlite."""
+    """Remove; a jsonl log first migrates to sqlite."""
     if step.how == "prune":
         await log.prune(step.upto, at_ms=1)
     else:

@@ -233,6 +233,25 @@ class StoreContract(HintsContract, ContentContract):
         assert await keys(text="disk full", actors=["user"]) == []
         assert await keys(text="text") == [], "names of fields are not searched"
 
+    async def test_query_finds_a_trace_across_streams(self, store: StreamStore) -> None:
+        one, other = (f"00-{digit * 32}-{digit * 16}-01" for digit in "ab")
+        await store.append(
+            [
+                event("a", traceparent=one),
+                event("b", stream="ses_b", traceparent=f"00-{'a' * 32}-{'c' * 16}-01"),
+                event("c", traceparent=other, payload={"text": "a" * 32}),
+                event("d", traceparent=None),
+            ]
+        )
+
+        async def keys(**conditions: Any) -> list[str]:
+            return [r.event.idempotency_key[5:] for r in await collect(store.query(Filter(**conditions)))]
+
+        assert await keys(trace_id="a" * 32) == ["a", "b"]
+        assert await keys(trace_id="a" * 32, streams=["ses_b"]) == ["b"]
+        assert await keys(trace_id="b" * 32, text="a" * 32) == ["c"]
+        assert await keys(trace_id="c" * 32) == []
+
     async def test_a_query_of_many_records_is_whole_and_in_order(self, store: StreamStore) -> None:
         """More records than a reader fetches at a time: rare and frequent types, several streams, and every bound."""
         types = ("execution.step", "execution.output", "execution.step", "agent.error")

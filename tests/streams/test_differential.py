@@ -377,7 +377,7 @@ class Machine(RuleBasedStateMachine):
             assert await reader.removed() == await self.memory.removed()
         for reader in (*readers, beside):
             await reader.close()
-        # The sqlite store was opened by itself, so the manifest in its directory still says jsonl.
+        # The sqlite store was opened without the log, so the manifest in its directory still says jsonl.
         for name in ("jsonl", "moving") if has_jsonl else ("moving",):
             assert [str(finding) async for finding in Verification(self.directory / name).run()] == []
         assert [str(f) async for f in SqliteVerification(self.directory / "sqlite", None).run()] == []

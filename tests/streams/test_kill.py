@@ -1,7 +1,7 @@
-"""``kill -9`` at random moments (RELIABILITY 1): acknowledged batches are there, and otherwise only whole ones.
+"""``kill -9`` at random moments (RELIABILITY 1): acknowledged batches are there, others are whole or absent.
 
 ``TORTURE_KILLS`` sets the number of kills of each kind. Each store is killed several times, so recovery follows
-recovery; a store that moves between backends is killed during its moves.
+recovery; a store that migrates between backends is killed during its migrations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.streams.writing_process import SEGMENT_BYTES, Mode, batch_of
 KILLS = size("KILLS", 20)
 KILLS_A_STORE = 5
 STORES = 4
-"""As many are tormented side by side."""
+"""How many stores are killed in parallel."""
 LANES = 6
 
 # Writers are forked from a clean process that has imported everything once.
@@ -86,7 +86,7 @@ def _write_and_kill(store: Path, mode: Mode, run: int, acks: int) -> list[Ack]:
             journal.append(ours.recv_bytes())
     process.join(30)
     # 255: starting another process, in another thread, may read the code first. A writer that fails ends with 1.
-    assert process.exitcode in (-SIGKILL, 255), "the writer ended by itself"
+    assert process.exitcode in (-SIGKILL, 255), "the writer exited before the kill"
     ours.close()
     return [
         (lane, number, tuple(positions), hash_) for lane, number, positions, hash_ in (json.loads(a) for a in journal)

@@ -1,4 +1,4 @@
-"""The log in its directory: the contract on both backends, and across a move in the middle."""
+"""The log in its directory: the contract on both backends, and across a migration."""
 
 from __future__ import annotations
 

@@ -8,10 +8,12 @@ import pytest
 
 from streams.bus.contract import Delivery, EventBus, Redelivery, Retry
 from streams.bus.memory import MemoryEventBus
-from tests.streams.bus_contract import AT_ONCE, HANG_S, BusContract, Gate, Inbox
+from tests.streams.bus_contract import BusContract
+from tests.streams.bus_handlers import AT_ONCE, HANG_S, Gate, Inbox
+from tests.streams.bus_modes_contract import BusModesContract
 
 
-class TestMemoryEventBus(BusContract):
+class TestMemoryEventBus(BusContract, BusModesContract):
     async def open_bus(self) -> EventBus:
         return MemoryEventBus()
 

@@ -1,4 +1,4 @@
-"""Moving a log between backends while in use (FEATURES D9, F8, U32): nothing lost or doubled, wherever it fails."""
+"""A log in use migrates between backends (FEATURES D9, F8, U32): nothing lost or duplicated, wherever it fails."""
 
 from __future__ import annotations
 

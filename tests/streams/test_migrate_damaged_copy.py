@@ -1,4 +1,4 @@
-"""A damaged store that an earlier move left or began never becomes the log, and no good store is deleted."""
+"""A damaged store that a migration began or left behind never becomes the log, and no good store is deleted."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_an_unfinished_copy_that_is_damaged_never_becomes_the_log(
 
 @BOTH
 async def test_the_kept_store_stays_while_the_log_is_damaged(tmp_path: Path, start: Backend, to: Backend) -> None:
-    """It may be the only good one: neither `--discard-old` nor a move back deletes it."""
+    """It may be the only good store: neither `--discard-old` nor a rollback deletes it."""
     log = await open_log(tmp_path, start)
     written = plain(await fill(log, 20))
     await Migration(log, to).run()

@@ -1,4 +1,4 @@
-"""A move's remains: readers of a discarded store continue in the other one, and none is half deleted."""
+"""The remains of a migration: readers of a discarded store continue in the other one, and no store is half deleted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_reading_whose_store_is_discarded_goes_on_where_the_log_lies(
     async for more in ids:
         seen |= set(more)
     assert seen == {record.event.id for record in written}
-    assert await collect(unread) == written, "what is not there any more does not read as empty"
+    assert await collect(unread) == written, "a deleted log does not read as empty"
     assert await reader.find(written[-1].event.idempotency_key) == written[-1]
     assert await reader.find_event(written[-1].event.id) == written[-1]
     assert await reader.removed() == {}
@@ -125,7 +125,7 @@ async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Pat
     await Migration(log, to).run()
     assert [finding async for finding in Verification(tmp_path).run()] == []
     await asyncio.to_thread(discard_kept, tmp_path)
-    with pytest.raises(StoreUnavailable, match=f"moved to {to} while it was verified.*run it again"):
+    with pytest.raises(StoreUnavailable, match=f"migrated to {to} while it was verified.*run it again"):
         assert [finding async for finding in check.run()] == []
     assert [finding async for finding in Verification(tmp_path).run()] == []
     await log.close()
@@ -183,7 +183,7 @@ async def test_what_a_discarding_that_was_cut_off_left_is_deleted_by_the_next(
 
 @BOTH
 async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
-    """Discarding was interrupted; its remains must not keep the log from moving there again."""
+    """After an interrupted discard, the log must still be able to migrate there again."""
     log = await open_log(tmp_path, start)
     written = await fill(log, 30)
     await Migration(log, to).run()

@@ -228,7 +228,7 @@ async def test_what_is_taken_away_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 async def test_a_lost_pointer_to_one_of_two_stores_is_not_guessed(tmp_path: Path, backend: Backend) -> None:
-    """Both are whole after a move, and only the user knows which one is the log."""
+    """After a migration both are whole, and only the user knows which one is the log."""
     other: Backend = "sqlite" if backend == "jsonl" else "jsonl"
     await write(tmp_path, other)
     await move(tmp_path, backend)

@@ -148,9 +148,9 @@ class TestMoving:
         log = await open_log(tmp_path)
         await fill(log)
         async with log.moving():
-            with pytest.raises(StoreUnavailable, match="being moved to another backend, so nothing was removed"):
+            with pytest.raises(StoreUnavailable, match="migrating to another backend, so nothing was removed"):
                 await prune(log)
-            with pytest.raises(StoreUnavailable, match="being moved"):
+            with pytest.raises(StoreUnavailable, match="is migrating"):
                 await forget(log)
         moves = asyncio.gather(prune(log), Migration(log, "sqlite").run(), return_exceptions=True)
         async with asyncio.timeout(30):

@@ -297,7 +297,7 @@ async def test_an_older_database_in_the_place_of_the_log_is_refused(tmp_path: Pa
 
 
 async def test_a_head_file_says_as_much_as_is_there(tmp_path: Path) -> None:
-    """After prunes it claims no more than there is, and no less than before."""
+    """After prunes it reports no more records than exist, and no fewer than before."""
 
     def known() -> int | None:
         head = read_head(tmp_path / HEAD_FILE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -148,7 +147,7 @@ def test_it_counts_on_nothing_where_somebody_is_about_to_write(store: Path) -> N
         assert connection is not None and connection.seen is None
         connection.close()
     finally:
-        os.close(lock)
+        lock.release()
 
 
 async def test_a_verification_under_which_records_are_pruned_tells_no_fault_of_it(tmp_path: Path) -> None:

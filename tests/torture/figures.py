@@ -21,7 +21,7 @@ from tests.streams.sizes import size
 SEED = size("SEED", 1)
 
 MAX_GROWTH_MIB = 50
-"""How much memory any part of the torture may cost a process for good."""
+"""How much a process's memory may grow during any part."""
 
 
 def note(part: str, **figures: float) -> None:
@@ -38,7 +38,7 @@ def seeded(what: str) -> Random:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value below which ``part`` (0 to 1) of the values are; 0 if there are none."""
+    """The quantile ``part`` (0 to 1) of the values; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
 
@@ -54,7 +54,7 @@ def rss_mib(pid: int | None = None) -> float:
 
 
 def held_mib() -> float:
-    """This process's memory after it returned all free memory, without what a test has released."""
+    """This process's memory after it has returned all free memory to the system."""
     gc.collect()
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL("libc.so.6").malloc_trim(0)

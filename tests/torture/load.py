@@ -111,7 +111,7 @@ class Lane:
         self.expected += made
 
     async def run(self, one: RunningSidecar) -> None:
-        """Send until told to end, over as many sidecars as needed; return when everything is acknowledged."""
+        """Send until stopped, over as many sidecars as needed; return when everything is acknowledged."""
         while not self.ending or self.acked < len(self.items):
             try:
                 client = await ShimClient.connect(

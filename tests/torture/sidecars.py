@@ -65,6 +65,12 @@ class RunningSidecar:
         """True if the process has not ended."""
         return self._process is not None and self._process.poll() is None
 
+    def leave(self) -> subprocess.Popen[str]:
+        """Give the process away: the next ``spawn`` starts another one beside it."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        return process
+
     def kill(self) -> None:
         """``kill -9``."""
         assert self._process is not None
@@ -103,12 +109,14 @@ class RunningSidecar:
 
 
 def _toml(value: Any) -> str:
-    return f'["{value}"]' if isinstance(value, Path) else str(value)
+    if isinstance(value, Path):
+        return f'["{value}"]'
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 @contextmanager
 def sidecar(path: Path, **sections: dict[str, Any]) -> Iterator[RunningSidecar]:
-    """A serving sidecar, which must not complain and must exit with 0 when told to."""
+    """A serving sidecar, which must not log errors and must exit with 0 when stopped."""
     one = RunningSidecar(path, **sections)
     try:
         one.start()

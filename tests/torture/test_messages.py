@@ -39,7 +39,7 @@ HANG_S = 1.0
 """Most processor time one input may cost: the sidecar's loop serves nobody meanwhile."""
 
 LARGE_HANG_S = 3.0
-"""The same for a message of 16 MiB, which only a peer that proved itself may send."""
+"""The same for a message of 16 MiB, which only an authenticated peer may send."""
 
 TOKEN = "7e" * 32
 SHIM = ShimIdentity("0.1", "ab" * 16, "cd" * 8, 42, "prj", "/dir", "/tree", "1.18", 0)

@@ -132,7 +132,7 @@ class Tormented:
 
 
 def discard(store: Log) -> None:
-    """Delete the old store that a move left."""
+    """Delete the old store that a migration left behind."""
     discard_kept(store.store)
     store.reread_manifest()
 
@@ -153,7 +153,7 @@ async def test_whatever_happens_the_mirror_ends_as_the_log(tmp_path: Path) -> No
             done[name] += 1
             if cycle % CHECKED == CHECKED - 1 or cycle == CYCLES - 1:
                 await drained(one.task)
-                # What was told in the L0 protocol of payloads that are forgotten now is gone with them.
+                # The L0 messages of payloads that are now forgotten are gone, too.
                 await check_equal(store, server, l0="forgotten" not in done)
                 before = before or held_mib()  # what the test itself needs is there now
         await one.close()

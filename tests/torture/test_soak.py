@@ -262,7 +262,7 @@ async def _check(store: Path, acked: set[tuple[int, int, int]]) -> int:
     return len(records)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's descriptors and memory in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows a process's descriptors and memory in /proc")
 async def test_a_mixed_load_leaves_everything_whole_and_nothing_behind(tmp_path: Path) -> None:
     random = seeded("soak")
     began, number = time.monotonic(), 0

@@ -41,7 +41,7 @@ class Attacker:
                     link.send(hostile_request(random, self._one.port))
                     link.ends()
             elif kind < 0.12:
-                with RawLink(self._one.port, self._one.token) as link:  # nothing is proved yet
+                with RawLink(self._one.port, self._one.token) as link:  # not authenticated yet
                     link.open()
                     link.send(frame(hostile_message(random)) if random.random() < 0.5 else hostile_bytes(random))
                     if random.random() < 0.7:  # else gone, in the middle of it

@@ -1,4 +1,4 @@
-"""Hand-made websocket bytes, valid and invalid, because a library would not send the invalid ones."""
+"""Hand-made websocket bytes, valid and invalid: a library would not send the invalid ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
 
 def masked(payload: bytes, mask: bytes = MASK) -> bytes:
-    """``payload`` as a client must send it."""
+    """``payload``, masked as a client must send it."""
     if not payload:
         return b""
     size = len(payload)
@@ -44,7 +44,7 @@ def frame(
 
 
 def unmasked(payload: bytes, opcode: int = TEXT) -> bytes:
-    """One short frame as only a server may send it."""
+    """One short unmasked frame, as only a server may send."""
     return struct.pack("!BB", 0x80 | opcode, len(payload[:125])) + payload[:125]
 
 

@@ -72,13 +72,13 @@ class JetStreamEventBus:
         definitions: Iterable[StreamDefinition] | None = None,
         pull: PullSettings | None = None,
         *,
-        ack_wait_s: float = 30.0,
+        ack_wait_s: float | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._sessions = sessions
         self._definitions = tuple(wanted() if definitions is None else definitions)
         self._pull = replace(pull or PullSettings(), batch_size=1, max_inflight=1)
-        self._ack_wait_s = ack_wait_s
+        self._ack_wait_s = self._pull.ack_wait_s if ack_wait_s is None else ack_wait_s
         self._ready_for: JetStream | None = None
         self._readying = asyncio.Lock()
         self._subscriptions: set[JetStreamSubscription] = set()
@@ -272,7 +272,7 @@ class JetStreamSubscription:
                     session = await self._bus._sessions.get()
                     await pulling.remove_consumer(session, self._stream, self._consumer.name)
                 except NatsError:
-                    return  # the server removes it by itself
+                    return  # the server removes it automatically
         finally:
             self._bus.left(self)
 

@@ -179,7 +179,7 @@ class GuardedClient(Client):
         # With unsent data, closing raises half way and leaves tasks behind.
         self._pending.clear()
         self._pending_data_size = 0
-        # The library forgets those who wait for its writer when that ends: they would wait forever.
+        # When the library's writer ends, it forgets the tasks that wait for it: they would wait forever.
         while self._flush_queue is not None and not self._flush_queue.empty():
             waiting = self._flush_queue.get_nowait()
             if not waiting.done():

@@ -65,7 +65,9 @@ class PullSettings:
     """How a pull consumer requests messages. Times in seconds.
 
     After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the
-    pause before the second one, doubled each time up to ``longest_backoff_s``.
+    pause before the second one, doubled each time up to ``longest_backoff_s``. A
+    message that is not answered within ``ack_wait_s`` is delivered again; while a
+    handler runs, the loop extends that time.
     """
 
     batch_size: int = 64
@@ -76,6 +78,11 @@ class PullSettings:
     attempts: int = 5
     backoff_s: float = 1.0
     longest_backoff_s: float = 60.0
+    ack_wait_s: float = 30.0
+
+    def backoff(self, count: int) -> float:
+        """The pause after the ``count``-th delivery failed."""
+        return min(self.backoff_s * float(1 << min(count - 1, 32)), self.longest_backoff_s)
 
 
 def place(server: str) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ from bridge.nats.jetstream.connection import API, JetStream
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, NotFound, ServerRefused, StreamRefused
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.streams import Delivered, arriving
+from bridge.nats.jetstream.stream_plan import StreamDefinition
+from bridge.nats.jetstream.streams import Delivered, arriving, ensure_streams
 from bridge.nats.jetstream.wire import Received
 
 log = logging.getLogger("sidecar.nats")
@@ -166,6 +167,9 @@ class PullLoop:
     loop extends the server's acknowledgement deadline. A handler that raises counts
     as one that returns ``Again``. A message is delivered again if its
     acknowledgement is lost, so handlers must be idempotent.
+
+    Streams in ``definitions`` are created if they are missing. ``answered`` is called when the
+    answer for a message was sent.
     """
 
     def __init__(
@@ -177,7 +181,14 @@ class PullLoop:
         settings: PullSettings | None = None,
         *,
         bury: Bury | None = None,
+        definitions: Sequence[StreamDefinition] = (),
+        answered: Callable[[Delivery], None] = lambda delivery: None,
     ) -> None:
+        self._definitions, self._answered = tuple(definitions), answered
+        self.problem = ""
+        """Why no messages come at the moment; empty while all is well."""
+        self.pending = 0
+        """Messages that the server had not delivered when it delivered the last one."""
         self._sessions, self._stream, self._consumer = sessions, stream, consumer
         self._handle, self._bury = handle, bury
         self._settings = settings or PullSettings()
@@ -233,9 +244,13 @@ class PullLoop:
             session = await self._sessions.wait()
             before = self.counts["delivered"]
             try:
+                if self._definitions:
+                    await ensure_streams(session, self._definitions)
                 await ensure_consumer(session, self._stream, self._consumer)
+                self.problem = ""
                 await self._pull(session)
             except NatsError as error:
+                self.problem = str(error)
                 log.warning("reconnecting the consumer %s of %s: %s", self._consumer.name, self._stream, error)
             self.counts["renewed"] += 1
             pause = 0.05 if self.counts["delivered"] > before else min(max(pause * 2, 0.05), 5.0)
@@ -290,6 +305,7 @@ class PullLoop:
             log.warning("ignored a message of %s without a stream sequence", self._stream)
             return
         self.counts["delivered"] += 1
+        self.pending = place.pending
         delivery = Delivery(
             message.subject,
             message.headers,
@@ -332,15 +348,13 @@ class PullLoop:
             case Done():
                 word, name = b"+ACK", "done"
             case Again(delay_s):
-                pause = self._backoff(delivery.count) if delay_s is None else delay_s
+                pause = self._settings.backoff(delivery.count) if delay_s is None else delay_s
                 word, name = b'-NAK {"delay": %d}' % int(pause * _NS), "again"
             case Poison():
                 word, name = b"+TERM", "poison"
         self.counts[name] += 1
         await self._answer(delivery, word)
-
-    def _backoff(self, count: int) -> float:
-        return min(self._settings.backoff_s * float(1 << min(count - 1, 32)), self._settings.longest_backoff_s)
+        self._answered(delivery)
 
     async def _answer(self, delivery: Delivery, word: bytes) -> None:
         if not await self._send(delivery.reply, word):

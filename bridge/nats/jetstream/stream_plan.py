@@ -21,6 +21,7 @@ from streams.bus.subjects import DEAD_LETTERS, REST, covers, overlap
 EVENTS: Final = "MESHFORGE_EVENTS"
 COMMANDS: Final = "MESHFORGE_COMMANDS"
 DEAD: Final = "MESHFORGE_DLQ"
+L0_COMMANDS: Final = f"cg_cmd_{escape(PROTOCOL_VERSION)}"
 L0_EVENTS: Final = f"cg_evt_{escape(PROTOCOL_VERSION)}"
 
 HOUR_S: Final = 3600

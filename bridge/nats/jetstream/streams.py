@@ -303,7 +303,7 @@ async def _delete_consumer(session: JetStream, stream: str, name: str) -> None:
     try:
         await session.api(f"CONSUMER.DELETE.{stream}.{name}")
     except (NatsUnavailable, ServerRefused):
-        return  # the server removes an idle consumer by itself
+        return  # the server removes an idle consumer automatically
 
 
 @dataclass(frozen=True, slots=True)

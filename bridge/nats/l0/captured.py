@@ -7,10 +7,12 @@ record              published as                        payload
 ``turn.started``    ``evt.agent.{session}.state``       ``State``, ``status`` running
 ``turn.ended``      ``evt.agent.{session}.task``,       ``Task``, and
                     then ``evt.agent.{session}.state``  ``State``, ``status`` idle
+``agent.refused``   ``evt.agent.{agent}.task``          ``Task``, ``status`` failed
 ==================  ==================================  =====================================
 
 The agent is the session, the turn its user message, the step the part, and the
-turn epoch the number of the turn in its session. Payloads describe the record and
+turn epoch the number of the turn in its session. Only a refused chain belongs to an
+agent of the runtime, and its turn is the chain. Payloads describe the record and
 never contain inputs or outputs: those are in the record.
 """
 
@@ -23,7 +25,10 @@ from pydantic import ValidationError
 
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import MAX_ID, MAX_TEXT, L0Payload, State, Step, Task
+from bridge.nats.l0.recursion import EXCEEDED, VIOLATION, Decision, failed_task
 from streams.event import StreamEvent
+
+REFUSED: Final = "agent.refused"
 
 OUTCOMES: Final[dict[str, str]] = {
     "completed": "success",
@@ -39,11 +44,15 @@ _MAX_COUNTS = 32
 
 
 class L0Message(NamedTuple):
-    """One L0 message: the suffix of its subject, its payload, and ``part``, which makes its id unique."""
+    """One L0 message: the suffix of its subject, its payload, and ``part``, which makes its id unique.
+
+    ``target`` is the subject's; empty: the record's session.
+    """
 
     suffix: str
     payload: L0Payload
     part: str
+    target: str = ""
 
 
 class IncompleteRecord(ValueError):
@@ -62,6 +71,8 @@ def l0_messages(event: StreamEvent, context: RecordContext) -> list[L0Message]:
     Raises:
         IncompleteRecord: it has one, but its session, turn or payload is unknown (or forgotten).
     """
+    if event.type == REFUSED:
+        return _refused(event)
     build = _BUILDERS.get(event.type)
     if build is None:
         return []
@@ -134,6 +145,16 @@ def _turn_ended(event: StreamEvent, session: str, context: RecordContext) -> lis
     return [L0Message("task", Task(**fields), ""), L0Message("state", state, "state")]
 
 
+def _refused(event: StreamEvent) -> list[L0Message]:
+    code, reason = event.payload.get("error_code"), event.payload.get("reason")
+    if code != EXCEEDED and code != VIOLATION:
+        raise IncompleteRecord(f"{event.type}:no_code")
+    decision = Decision(code, reason=reason[:MAX_TEXT] if isinstance(reason, str) and reason else code)
+    target = _id(event.source.agent, event, "agent")
+    turn = _id(event.correlation_id or event.id, event, "turn")
+    return [L0Message("task", failed_task(decision, turn), "", target)]
+
+
 def _state(
     event: StreamEvent, session: str, turn: str, status: str, context: RecordContext, metadata: dict[str, Any]
 ) -> State:
@@ -157,6 +178,7 @@ MEANINGS: Final[dict[str, tuple[str, ...]]] = {
     "execution.step": ("step",),
     "turn.started": ("state",),
     "turn.ended": ("task", "state"),
+    REFUSED: ("task",),
 }
 """Record type → suffixes, for the documentation; a test compares it with ``l0_messages``."""
 

@@ -79,7 +79,7 @@ class ContextProjection:
         session = self._sessions.get(session_id or "")
         project = (session.project if session is not None else None) or self._projects.get(event.stream_id)
         if session is None:
-            return RecordContext(project or NO_PROJECT, session_id)
+            return RecordContext(project or NO_PROJECT, session_id, _own_depth(event))
         return RecordContext(project or NO_PROJECT, session_id, self._depth(session), session.turns)
 
     def project_of(self, session_id: str) -> str:
@@ -137,6 +137,12 @@ class _Dump:
 
 
 _ADAPTER = TypeAdapter(_Dump)
+
+
+def _own_depth(event: StreamEvent) -> int | None:
+    """The depth that an event of an agent of the runtime says itself."""
+    depth = event.metadata.get("depth") if event.stream_id.startswith("agent/") else None
+    return depth if isinstance(depth, int) and not isinstance(depth, bool) and 0 <= depth < 10**6 else None
 
 
 def _session_of(event: StreamEvent) -> str | None:

@@ -109,7 +109,7 @@ class L0Payload(BaseModel):
         try:
             fields = orjson.loads(body)
         except ValueError:  # the base of orjson's error
-            raise PayloadError(cls.what(), ("the body is no JSON",)) from None
+            raise PayloadError(cls.what(), ("the body is not JSON",)) from None
         if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
             repairs = Repairs()
             normalise(fields, repairs)

@@ -3,7 +3,9 @@
 In this order, with one cursor for all of them:
 
 1. the record's L0 messages (``bridge/nats/l0/captured.py``), id ``{event}:l0``;
-2. the record itself, on ``evt.{project}.{log}.{stream}.{type}``, id ``{event}``, the canonical event as its body.
+2. a command for an agent of another home, on ``cmd.{project}.{workspace}.{to}.{type}``, id ``{event}:cmd``,
+   the canonical event as its body, and then its wakeup on ``cg.….cmd.agent.{to}.wakeup``, id ``{event}:wakeup``;
+3. the record itself, on ``evt.{project}.{log}.{stream}.{type}``, id ``{event}``, the canonical event as its body.
 
 The record's headers give its place in the log (``DS-Log``, ``DS-Position``, ``DS-Offset``), its chain
 hash (``DS-Hash``) and what the body is (``DS-Form``):
@@ -13,7 +15,7 @@ hash (``DS-Hash``) and what the body is (``DS-Form``):
 * ``pointer``: the record exceeds the server's limit, so the body has the payload's digest; the log has the payload.
 * ``stub``: even a pointer exceeds the limit; the body has only id, time, stream, type and the event's digest.
 
-L0 messages also carry ``DS-Log`` and ``DS-Position``, because their subject does not name the log.
+L0 messages and commands also carry ``DS-Log`` and ``DS-Position``, because their subject does not name the log.
 
 The same record gives the same messages, byte for byte, whenever and wherever it is mirrored.
 """
@@ -30,6 +32,7 @@ from bridge.nats.headers import (
     FORM,
     HASH,
     LOG,
+    MAX_DEPTH_DIGITS,
     MESSAGE_ID,
     MESSAGE_TYPE,
     OFFSET,
@@ -40,21 +43,31 @@ from bridge.nats.headers import (
     TRACEPARENT,
     VERSION,
     HeaderLines,
+    ProtocolViolation,
 )
 from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
 from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
 from bridge.nats.l0.context import RecordContext
-from bridge.nats.l0.payloads import Chunk, L0Payload
-from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, RecordSubject
-from bridge.nats.trace import TraceContext, made_trace, parse_traceparent
+from bridge.nats.l0.payloads import Chunk, L0Payload, PayloadError, Wakeup
+from bridge.nats.l0.sending import outgoing
+from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, CommandSubject, L0Subject, RecordSubject
+from streams.bus.headers import HeaderError
+from streams.bus.subjects import SubjectError
 from streams.event import StreamEvent
 from streams.hashing import canonical, encode
 from streams.store import Record
+from streams.trace import TraceContext, made_trace, parse_traceparent
 
 Form = Literal["whole", "forgotten", "pointer", "stub"]
 
 DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
 """A server's default limit in bytes, for headers and body together."""
+
+UNSENT: Final = "cmd_unsent"
+"""Begins the note about a command that is not sent: ``:forgotten``, ``:invalid``, ``:large`` or ``:old``."""
+
+WAKEUP: Final = "wakeup"
+"""The suffix of the L0 message that announces a command."""
 
 BATCH_RESERVE: Final = 256
 """Bytes reserved for the headers of atomic batches."""
@@ -88,6 +101,9 @@ class RecordMessages(NamedTuple):
     messages: tuple[Message, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    commands: tuple[Message, ...] = ()
+    """Commands for agents elsewhere, each followed by its wakeup. A work queue forgets them, so they are never compared
+    or published again."""
 
 
 def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMessages:
@@ -103,8 +119,54 @@ def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMe
                 messages.append(message)
     except IncompleteRecord as why:
         notes.append(f"l0_skipped:{why.reason}")
+    commands: tuple[Message, ...] = ()
+    if event.metadata.get("route") == "bus":
+        made = _commands(record, mirror)
+        if isinstance(made, str):
+            notes.append(f"{UNSENT}:{made}")
+        else:
+            commands = made
     own, own_notes, warnings = _own_message(record, context, mirror)
-    return RecordMessages((*messages, own), (*notes, *own_notes), warnings)
+    return RecordMessages((*messages, own), (*notes, *own_notes), warnings, commands)
+
+
+def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
+    """The messages of a command for an agent of another home: itself and its wakeup; or why there are none."""
+    event, about = record.event, record.event.metadata
+    if is_forgotten(event):
+        return "forgotten"
+    try:
+        to, project = about["to"], about["project"]
+        subject = str(CommandSubject(project, about["workspace"], to, event.type))
+        headers = _command_headers(record, mirror, event.type, "cmd")
+        body = canonical(event.fields())
+        announced = str(L0Subject(project, "cmd", "agent", to, WAKEUP, mirror.channel, mirror.version))
+        wakeup = Wakeup.parse({"agent_id": to, "inbox_id": event.id, "reason": event.type}).encode()
+        wakeup_headers = _command_headers(record, mirror, f"agent.{WAKEUP}", WAKEUP)
+    except (SubjectError, HeaderError, PayloadError, ProtocolViolation, LookupError, TypeError):
+        return "invalid"
+    if wire_size(headers, len(body)) > mirror.max_payload:
+        return "large"
+    return Message(subject, headers, body), Message(announced, wakeup_headers, wakeup)
+
+
+def _command_headers(record: Record, mirror: Mirror, message_type: str, part: str) -> dict[str, str]:
+    event, about = record.event, record.event.metadata
+    given = {LOG: h.header_text(mirror.log), POSITION: str(record.position)}
+    traced = {TRACEPARENT: event.traceparent, h.TRACESTATE: about.get(h.TRACESTATE)}
+    given |= {name: value for name, value in traced.items() if isinstance(value, str)}
+    return outgoing(
+        given,
+        depth=about["depth"],
+        origin=event.stream_id,
+        timestamp_ms=event.ts,
+        message_type=message_type,
+        sender=event.source.agent,
+        payload=event.payload,
+        message_id=h.message_id(event.id, part=part),
+        limit=10**MAX_DEPTH_DIGITS,  # the agent's limit was applied when the command was recorded
+        version=mirror.version,
+    ).headers
 
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
@@ -191,9 +253,10 @@ def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
 
 def _l0_message(record: Record, meaning: L0Message, context: RecordContext, mirror: Mirror) -> Message | None:
     """``None`` if even the required fields exceed the server's limit."""
-    assert context.session is not None
+    target = meaning.target or context.session
+    assert target is not None
     event = record.event
-    subject = _subject(context.session, meaning.suffix, context.project, mirror.channel, mirror.version, "evt")
+    subject = _subject(target, meaning.suffix, context.project, mirror.channel, mirror.version, "evt")
     part = f"l0:{meaning.part}" if meaning.part else "l0"
     identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
     given = {**_depth(context), h.LOG: h.header_text(mirror.log), h.POSITION: str(record.position)}

@@ -1,8 +1,9 @@
 """Publishes runs of records: turns records into messages and returns when the server has stored them.
 
 A run first publishes the L0 messages of its records. When all of those are
-stored, it publishes the records' own messages, so a consumer that sees a record
-can find its L0 messages. Messages leave in atomic batches if the stream accepts
+stored, it publishes the commands for agents elsewhere with their wakeups, and then the records' own
+messages, so a consumer that sees a record can find its L0 messages, and a stored record
+means a sent command. Messages leave in atomic batches if the stream accepts
 them and enough are pending, otherwise in a window.
 """
 
@@ -19,7 +20,7 @@ from bridge.nats.jetstream.publishing import MAX_BATCH, PublishStopped, StagedBa
 from bridge.nats.jetstream.stream_plan import EVENTS, keeps, wanted
 from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, last_message, purge, read_back
 from bridge.nats.jetstream.wire import Message
-from bridge.nats.mirror.messages import Mirror, mirrored
+from bridge.nats.mirror.messages import UNSENT, Mirror, mirrored
 from bridge.nats.mirror.resuming import MirroredRecord
 from bridge.nats.mirror.state import MirrorState
 from bridge.nats.subjects import log_pattern
@@ -35,6 +36,9 @@ MAX_RUN_BYTES: Final = 4 * 1024 * 1024
 """A run of this size accepts no more records. Bounds our memory and the server's staging area."""
 
 DAY_MS: Final = 24 * 3600 * 1000
+COMMAND_DAYS: Final = 1
+"""A command that could not be sent for so long is not sent any more: nobody expects it to be carried out."""
+
 L0_DAYS: Final = 7
 """How long the server keeps L0 events; older ones are no longer published."""
 
@@ -51,6 +55,7 @@ class Run:
 
     position: int
     l0: list[Message] = field(default_factory=list)
+    commands: list[Message] = field(default_factory=list)
     own: list[Message] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     size: int = 0
@@ -61,10 +66,20 @@ class Run:
         """Whether the run accepts no more records."""
         return len(self.own) >= MAX_RUN or self.size >= MAX_RUN_BYTES
 
-    def add(self, record: Record, state: MirrorState, mirror: Mirror, *, l0_after_ms: int = 0) -> None:
+    def add(
+        self,
+        record: Record,
+        state: MirrorState,
+        mirror: Mirror,
+        *,
+        l0_after_ms: int = 0,
+        commands_after: int = NOTHING,
+        commands_after_ms: int = 0,
+    ) -> None:
         """Add the next record, and apply it to ``state.contexts``.
 
         Records older than ``l0_after_ms`` get no L0 message, because their stream would no longer keep it.
+        Commands up to position ``commands_after`` were sent before, and those before ``commands_after_ms`` are too old.
         """
         state.contexts.apply(record)
         made = mirrored(record, state.contexts.of(record.event), mirror)
@@ -74,6 +89,11 @@ class Run:
                 self.l0 += messages[:-1]
             else:
                 self.notes.append("l0_old")
+        if made.commands and record.position > commands_after:
+            if record.event.ts >= commands_after_ms:
+                self.commands += made.commands
+            else:
+                self.notes.append(f"{UNSENT}:old")
         self.own.append(messages[-1])
         self.notes += made.notes
         self.size += sum([len(message.body) for message in messages])
@@ -213,6 +233,8 @@ async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
     """Store a begun run. No other run of the log may be in flight. Raises as ``publish_run`` does."""
     session, run = begun.session, begun.run
     l0 = await _publish(session, begun.l0)
+    # A work queue takes no atomic batches; a message that is published again is known by its id.
+    l0 += await _publish(session, [_Part(run.commands, None)] if run.commands else [])
     own = await _publish(session, begun.own)
     duplicates = sum(stored.duplicate for stored in own)
     sequence = own[-1].sequence if own else 0
@@ -221,8 +243,8 @@ async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
         if last is None or position_of(last.headers) != run.position:
             raise Vanished("the mirror's stream lost messages that it had stored", "the mirror publishes them again")
         sequence = last.sequence
-    sent = sum(len(part.messages) for part in (*begun.l0, *begun.own))
-    known = len(run.l0) + len(run.own) - sent
+    sent = sum(len(part.messages) for part in (*begun.l0, *begun.own)) + len(run.commands)
+    known = len(run.l0) + len(run.own) + len(run.commands) - sent
     duplicates += sum(stored.duplicate for stored in l0)
     return RunStored(sent - duplicates, duplicates + known, sequence)
 

@@ -181,7 +181,7 @@ class Turns(Shells):
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
             self.end_turn(entry, session, INTERRUPTED if crashed else "continued" if goes_on else None)
         if trigger == "unknown" and session.compacted is not None:
-            # After a compaction OpenCode continues by itself, with a user message that it makes.
+            # After a compaction OpenCode continues automatically, with a user message that it makes.
             trigger, cause = "continuation", session.compacted
         self.put(
             entry,

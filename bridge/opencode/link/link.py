@@ -290,7 +290,7 @@ class SidecarLink(_Link):
 
     def _hello(self, frame: Hello, after: State) -> list[Event]:
         # Another protocol version is refused only after the handshake, which all versions share. So a
-        # proved sidecar refuses, and the refusal is counted for a proved peer.
+        # authenticated sidecar refuses, and the refusal is counted for an authenticated peer.
         self.role, self._client_nonce, self._client_protocol = frame.role, frame.nonce, frame.protocol
         self._send(
             Challenge(

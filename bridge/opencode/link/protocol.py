@@ -27,8 +27,9 @@ import enum
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from bridge.opencode.link.frames import (
     Ack,
@@ -123,8 +124,7 @@ class RequestError(RemoteError):
 # --- events -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Identified:
+class Identified(Struct, frozen=True):
     """Sidecar: the peer's proof is right. Call ``welcome`` when ready. ``shim`` is ``None`` for control."""
 
     role: Role
@@ -133,8 +133,7 @@ class Identified:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """Sidecar: the peer's proof is right, but this side does not speak its ``protocol``. ``Closed`` follows."""
 
     role: Role
@@ -143,8 +142,7 @@ class Refused:
     protocol: int
 
 
-@dataclass(frozen=True, slots=True)
-class HooksReceived:
+class HooksReceived(Struct, frozen=True):
     """Sidecar: new items with consecutive seqs. Finish each one once, in any order."""
 
     first_seq: int
@@ -152,15 +150,13 @@ class HooksReceived:
     repaired: int
 
 
-@dataclass(frozen=True, slots=True)
-class LossyReceived:
+class LossyReceived(Struct, frozen=True):
     """Sidecar: items that are not acknowledged."""
 
     items: list[HookItem]
 
 
-@dataclass(frozen=True, slots=True)
-class ResultReceived:
+class ResultReceived(Struct, frozen=True):
     """Either side: the answer to the call, request or tool ``id``."""
 
     id: str | int
@@ -168,8 +164,7 @@ class ResultReceived:
     error: ErrorBody | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
+class RequestReceived(Struct, frozen=True):
     """Sidecar: the command line asks; answer with ``result``."""
 
     id: str | int
@@ -177,8 +172,7 @@ class RequestReceived:
     args: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolReceived:
+class ToolReceived(Struct, frozen=True):
     """Sidecar: a plugin's tool asks; answer with ``result``."""
 
     id: str | int
@@ -187,22 +181,19 @@ class ToolReceived:
     context: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Welcomed:
+class Welcomed(Struct, frozen=True):
     """Client: the link is open."""
 
     welcome: Welcome
 
 
-@dataclass(frozen=True, slots=True)
-class Acked:
+class Acked(Struct, frozen=True):
     """Client: everything up to ``seq`` is durable."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallReceived:
+class CallReceived(Struct, frozen=True):
     """Client, role shim: run ``method`` and answer with ``result``."""
 
     id: str | int
@@ -210,15 +201,13 @@ class CallReceived:
     args: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ContextReceived:
+class ContextReceived(Struct, frozen=True):
     """Client, role shim: the complete new context."""
 
     context: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """The link is closed. ``impostor``: the other end could not prove itself; no user data was sent to it.
 
     ``by_peer``: the peer said bye. Otherwise it broke the rule that ``detail`` describes.

@@ -61,7 +61,7 @@ def read_items(lines: Iterable[bytes]) -> Iterator[tuple[int, HookItem]]:
 
     A ``capture.gap`` replaces lost items and has the last lost seq. Before the
     first readable line and after the last one, the number of damaged lines
-    tells how many items are lost.
+    says how many items are lost.
     """
     last = damaged = t = 0
     for line in lines:

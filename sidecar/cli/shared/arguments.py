@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +13,35 @@ LimitOption = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", m
 StreamArgument = Annotated[
     str,
     typer.Argument(
-        metavar="STREAM", help="A stream's id, or its unique beginning or end.", autocompletion=complete.streams
+        metavar="STREAM", help="A stream's id, or a unique prefix or suffix of it.", autocompletion=complete.streams
+    ),
+]
+OptionalSession = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[STREAM]",
+        help="The id of a stream or child session, or a unique prefix or suffix of it; "
+        "default: the newest stream of the current project.",
+        autocompletion=complete.sessions,
+    ),
+]
+OptionalFamily = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[STREAM]",
+        help="Show only this stream with its child sessions, or this child session and those below it; "
+        "default: the current project.",
+        autocompletion=complete.sessions,
     ),
 ]
 EventArgument = Annotated[
     str,
     typer.Argument(
-        metavar="EVENT", help="An event's id, or its unique beginning or end.", autocompletion=complete.events
+        metavar="EVENT", help="An event's id, or a unique prefix or suffix of it.", autocompletion=complete.events
     ),
 ]
+
+
+def streams_option(help_text: str) -> Any:
+    """The repeatable ``--stream``; what a command does with the streams differs."""
+    return typer.Option("--stream", metavar="STREAM", help=help_text, autocompletion=complete.streams)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -25,6 +26,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object pe
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+
+UNCOLLECTED_SECONDS = 1.0
+"""How long a command may run before the garbage collector, which ``main`` turned off, comes back."""
 
 _OUR_ERRORS = (
     ("streams.errors", "StreamError"),
@@ -140,6 +144,7 @@ async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
     """Run a command, then let abandoned readers close their files, which happens in other tasks."""
     import asyncio
 
+    asyncio.get_running_loop().call_later(UNCOLLECTED_SECONDS, gc.enable)
     result = await command
     for _ in range(3):  # one closes the next: reader, scan, file
         await asyncio.sleep(0)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from sidecar.link.client import ControlClient
 
 REMOVING: Final = (
-    "no record that was to stay is lost, and what was begun is finished at the next start; "
+    "no record that should stay is lost, and the next start finishes the removal; "
     "run the same command again, which is safe"
 )
 MOVING: Final = (
-    "no record is lost, the log is either where it was or wholly moved; "
-    "run the same command again, which is safe; it continues where it was"
+    "no record is lost, and the log is either still in the old store or completely in the new one; "
+    "run the same command again, which is safe and continues where it stopped"
 )
 DISCARDING: Final = "the log itself is whole; run the same command again, which is safe, and it deletes the rest"
 REBUILDING: Final = "the log itself is whole; run the same command again, which is safe"
@@ -57,15 +57,15 @@ async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
 
 
 async def _connected(home: Home) -> ControlClient:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.launch import ensure_running
     from sidecar.link.client import ControlClient, LinkUnavailable
     from sidecar.version import VERSION
-    from streams.identity import system_identity
 
     for left in reversed(range(TRIES)):
         info = await ensure_running(home)
         try:
-            return await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce)
+            return await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
         except LinkUnavailable:
             now = home.running()
             if not left or (now is not None and now.boot == info.boot):

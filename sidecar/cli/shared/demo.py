@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from sidecar.capture.play import play, read_recording
 from sidecar.cli.shared.follow import follow
+from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.records import Lines
 from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient
 from sidecar.version import VERSION
 from sidecar.views.select import Family
 from streams.hashing import canonical
-from streams.identity import system_identity
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 
@@ -50,11 +50,11 @@ async def demo(out: Output) -> int:
             async with asyncio.timeout(_HANG_SECONDS):
                 watcher = _Watcher(killed, out)
                 watching = asyncio.create_task(watcher.run())
-                await play(killed, RECORDING, speed=SPEED)
+                await play(killed, RECORDING, nonce=own_identity().nonce, speed=SPEED)
                 await watcher.caught_up(LogReader(killed.store_path).head)
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-                await play(whole, RECORDING)
+                await play(whole, RECORDING, nonce=own_identity().nonce)
                 return await _compare(out, killed, whole)
         finally:
             for home in (killed, whole):
@@ -108,7 +108,7 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
     """Compare the killed sidecar's log with an undisturbed one."""
     expected, got = await _keys(whole), await _keys(killed)
     before = sum(got.values())
-    await play(killed, RECORDING)
+    await play(killed, RECORDING, nonce=own_identity().nonce)
     added = sum((await _keys(killed)).values()) - before
     verification = Verification(killed.store_path)
     findings = [finding async for finding in verification.run()]
@@ -147,7 +147,7 @@ async def _keys(home: Home) -> Counter[tuple[str, str]]:
 async def _stop(home: Home) -> None:
     """End the home's sidecar and wait until it has closed its files."""
     try:
-        async with await ControlClient.connect(home, version=VERSION, nonce=system_identity().nonce) as client:
+        async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
             await client.request("stop")
     except ClientError:
         return  # none runs: it was never started, or the demo was interrupted while it was dead

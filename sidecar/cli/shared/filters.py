@@ -47,10 +47,10 @@ def filter_of(
     Raises:
         BadParameter: a moment cannot be read.
     """
-    from streams.identity import system_identity
+    from sidecar.cli.shared.identity import own_identity
     from streams.query import Filter, parse_moment
 
-    now = system_identity().now_ms()
+    now = own_identity().now_ms()
     try:
         since_ms = parse_moment(since, now) if since else None
         until_ms = parse_moment(until, now) if until else None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.output import Output, shortened
 from sidecar.cli.shared.project import shown_directory, waiting_lines
 from sidecar.cli.shared.records import Lines
+from sidecar.views.background import is_news
 from sidecar.views.catalog import Catalog
 from sidecar.views.projects import Project
 from sidecar.views.select import Family
 from sidecar.views.wording import one_line
-from streams.identity import system_identity
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
@@ -39,7 +40,9 @@ class HeadedLines:
         return self._wanted if self._streams is None else replace(self._wanted, streams=tuple(sorted(self._streams)))
 
     def fits(self, record: Record) -> bool:
-        """True if the record belongs to the project and passes the filter."""
+        """True if the record belongs to the project, passes the filter, and is no mere bookkeeping of an agent."""
+        if not self._wanted.types and not is_news(record.event.stream_id, record.event.type):
+            return False
         if self._streams is not None:
             if record.event.type.startswith(("lifecycle.", "lineage.")):
                 self._streams = self._chosen()
@@ -70,11 +73,11 @@ class HeadedLines:
     def print_waiting(self) -> None:
         """Print a line for each open ask."""
         if self._out.terminal:
-            for line in waiting_lines(self._catalog, self._streams, system_identity().now_ms()):
+            for line in waiting_lines(self._catalog, self._streams, own_identity().now_ms()):
                 self._out.prose("", line, WAITING_STYLE)
 
     def _mark(self, record: Record) -> None:
-        now = system_identity().now_ms()
+        now = own_identity().now_ms()
         session = self._catalog.sessions.get(str(record.event.payload.get("session")))
         if session is None or record.event.payload.get("request") not in session.asks:
             return

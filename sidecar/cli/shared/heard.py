@@ -1,4 +1,4 @@
-"""A message that was heard on NATS, in one line for people and as JSON for programs. Pure.
+"""A message received from NATS: as one line for people, and as JSON for programs. Pure.
 
 Messages come from anybody who may publish there, so every part may be missing,
 of another shape, or meant to drive a terminal.
@@ -16,7 +16,8 @@ import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.subjects import CATEGORIES, COMPONENTS, L0Subject, RecordSubject
-from sidecar.views.describe import LONGEST, Line, Tone, describe, short_type, spent
+from sidecar.views.background import Tone
+from sidecar.views.describe import LONGEST, Line, describe, short_type, spent
 from sidecar.views.wording import iso_time, one_line
 from streams.bus.subjects import REST, SubjectError, check_pattern
 from streams.errors import StreamError
@@ -50,17 +51,17 @@ def expanded(text: str) -> str:
     """
     tokens = check_pattern(text).split(".")
     short = tokens[0] == "str" or (tokens[0] in CATEGORIES and len(tokens) > 1 and tokens[1] in COMPONENTS)
-    # Of any version: who listens for people need not know which one is spoken.
+    # Any version: a person who listens need not know it.
     return check_pattern(f"cg.*.*.*.{text}") if short else text
 
 
 def is_internal(subject: str, pattern: str) -> bool:
-    """Whether a message is the server's and its clients' own talk, which nobody meant who asked for everything."""
+    """Whether this is an internal message of the server or its clients, which ``listen '>'`` should not show."""
     return pattern.split(".")[0] in ("*", REST) and subject.startswith(("$", "_"))
 
 
 def heard(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> Heard:
-    """What a message says; ``now_ms`` is when it was heard, for one that does not say when it was sent."""
+    """What a message says; ``now_ms``, when it was received, stands in for a missing time of sending."""
     stamp = headers.get(h.TIMESTAMP, "")
     ts = int(stamp) if stamp.isascii() and stamp.isdecimal() and len(stamp) <= _LONGEST_STAMP else now_ms
     actor, type_ = _text(headers.get(h.SENDER)), _text(headers.get(h.MESSAGE_TYPE))
@@ -84,7 +85,7 @@ def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) 
     try:
         return {**told, "payload": orjson.loads(body)}
     except ValueError:
-        pass  # what is no JSON is shown as what it is
+        pass  # anything that is not JSON is shown as text or base64
     try:
         return {**told, "text": body.decode()}
     except UnicodeDecodeError:
@@ -178,7 +179,7 @@ def _end_of(name: str) -> str:
 
 
 def _place(subject: str) -> tuple[str, str]:
-    """What a subject is about, and the type that it tells."""
+    """What a subject is about, and the type in it."""
     try:
         if subject.startswith("cg."):
             l0 = L0Subject.parse(subject)

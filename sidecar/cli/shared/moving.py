@@ -1,4 +1,4 @@
-"""What ``status`` says of the log's backend: a running move, a failed one, and the store that a move left."""
+"""What ``status`` says about the log's backend: a running migration, a failed one, and the old store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streams.log.presence import located
 
 
 def at_rest(store: Path) -> dict[str, Any] | None:
-    """What ``store.json`` says, in the form in which a running sidecar tells it; ``None`` where it cannot be said."""
+    """What ``store.json`` says, in the form that a running sidecar reports; ``None`` if it cannot be read."""
     try:
         manifest = located(store)
     except (StreamError, OSError):
@@ -30,27 +30,27 @@ def at_rest(store: Path) -> dict[str, Any] | None:
 
 
 def failure(migration: dict[str, Any] | None) -> str | None:
-    """The note on a move that failed; the log continues where it was."""
+    """The note on a failed migration; the log continues in its old store."""
     if not migration or not migration["failed"]:
         return None
     to, stays, why = migration["progress"]["to"], migration["backend"], migration["failed"]
-    return f"the log was not moved to {to} and continues in {stays}: {why}"
+    return f"the migration to {to} failed, and the log continues in {stays}: {why}"
 
 
 def rows(migration: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Names and values for the screen; none for a log that never moved."""
+    """Names and values for the screen; none for a log that never migrated."""
     if not migration:
         return []
     if migration["running"]:
         progress = migration["progress"]
         done, total = progress["copied"], progress["head"] + 1
         share = f", {100 * done // total} %" if total > 0 else ""
-        return [("moving", f"to {progress['to']} while it records: {done} of {total} records copied{share}")]
+        return [("moving", f"to {progress['to']} while recording: {done} of {total} records copied{share}")]
     kept = migration["kept"]
     if kept is None:
         return []
     if not kept.get("there", True):
-        gone = f"store.json names the old {kept['backend']} store, but it is not there any more"
-        return [("kept", f"{gone}; `durable-stream migrate --discard-old` ends that")]
+        gone = f"store.json names the old {kept['backend']} store, but it no longer exists"
+        return [("kept", f"{gone}; `durable-stream migrate --discard-old` removes that entry")]
     text = f"the old {kept['backend']} store, up to position {kept['head']}"
     return [("kept", f"{text}; `durable-stream migrate --discard-old` deletes it")]

@@ -1,4 +1,4 @@
-"""What the commands that tell of NATS share: the way to the server, and the words for how it and the mirror are."""
+"""What commands about NATS share: connecting to the server, and the wording of its and the mirror's state."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.cli.shared.command import Failure
+from sidecar.cli.shared.identity import own_identity
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
@@ -49,7 +50,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
         if error.name is None or error.name.split(".")[0] not in LIBRARY:
             raise
         raise Failure("nats-library", missing()) from None
-    return sessions_of(home, config)
+    return sessions_of(home, config, own_identity().nonce)
 
 
 # --- how it is, in words: `status` and `mirror status` say the same of the same ---
@@ -84,7 +85,7 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
 
 
 def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
-    """The server, from what ``status`` calls ``nats``. ``runs``: whether a sidecar does."""
+    """The server, from ``nats`` in ``status``. ``runs``: whether a sidecar runs."""
     if found["mode"] == "off":
         return f"off; {TURN_ON}"
     version = f", {found['version']}" if found["version"] else ""

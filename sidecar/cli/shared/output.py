@@ -10,9 +10,8 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidecar.views.wording import one_line, printable
 
@@ -23,19 +22,18 @@ if TYPE_CHECKING:
     from streams.log.verify import Summary
 
 NARROWEST = 20
-"""Columns that a text needs at least to be broken at words."""
+"""Least columns for breaking a text at words."""
 
 WHOLE_ID_WIDTH = 100
-"""Columns from which on ids of streams and sessions are shown whole."""
+"""From this many columns on, ids of streams and sessions are shown whole."""
 
 SHORT_ID = 10
-"""Last characters of such an id that a narrower terminal shows: enough to name it."""
+"""How many last characters of an id a narrower terminal shows: enough to identify it."""
 
 _NOT_PLAIN = re.compile("[^ -~]")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table. ``wide`` takes the room that is left, ``right`` aligns numbers."""
 
     name: str
@@ -44,7 +42,7 @@ class Column:
 
 
 class Output:
-    """Where a command prints. ``json`` wins over what stdout is."""
+    """Where a command prints. With ``json``, it prints JSON even to a terminal."""
 
     def __init__(self, json: bool = False) -> None:
         self.json = json
@@ -113,7 +111,7 @@ class Output:
     @cached_property
     def width(self) -> int:
         """Columns of the terminal."""
-        return self.console.width  # asks the system; once is enough
+        return self.console.width  # asks the system, so ask only once
 
     @cached_property
     def _colors(self) -> ColorSystem | None:
@@ -127,12 +125,12 @@ class Output:
         sys.stdout.buffer.write(json_line(value))
 
     def flush(self) -> None:
-        """Let a reader at the other end of a pipe see what was printed so far."""
+        """Flush, so that the reader of a pipe sees what was printed so far."""
         sys.stdout.flush()
         sys.stdout.buffer.flush()
 
     def text(self, line: str = "", style: str = "") -> None:
-        """One line, as long as it is; ``style`` is rich's and counts on a terminal only."""
+        """One line, never cut; ``style`` is a rich style, used only on a terminal."""
         line = printable(line)
         if self.terminal:
             self.console.print(line, style=style or None, soft_wrap=True)
@@ -140,7 +138,7 @@ class Output:
             sys.stdout.write(line + "\n")
 
     def prose(self, head: str, line: str, style: str = "") -> None:
-        """``head`` and a sentence next to it, which a terminal wraps at words, below its beginning."""
+        """``head`` and a sentence next to it; on a terminal, wrapped at words and aligned with its beginning."""
         if not self.terminal:
             self.text(head + line)
             return
@@ -161,7 +159,7 @@ class Output:
         sys.stdout.write("\t".join(one_line(part) for part in parts) + "\n")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """A table on a terminal, where only the wide column is cut; tab-separated lines below a heading in a pipe."""
+        """On a terminal, a table in which only the wide column is cut; in a pipe, a heading and tab-separated lines."""
         if not self.terminal:
             self.cells(*(column.name for column in columns))
             for row in rows:
@@ -187,7 +185,7 @@ class Output:
 
 
 def json_line(value: Any) -> bytes:
-    """``value`` as one line of JSON that cannot drive a terminal either, though it says the same.
+    """``value`` as one line of JSON that cannot control a terminal but parses to the same value.
 
     JSON itself escapes what is below a space. A terminal also obeys DEL and U+0080 to U+009F, and format
     characters hide text or make it read as what it is not: whatever is not printable is escaped.
@@ -203,7 +201,7 @@ def json_line(value: Any) -> bytes:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A character as itself or, if it is not printable, as JSON's escape: two of them beyond U+FFFF."""
+    """A character unchanged if it is printable, else as its JSON escape (two escapes beyond U+FFFF)."""
     char = found[0]
     return char if char.isprintable() else json.dumps(char)[1:-1] if char != "\x7f" else "\\u007f"
 
@@ -234,14 +232,14 @@ def shown_end(text: str, width: int) -> str:
 
 
 def padded(text: str, width: int) -> str:
-    """``text`` filled up to ``width`` columns of a terminal; a longer one stays whole."""
+    """``text`` padded to ``width`` columns of a terminal; longer text is not cut."""
     from rich.cells import cell_len
 
     return text + " " * (width - cell_len(text))
 
 
 def marked(text: str, style: str, mark: str | None) -> list[tuple[str, str]]:
-    """``text`` in pieces with their styles: where it says ``mark``, in any case, it is highlighted."""
+    """``text`` in pieces with their styles: each ``mark`` in it, in any case, is highlighted."""
     if not mark:
         return [(text, style)]
     pieces = re.split(f"({re.escape(mark)})", text, flags=re.IGNORECASE)
@@ -249,7 +247,7 @@ def marked(text: str, style: str, mark: str | None) -> list[tuple[str, str]]:
 
 
 def shortened(name: str) -> str:
-    """An id as a narrow terminal shows it: its end, which is enough to name it and can be copied as it stands."""
+    """An id as a narrow terminal shows it: its end, which is enough to identify it and can be copied."""
     return name[-SHORT_ID:]
 
 

@@ -29,14 +29,14 @@ def pager_command() -> list[str]:
         return []
     if given.strip() in _STRAIGHT or not words or shutil.which(words[0]) is None:
         return []
-    # Without -R it shows the codes of colours instead of colours.
+    # Without -R, less shows the codes of colours instead of colours.
     return [*words, "-R"] if PurePath(words[0]).name == "less" else words
 
 
 def page(lines: Iterable[str], height: int, *, wanted: bool = True) -> None:
     """Write ``lines`` to the terminal, through a pager unless they fit on it.
 
-    The pager gets them one by one and may end before the last.
+    The pager gets them one by one, and may exit before the last one.
     """
     source = iter(lines)
     first: list[str] = []
@@ -54,13 +54,13 @@ def page(lines: Iterable[str], height: int, *, wanted: bool = True) -> None:
 
 
 def _through(command: list[str], lines: Iterator[str]) -> None:
-    # As git does: shown at once, with colours, and nothing wiped off the screen afterwards.
+    # As in git: less exits if the text fits on a screen, shows colours, and leaves the text on the screen.
     environment = {"LESS": "FRX", **os.environ}
     pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, text=True, errors="replace")  # noqa: S603 - the user's own pager
-    # Ctrl-C is the pager's: it ends a search in it, not the program behind it.
+    # Ctrl-C is for the pager, where it may stop a search. It must not end this program.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with suppress(BrokenPipeError), pager.stdin or nullcontext() as stdin:  # it may be left before the end
+        with suppress(BrokenPipeError), pager.stdin or nullcontext() as stdin:  # the user may quit before the end
             for line in lines:
                 if stdin is not None:
                     stdin.write(f"{line}\n")

@@ -24,7 +24,7 @@ ProjectOption = Annotated[
     typer.Option(
         "--project",
         metavar="DIR|all",
-        help="Only what was recorded in this directory, below it, or in another worktree of its repository.",
+        help="Only sessions of this directory, those below it, and other worktrees of its repository.",
     ),
 ]
 
@@ -101,7 +101,7 @@ async def newest_stream(reader: LogReader, given: str | None) -> str:
 
 
 async def newest_text(reader: LogReader, stream: str) -> str:
-    """Which stream a command chose by itself: ``The newest session in ~/shop: ses_1a2b, Fix the login test``."""
+    """The stream that a command chose: ``The newest session in ~/shop: ses_1a2b, Fix the login test``."""
     from sidecar.views.select import catalog_of
 
     catalog, _ = await catalog_of(reader)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.shared.output import Output, fitted, marked, padded
-from sidecar.views.approvals import CHECKPOINT
-from sidecar.views.describe import LONGEST, Line, Tone, describe
+from sidecar.views.asked import CHECKPOINT
+from sidecar.views.background import Tone
+from sidecar.views.describe import LONGEST, Line, describe
 from sidecar.views.timing import Timing
 from sidecar.views.wording import iso_time, local_time, one_line, printable
 from streams.query import Filter, value_with
@@ -32,8 +33,11 @@ SHORT_ID = 6
 ROOMY = 100
 """Columns from which on the columns of a record are set apart by two spaces."""
 
-MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 3, "bad": 3}
-"""Lines that a terminal gives to what people and agents say, to questions and to faults; others get one."""
+MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 10, "bad": 3}
+"""Lines that a terminal gives to what people and agents say, to faults, and to asks, which a person decides on.
+
+Others get one.
+"""
 
 _PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
 LABEL_WIDTH = 9
@@ -62,7 +66,7 @@ class Lines:
         self.printed = 0
 
     def learn(self, record: Record) -> None:
-        """Take a record that is not printed, but may say more of one that is: how long its turn took, or it waited."""
+        """Take a record that is not printed but may say how long a printed one's turn took, or how long it waited."""
         self._timing.apply(record)
 
     async def look_up(self, reader: LogReader, record: Record) -> None:
@@ -92,7 +96,7 @@ class Lines:
                 self.learn(record)
 
     def print(self, record: Record, depth: int = 0, place: str = "") -> None:
-        """One record; ``depth`` indents what child sessions did, ``place`` (``2.1``) tells them apart."""
+        """One record; ``depth`` indents the records of child sessions, ``place`` (``2.1``) identifies the session."""
         self.learn(record)
         event = record.event
         if not self.printed and not self._out.json and not self._out.terminal:

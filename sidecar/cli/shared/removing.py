@@ -12,7 +12,7 @@ from sidecar.cli.shared.command import note
 if TYPE_CHECKING:
     from sidecar.home import Home
 
-YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Apply it; without it you get a preview.")]
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Apply the changes; the default is a preview.")]
 
 SHOWN_STREAMS = 20
 
@@ -20,20 +20,20 @@ NOTHING_CHANGED = "Nothing was changed. Run it again with `--yes` to apply."
 
 
 def other_copies(home: Home) -> list[str]:
-    """Where else than in the home the records may be: a prune does not reach there."""
+    """Where the records may be outside the home: a prune does not reach these places."""
     from sidecar.config import load_config
 
     if load_config(home.config_path).nats.mode == "off":
         return []
     return [
-        "The mirror holds what is pruned as long as its limits say: `durable-stream mirror rebuild` removes it there."
+        "The mirror keeps pruned records until it reaches its limits; `durable-stream mirror rebuild` removes them now."
     ]
 
 
 def note_move(done: Mapping[str, Any]) -> None:
-    """Say so where the log moved to sqlite before something was removed from it."""
+    """Report that the log migrated to sqlite before the removal."""
     if (backend := done.get("moved_from")) is not None:
-        note(f"The log moved from {backend} to sqlite first.")
+        note(f"The log first migrated from {backend} to sqlite.")
 
 
 def records_text(count: int) -> str:

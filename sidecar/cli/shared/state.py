@@ -17,10 +17,12 @@ from sidecar.checks import (
     spool_size,
     torn_files,
 )
+from sidecar.checks.agents import agent_notes, letters_note
 from sidecar.checks.check import has_defaults
 from sidecar.checks.nats import reserved_keys
 from sidecar.cli.shared import moving
 from sidecar.cli.shared.command import explain
+from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
 from sidecar.cli.shared.output import Output
 from sidecar.cli.shared.project import waiting_lines
@@ -28,7 +30,6 @@ from sidecar.home import Home
 from sidecar.views.select import catalog_of
 from sidecar.views.wording import bytes_text, local_time
 from streams.errors import StreamError
-from streams.identity import system_identity
 from streams.log.presence import kept_hint
 from streams.log.reader import LogReader
 from streams.query import describe_span
@@ -49,12 +50,17 @@ async def gather_status(home: Home) -> dict[str, Any]:
     found: dict[str, Any] | None = None
     if info is not None:
         try:
-            found = await ask_sidecar(home, "status")
+            found = await ask_sidecar(home, "status", own_identity().nonce)
         except NotAsked as error:
             if all(check.level != "problem" for check in quick_checks(home)):
                 problems.append(str(error))
         except SidecarSilent as error:
             problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
+    elif (unlocked := home.unlocked()) is not None:
+        problems.append(
+            f"the sidecar (pid {unlocked.pid}) still runs, but its lock file was deleted; "
+            "stop it with `durable-stream stop`"
+        )
     if found is not None and (refused := refused_plugin(found)) is not None:
         problems.append("; ".join(refused))
     if found is not None and found.get("config_changed"):
@@ -63,9 +69,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
             "the new settings"
         )
     if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
-        notes.append(
-            f"{counted(closed, 'connection')} closed to make room: too many came that did not prove themselves"
-        )
+        notes.append(f"{counted(closed, 'connection')} closed to make room: too many came without authenticating")
     if found is not None and found.get("nats") and found["nats"]["problem"]:
         notes.append(f"NATS: {found['nats']['problem']}")
     mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]
@@ -73,6 +77,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the mirror waits: {mirror['problem']}")
     if mirror and (reserved := reserved_keys(mirror)) is not None:
         notes.append("; ".join(reserved))
+    if found is not None:
+        notes += ["; ".join(each) for each in agent_notes(found)]
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems, notes)
@@ -84,7 +90,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         found["log"]["damaged"] = len(problems) > known
     if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
         notes.append(f"the log is damaged, but {kept}")
-    for check in quick_checks(home):
+    for check in quick_checks(home, served=found.get("config_changed") is False):
         if check.name == "start" and problems:
             continue  # what keeps it from starting is reported, and more exactly
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
@@ -113,11 +119,11 @@ async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
         catalog, _ = await catalog_of(LogReader(home.store_path))
     except (StreamError, OSError):
         return []
-    return waiting_lines(catalog, None, system_identity().now_ms())
+    return waiting_lines(catalog, None, own_identity().now_ms())
 
 
 async def _look(home: Home, problems: list[str]) -> int:
-    """How many records were pruned, after a look at the files of a log that a running sidecar tells of."""
+    """How many records were pruned, read from the files of a log that a running sidecar reports on."""
     try:
         reader = LogReader(home.store_path)
         await reader.glance()
@@ -158,6 +164,11 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
             "damaged": fault is not None,
         }
         gaps = catalog.gaps
+        if any(name.startswith("agent/") for name in catalog.streams) and fault is None:
+            from sidecar.runtime.letters import letters_of  # loads more than `status` needs where no agent ran
+
+            open_ = sum(letter.state == "open" for letter in await letters_of(reader))
+            notes += ["; ".join(letters_note(open_))] if open_ else []
         if (cut_off := await reader.cut_off()) is not None:
             notes.append(cut_off)
         if fault is not None:

@@ -18,12 +18,24 @@ if TYPE_CHECKING:
     from streams.log.reader import LogReader
 
 FORMATS = ("markdown", "html", "json")
-_ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".jsonl": "json"}
+_ENDINGS = {
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    ".json": "json",
+    ".jsonl": "json",
+}
 
 
 def format_of(given: str | None, output: Path | None) -> str:
     """The format to write: the given one, else that of the file's ending, else Markdown."""
     return given or _ENDINGS.get(output.suffix.lower() if output is not None else "", "markdown")
+
+
+def is_ending(output: Path) -> bool:
+    """True if the ending of a file's name selects a format."""
+    return output.suffix.lower() in _ENDINGS
 
 
 async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Session], CorruptLog | None]:

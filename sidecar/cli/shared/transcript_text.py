@@ -110,7 +110,7 @@ class _Writer:
         shown = lines if self._reading.full or len(lines) <= most + 1 else lines[:most]
         yield from shown
         if len(shown) < len(lines):
-            yield [(words.more_lines(len(lines) - most), QUIET)]
+            yield [(_more(len(lines) - most), QUIET)]
 
     # Calls
 
@@ -160,7 +160,7 @@ class _Writer:
         for line in head:
             yield from self._output_line(line, style, width)
         if hidden:
-            yield [BAR, (words.more_lines(hidden), QUIET)]
+            yield [BAR, (_more(hidden), QUIET)]
         for line in tail:
             yield from self._output_line(line, style, width)
 
@@ -180,7 +180,7 @@ class _Writer:
         for line in head:
             yield from self._diff_line(line, width)
         if hidden:
-            yield [BAR, (words.more_lines(hidden), QUIET)]
+            yield [BAR, (_more(hidden), QUIET)]
         for line in tail:
             yield from self._diff_line(line, width)
 
@@ -198,7 +198,7 @@ class _Writer:
         for row in rows if full else rows[:most]:
             yield [bar, *row]
         if not full:
-            yield [bar, (words.more_lines(len(rows) - most), QUIET)]
+            yield [bar, (_more(len(rows) - most), QUIET)]
 
     def _wrapped(self, text: str, style: str, width: int, indent: str = "") -> Iterator[Row]:
         """A text broken at words, its own lines kept; lines after the first begin with ``indent``."""
@@ -211,7 +211,7 @@ class _Writer:
 
 
 def call_row_facts(call: Call) -> Row:
-    """How a call went, behind its heading: a failure stands out."""
+    """How a call went, shown after its heading: failures are highlighted."""
     row: Row = []
     for fact in words.call_facts(call):
         bad = fact == "failed" or fact.startswith("exit ")
@@ -234,3 +234,7 @@ def _chopped(line: str, width: int) -> list[str]:
     """A line of output on as many rows as it needs: its spaces mean something."""
     width = max(width, NARROWEST)
     return [line] if len(line) <= width and cell_len(line) <= width else chop_cells(line, width)
+
+
+def _more(count: int) -> str:
+    return f"{words.more_lines(count)} (--full)"

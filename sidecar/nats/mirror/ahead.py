@@ -6,9 +6,9 @@ import asyncio
 from typing import Final
 
 from bridge.nats.mirror.messages import Mirror
-from bridge.nats.mirror.publish import Run
+from bridge.nats.mirror.publish import COMMAND_DAYS, DAY_MS, L0_DAYS, Run
 from bridge.nats.mirror.state import MirrorState
-from streams.store import StreamStore
+from streams.store import NOTHING, StreamStore
 
 LINGER_SECONDS: Final = 0.05
 """How long a run waits for more records: a server stores a thousand messages nearly as fast as ten."""
@@ -20,8 +20,12 @@ YIELD_RECORDS: Final = 16
 class Ahead:
     """Reads the log and makes the next run while the previous one is in flight."""
 
-    def __init__(self, store: StreamStore, state: MirrorState, mirror: Mirror, l0_after_ms: int) -> None:
-        self._store, self._state, self._mirror, self._l0_after_ms = store, state, mirror, l0_after_ms
+    def __init__(
+        self, store: StreamStore, state: MirrorState, mirror: Mirror, now_ms: int, commands_after: int = NOTHING
+    ) -> None:
+        self._store, self._state, self._mirror = store, state, mirror
+        self._l0_after_ms, self._commands_after_ms = now_ms - L0_DAYS * DAY_MS, now_ms - COMMAND_DAYS * DAY_MS
+        self._commands_after = commands_after
         self.run = Run(state.position)
         self.ready, self._room = asyncio.Event(), asyncio.Event()
         """Set when the run is due: it is full, the log has no more records, or it began ``LINGER_SECONDS`` ago."""
@@ -43,7 +47,14 @@ class Ahead:
                 self._began = loop.time()
                 # If the head itself was pruned, no record marks the end of the log.
                 loop.call_later(LINGER_SECONDS, self._lingered, self.run)
-            self.run.add(record, self._state, self._mirror, l0_after_ms=self._l0_after_ms)
+            self.run.add(
+                record,
+                self._state,
+                self._mirror,
+                l0_after_ms=self._l0_after_ms,
+                commands_after=self._commands_after,
+                commands_after_ms=self._commands_after_ms,
+            )
             at_head = record.position >= self._store.head
             if at_head or self.run.is_full or loop.time() - self._began > LINGER_SECONDS:
                 self.ready.set()

@@ -15,11 +15,14 @@ from dataclasses import replace
 from typing import Final
 
 from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.stream_plan import EVENTS
+from bridge.nats.jetstream.streams import last_message
 from bridge.nats.mirror.messages import Mirror
-from bridge.nats.mirror.publish import MAX_RUN, begin_anew
+from bridge.nats.mirror.publish import MAX_RUN, begin_anew, mirrored_record
 from bridge.nats.mirror.resuming import Resume, resume_plan
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
 from bridge.nats.mirror.surveying import cut, erase_l0, erase_records, survey
+from bridge.nats.subjects import log_pattern
 from sidecar.nats.mirror.ahead import YIELD_RECORDS
 from sidecar.nats.mirror.log_survey import l0_event_ids, log_survey
 from streams.errors import StreamError
@@ -29,6 +32,9 @@ log = logging.getLogger("sidecar.nats")
 
 AGAIN_SECONDS: Final = 0.1
 """Pause before checking a fault again: messages that were already sent may still arrive."""
+
+COMMANDS_SENT: Final = "mirror-commands"
+"""The cursor of ``Progress.commands_to``; it only lags behind ``MIRROR``, and survives a rebuild."""
 
 CURSOR_SECONDS: Final = 0.5
 """Time between two stored cursors while records are being published."""
@@ -51,6 +57,8 @@ class Progress:
         """The last cursor that was written, or failed to be."""
         self.kept = NOTHING
         """Position of the last snapshot."""
+        self.commands_to = NOTHING
+        """Commands up to this position are not sent again, also if their records are published again."""
         self._cursor_due = 0.0
 
     @property
@@ -77,6 +85,7 @@ class Progress:
 
     async def _resume(self, session: JetStream) -> int:
         known, folded = await self._known()
+        await self._note_commands(session, known)
         erased = await self._forget(session, known)
         plan = await self._plan(session, known)
         if erased and not plan.note:
@@ -144,6 +153,23 @@ class Progress:
         plan = resume_plan(known, there, await log_survey(self._store, there.last.position if there.last else NOTHING))
         known.created = there.created
         return plan
+
+    async def _note_commands(self, session: JetStream, known: MirrorState) -> None:
+        """Determine which commands were sent, and store it, before anything of the stream is removed.
+
+        To carry out an old command again is worse than to lose one.
+        """
+        head = self._store.head
+        there, found = NOTHING, await last_message(session, EVENTS, log_pattern(self._log_id))
+        last = mirrored_record(found) if found is not None else None
+        if last is not None and NOTHING < last.position <= head:
+            record = (await log_survey(self._store, last.position)).at_last
+            if record is None or record.event.id == last.event_id:
+                there = last.position
+        stored = min(await self._store.cursor(COMMANDS_SENT), head)
+        self.commands_to = max(min(self.commands_to, head), stored, known.position, there)
+        if self.commands_to > stored:
+            await self._store.advance(COMMANDS_SENT, self.commands_to)
 
     async def is_elsewhere(self, session: JetStream) -> bool:
         """Whether the stream differs from ``state`` while nothing is in flight. Raises as ``resume`` does."""

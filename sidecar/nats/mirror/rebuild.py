@@ -31,7 +31,7 @@ SILENT_SECONDS: Final = 300.0
 
 
 class RebuildStopped(Exception):
-    """The rebuild did not finish; the text says why. A running sidecar's mirror continues by itself."""
+    """The rebuild did not finish; the text says why. A running sidecar's mirror continues automatically."""
 
     code: ClassVar[str] = "mirror-rebuild-stopped"
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsError
@@ -22,8 +22,6 @@ from bridge.nats.jetstream.stream_plan import UNLIMITED, wanted
 from bridge.nats.jetstream.streams import StreamFacts, ensure_streams
 from bridge.nats.mirror.messages import Mirror
 from bridge.nats.mirror.publish import (
-    DAY_MS,
-    L0_DAYS,
     MAX_RUN,
     BegunRun,
     KnownL0,
@@ -56,7 +54,7 @@ class _Again(Exception):
 class MirrorTask:
     """The mirror of one log; belongs to its event loop. ``log_id`` names the log on the server.
 
-    ``max_bytes`` bounds ``MESHFORGE_EVENTS``; the oldest messages go first.
+    ``max_bytes`` bounds ``MESHFORGE_EVENTS``; the oldest messages go first. ``stop`` is for tests.
     """
 
     def __init__(
@@ -68,7 +66,9 @@ class MirrorTask:
         *,
         max_bytes: int = UNLIMITED,
         look_seconds: float = LOOK_SECONDS,
+        stop: Callable[[Literal["before-publish", "after-publish"]], None] = lambda point: None,
     ) -> None:
+        self._stop_at = stop
         self._store, self._log_id, self._sessions, self._now_ms = store, log_id, sessions, now_ms
         self._definitions = wanted(max_bytes=max_bytes)
         self._look_seconds = look_seconds
@@ -210,7 +210,7 @@ class MirrorTask:
         self._problem = ""
         state = self._progress.state
         mirror = Mirror(self._log_id, session.server.max_payload, state.rebuild)
-        ahead = Ahead(self._store, state, mirror, self._l0_after_ms())
+        ahead = Ahead(self._store, state, mirror, self._now_ms(), self._progress.commands_to)
         reading = asyncio.create_task(ahead.read())
         ended = asyncio.create_task(session.ended())
         try:
@@ -274,12 +274,14 @@ class MirrorTask:
                 begun = await begin()
             run, contexts = begun.run, folds.pop(begun.run.position, None)
             self._publishing = True
+            self._stop_at("before-publish")
             finishing = asyncio.create_task(finish_run(begun, self._log_id))
             try:
                 begun = None
                 if await self._is_ready_before(ahead, finishing):
                     begun = await begin()
                 stored = await finishing
+                self._stop_at("after-publish")
             finally:
                 self._publishing = False
                 finishing.cancel()
@@ -328,9 +330,6 @@ class MirrorTask:
         await self._progress.keep_cursor()
         if self._is_level:
             await self._progress.keep_snapshot()
-
-    def _l0_after_ms(self) -> int:
-        return self._now_ms() - L0_DAYS * DAY_MS
 
     def _note(self, problem: str) -> None:
         if problem != self._problem:

@@ -19,8 +19,7 @@ writes its end, ``places.py`` reads by the index, ``jsonl_reader.py`` scans.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from streams.errors import StoreUnavailable, StreamError
@@ -31,7 +30,7 @@ from streams.query import Filter
 from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
-from streams.stores.directory import create, name_log, read_manifest, take_lock
+from streams.stores.directory import StoreLock, create, name_log, read_manifest, take_lock
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.jsonl.lookup import Lookup
@@ -50,7 +49,7 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 class JsonlStore(KeepsHints):
     """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
 
-    def __init__(self, store: Path, lock: int, disk: Disk, segment_bytes: int) -> None:
+    def __init__(self, store: Path, lock: StoreLock | None, disk: Disk, segment_bytes: int) -> None:
         self._store, self._lock, self._disk = store, lock, disk
         self._fresh: dict[int, Placed] = {}
         self._hints = Hints(store)
@@ -100,10 +99,11 @@ class JsonlStore(KeepsHints):
         try:
             manifest = read_manifest(store)
             opened = cls(store, lock, disk, segment_bytes)
+            opened.guard(lock.check)
             name_log(store, manifest, identity, "jsonl")
             return opened
         except BaseException:
-            os.close(lock)
+            lock.release()
             raise
 
     # Reading
@@ -223,7 +223,7 @@ class JsonlStore(KeepsHints):
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
 
-    # Moving a log from or to another backend (see ``Copyable``)
+    # Migrating a log from or to another backend (see ``Copyable``)
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""
@@ -252,6 +252,10 @@ class JsonlStore(KeepsHints):
             "free disk space or repair the disk, then run the migration again",
         )
 
+    def guard(self, check: Callable[[], None]) -> None:
+        """Run ``check`` before every write; see ``StoreLock.check``."""
+        self._commits.check = check
+
     def file_sizes(self) -> Sizes:
         """The number and bytes of the log's files. Blocks briefly."""
         return self._reader.file_sizes()
@@ -264,5 +268,5 @@ class JsonlStore(KeepsHints):
         await self._commits.close()
         self._live.close()
         self._writer.close()
-        if self._lock >= 0:
-            os.close(self._lock)
+        if self._lock is not None:
+            self._lock.release()

@@ -72,7 +72,7 @@ class JsonlVerification:
     _last: int = NOTHING
     """The highest position read so far."""
     _unread: int = 0
-    """Bad lines since then: each stands for one record, which is not also missing."""
+    """Bad lines since then: each counts as one record, so that record is not also missing."""
     _lost: int = 0
     """Unreadable records of the log so far."""
     _batch: tuple[int, int] = (0, 0)

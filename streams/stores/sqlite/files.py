@@ -126,7 +126,7 @@ def translated(path: Path, doing: str) -> Iterator[None]:
         raise translate(error, path, doing) from error
     except UnicodeDecodeError as error:
         # SQLite quotes damaged bytes, and Python cannot decode them.
-        raise _damaged(path, "a text in it is no UTF-8") from error
+        raise _damaged(path, "a text in it is not UTF-8") from error
 
 
 _NO_TEXT: Final = "Could not decode to UTF-8"
@@ -162,7 +162,7 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or is_in_its_header:
         return _damaged(path, str(error))
     if str(error).startswith(_NO_TEXT):
-        return _damaged(path, "a text in it is no UTF-8")
+        return _damaged(path, "a text in it is not UTF-8")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreLocked(f"{path} is held by another program", "close the program that has it open, try again")
     if code == sqlite3.SQLITE_CANTOPEN:

@@ -47,6 +47,16 @@ def find_key(connection: sqlite3.Connection, select: str, digest: bytes) -> tupl
     return row
 
 
+def find_known(
+    connection: sqlite3.Connection, select: str, digest: bytes, recent: int | None
+) -> tuple[Any, ...] | None:
+    """As ``find_key``, for the writer: ``recent`` is ``Keys.recent``, so no record has to be searched."""
+    where = _FIND[0] if recent is None else "position = ?2 AND key = ?1"
+    given = [digest] if recent is None else [digest, recent]
+    row: tuple[Any, ...] | None = connection.execute(f"{select} WHERE {where}", given).fetchone()
+    return row
+
+
 def faults(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield the table's faults; each statement sees one state of the file. Reads all keys."""
     last: int = connection.execute(f"SELECT coalesce({_THROUGH}, -1)").fetchone()[0]
@@ -89,6 +99,10 @@ class Keys:
     def remember(self, written: Iterable[tuple[bytes, int]]) -> None:
         """Remember the digests and positions of committed records."""
         self._remembered.update(written)
+
+    def recent(self, digest: bytes) -> int | None:
+        """Where the record of a digest is that the table does not have yet. May be called from any thread."""
+        return self._remembered.get(digest)
 
     @property
     def are_many(self) -> bool:

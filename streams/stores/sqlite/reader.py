@@ -27,7 +27,7 @@ from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
-from streams.stores.sqlite.keys import find_key
+from streams.stores.sqlite.keys import find_key, find_known
 from streams.stores.sqlite.removed import head_of, load
 from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
@@ -101,7 +101,8 @@ class SqliteReader:
             return
         if wanted.text is None:
             async for record in self._matching(where, values, await self._before(wanted)):
-                yield record
+                if wanted.trace_id is None or wanted.matches(record.event):
+                    yield record
             return
         indexed = NOTHING
         grams = trigrams(wanted.text) if bindable(wanted.text) else None
@@ -116,7 +117,7 @@ class SqliteReader:
 
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
         """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can tell."""
-        if wanted.streams or wanted.text is not None or count > _FETCH:
+        if wanted.streams or wanted.text is not None or wanted.trace_id is not None or count > _FETCH:
             return None
         where, values = conditions(await self._with_whole_types(wanted))
         if not all(bindable(value) for value in values if isinstance(value, str)):
@@ -134,6 +135,15 @@ class SqliteReader:
         """See ``StreamReader.find``."""
         digest = key_digest(idempotency_key)
         row = await asyncio.to_thread(self._with_log, lambda connection: find_key(connection, SELECT, digest), None)
+        return record_of(row, str(self._path)) if row is not None else None
+
+    async def find_known(self, idempotency_key: str, recent: Callable[[bytes], int | None]) -> Record | None:
+        """As ``find``, for the writer, which remembers where the keys are that the table does not have yet."""
+        digest = key_digest(idempotency_key)
+        position = recent(digest)
+        row = await asyncio.to_thread(
+            self._with_log, lambda connection: find_known(connection, SELECT, digest, position), None
+        )
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_event(self, event_id: str) -> Record | None:

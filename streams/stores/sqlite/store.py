@@ -142,7 +142,7 @@ class SqliteStore(KeepsHints):
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        return await self._reader.find(idempotency_key)
+        return await self._reader.find_known(idempotency_key, self._keys.recent)
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
@@ -210,8 +210,8 @@ class SqliteStore(KeepsHints):
             seconds = time.perf_counter() - begun
             if rows:
                 self._head_file.write(self._next - 1, self._last_hash)
+            self._note(rows)  # before the head: who sees a record finds it by its key
             self._head = self._next - 1
-            self._note(rows)
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
@@ -281,12 +281,16 @@ class SqliteStore(KeepsHints):
             reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
+    def guard(self, check: Callable[[], None]) -> None:
+        """Run ``check`` before every write; see ``StoreLock.check``."""
+        self._commits.check = check
+
     def _between(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` between two commits; the reader closes what it may delete."""
         self._reader.let_go_of_search()
         return self._commits.exclusively(work)
 
-    # Moving a log from or to another backend (see ``Copyable``)
+    # Migrating a log from or to another backend (see ``Copyable``)
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""
@@ -358,7 +362,7 @@ class SqliteStore(KeepsHints):
     def _tidy(self) -> None:
         """Between two commits, write the remembered keys, and move the WAL into the database file.
 
-        SQLite would do the second by itself, but does not report a failed sync, and trusts the next one.
+        SQLite would do the second automatically, but does not report a failed sync, and trusts the next one.
         """
         if self._keys.are_many:
             self._keys.fold()

@@ -15,7 +15,9 @@ from bridge.nats.jetstream.sessions import Sessions
 from streams.bus.contract import BusUnavailable, Delivery, DurableConflict, EventBus, Redelivery
 from streams.bus.subjects import SubjectError
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
-from tests.streams.bus_contract import BusContract, Gate, Inbox
+from tests.streams.bus_contract import BusContract
+from tests.streams.bus_handlers import Gate, Inbox
+from tests.streams.bus_modes_contract import BusModesContract
 
 QUICK = PullSettings(fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2)
 
@@ -31,7 +33,7 @@ async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
     await one.close()
 
 
-class TestJetStreamEventBus(BusContract):
+class TestJetStreamEventBus(BusContract, BusModesContract):
     takes_str = False
 
     @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The comparer: a stream's messages against those the log requires, with every kind of damage."""
+"""The comparer, which compares a stream's messages with those that the log requires, under every kind of damage."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Case:
     def compare(
         self, *, mirrored_to: int = NOTHING, front_is_whole: bool = True
     ) -> tuple[list[Difference], Comparison, Comparer]:
-        """Return the findings. Unparsed headers, which are compared as bytes, must give the same."""
+        """Return the findings, which must be the same for unparsed headers (compared as bytes)."""
         found = self._compare(self.kept, mirrored_to, front_is_whole)
         raw = self._compare([as_it_came(each) for each in self.kept], mirrored_to, front_is_whole)
         assert raw[:2] == found[:2]
@@ -118,7 +118,7 @@ def meanings(case: Case) -> list[int]:
 
 
 def test_the_parts_are_those_that_the_table_makes() -> None:
-    """One name for each part: the record's own, its first meaning, and its second, named by its suffix."""
+    """One name for each part: the record's own message, its first L0 message, and its second, named by its suffix."""
     assert all(len(suffixes) <= 2 for suffixes in MEANINGS.values())
     assert {f"l0:{suffix}" for suffixes in MEANINGS.values() for suffix in suffixes[1:]} == set(_PARTS[2:])
 

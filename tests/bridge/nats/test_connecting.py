@@ -62,7 +62,7 @@ async def test_a_flush_that_is_given_up_does_not_harm_the_connection(session: Je
 
 
 async def test_senders_that_wait_for_the_socket_learn_of_its_end(tmp_path: Path, server: RealServer) -> None:
-    """The library's writer forgets those who wait for it when the connection ends."""
+    """The library's writer forgets the tasks that wait for it when the connection ends."""
     with real_server(tmp_path, server.version) as own:
         session = await JetStream.connect(own.options)
         own.hold()

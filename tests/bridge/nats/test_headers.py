@@ -20,9 +20,9 @@ from bridge.nats.headers import (
     read_depth,
     reserved_keys,
 )
-from bridge.nats.trace import made_trace, parse_traceparent
 from streams.bus.headers import MAX_HEADERS, MAX_VALUE, HeaderError, check_headers
 from streams.lineage import traceparent
+from streams.trace import made_trace, parse_traceparent
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 200), deadline=None, derandomize=True, database=None)

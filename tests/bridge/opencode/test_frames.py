@@ -1,4 +1,4 @@
-"""The frames: they survive a round trip; anything else fails with its own error and no side effect."""
+"""Frames survive a round trip. Anything else is rejected with the module's own error, without a side effect."""
 
 import json
 import subprocess

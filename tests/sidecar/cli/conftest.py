@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.sidecar.cli.helpers import make_home
+from tests.sidecar.cli.processes import Process
 
 NAMES = (
     "chat",
@@ -32,3 +34,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def empty(tmp_path: Path) -> Path:
     """A home that was never used; the directory does not exist."""
     return tmp_path / "home"
+
+
+@pytest.fixture
+def started() -> Iterator[list[Process]]:
+    """Processes that a test adds; they end with it."""
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        process.end()

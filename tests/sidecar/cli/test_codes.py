@@ -37,7 +37,10 @@ INTERNAL = {
     "sidecar.nats.server": "shown by `status`",
     "sidecar.nats.mirror.task": "control flow of the mirror",
     "sidecar.nats.mirror.rebuild": "shown by `status`",
-    "sidecar.opencode2": "shown by `status`, `doctor` and `import`",
+    "sidecar.runtime": "a dead letter, a line of `agents`, or becomes RequestError",
+    "sidecar.orchestrator": "a failed effect, the model's tool result, or becomes RequestError",
+    "sidecar.link.socket": "becomes ClientError",
+    "sidecar.opencode2": "a service's state in `status` and `doctor`",
     "sidecar.checks.asking": "a line of `status` and `doctor`",
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
@@ -81,7 +84,7 @@ def given(names: set[str]) -> set[str]:
 
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
-    carried = given({"Failure", "RequestError"})
+    carried = given({"Failure", "RequestError", "InputRefused"})
     return system | carried | {vars(error)["code"] for error in errors()}
 
 

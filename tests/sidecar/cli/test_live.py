@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -11,9 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from queue import Queue
-from threading import Thread
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -23,53 +20,8 @@ from sidecar.link.client import ShimClient
 from streams.identity import seeded_identity, system_identity
 from streams.stores.jsonl.store import JsonlStore
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, append, command, environment, run, run_process
+from tests.sidecar.cli.processes import Process
 from tests.streams.builders import event, events
-
-
-class Process:
-    """A running command; its lines are awaited, with a hang limit."""
-
-    def __init__(self, home: Path, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            command(home, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
-        )
-        self._readers: list[tuple[Thread, IO[str]]] = []
-        self.out, self.err = self._lines(self._process.stdout), self._lines(self._process.stderr)
-
-    def _lines(self, pipe: IO[str] | None) -> Queue[str]:
-        lines: Queue[str] = Queue()
-        assert pipe is not None
-
-        def read() -> None:
-            for line in pipe:
-                lines.put(line)
-
-        self._readers.append((Thread(target=read, daemon=True), pipe))
-        self._readers[-1][0].start()
-        return lines
-
-    def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out.get(timeout=LIMIT_SECONDS))
-        return found
-
-    def interrupt(self) -> int:
-        self._process.send_signal(signal.SIGINT)
-        return self._process.wait(LIMIT_SECONDS)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait(LIMIT_SECONDS)
-        for reader, pipe in self._readers:
-            reader.join(LIMIT_SECONDS)
-            pipe.close()
-
-
-@pytest.fixture
-def started() -> Iterator[list[Process]]:
-    processes: list[Process] = []
-    yield processes
-    for process in processes:
-        process.end()
 
 
 class TestFollow:
@@ -99,7 +51,7 @@ class TestFollow:
 
     def test_it_waits_for_a_log_that_does_not_exist_yet(self, tmp_path: Path, started: list[Process]) -> None:
         started.append(follower := Process(tmp_path / "home", "log", "ses_a", "--follow", "--json"))
-        assert "waiting for it" in follower.err.get(timeout=LIMIT_SECONDS)
+        assert "Waiting for it" in follower.err.get(timeout=LIMIT_SECONDS)
         asyncio.run(append(tmp_path / "home" / "store", [events(1, prefix="f")]))
         assert follower.record()["event"]["stream_id"] == "ses_a"
 

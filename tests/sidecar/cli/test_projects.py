@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from sidecar.views.projects import Project, short_directory
 from sidecar.views.select import LogReader, catalog_of
 from sidecar.views.wording import rough_span
 from streams.event import StreamEvent
+from streams.store import Record
 from tests.sidecar.cli.helpers import append, run, run_and_stop
-from tests.sidecar.cli.test_live import Process
+from tests.sidecar.cli.processes import Process
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 from tests.streams.builders import event
 
@@ -215,14 +215,6 @@ class TestTitles:
         assert "(forgotten)" in run(home, "streams").out
 
 
-@pytest.fixture
-def started() -> Iterator[list[Process]]:
-    processes: list[Process] = []
-    yield processes
-    for process in processes:
-        process.end()
-
-
 class TestFollowAll:
     def test_new_records_of_every_stream_and_of_new_ones(self, home: Path, started: list[Process]) -> None:
         started.append(follower := Process(home, "log", "--follow", "--json", "--last", "1"))
@@ -323,3 +315,23 @@ def test_days(home: Path, day: str) -> None:
     asyncio.run(append(home / "store", [session("ses_now", "/tmp/x", now)]))
     told = run(home, "query", "--since", day, "--json").objects()
     assert {one["event"]["stream_id"] for one in told} == {"ses_now"}
+
+
+def test_an_ask_is_worded_alike_everywhere_and_a_long_one_is_shown_whole(tmp_path: Path) -> None:
+    words = [f"word{number}" for number in range(30)]
+    told = {"permission": "bash", "patterns": ["echo *"], "metadata": {"command": " ".join(["echo", *words])}}
+    made = [*session("ses_a", tmp_path, 1), happened("ses_a", "turn.started", message="m"), asked("ses_a", "p", **told)]
+    asyncio.run(append(tmp_path / "store", [made]))
+    shown = [on_terminal(tmp_path, *command, width=80) for command in (["streams"], ["log", "ses_a"])]
+    shown.append(run(tmp_path, "status").out)
+    for screen in shown:
+        assert f"bash echo {' '.join(words)}" in " ".join(ANSI.sub("", screen).split())
+
+
+def test_an_ask_that_is_too_long_to_keep_says_that_it_goes_on() -> None:
+    catalog = Catalog()
+    told = {"permission": "bash", "metadata": {"command": "x" * 1000}}
+    for position, made in enumerate([happened("ses_a", "turn.started", message="m"), asked("ses_a", "p", **told)]):
+        catalog.apply(Record(made, position, position, ""))
+    (ask,) = catalog.asks()
+    assert ask.text.endswith("x…")

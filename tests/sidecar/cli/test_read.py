@@ -107,11 +107,12 @@ def test_what_is_shortened_says_so_and_full_shows_it(tmp_path: Path) -> None:
     asyncio.run(append(tmp_path / "store", [made]))
     pipe, terminal = run(tmp_path, "read").out, on_terminal(tmp_path, "read", "--no-pager", width=80)
     for short in (pipe, terminal):
-        assert "288 more lines (--full)" in short and "line 299" in short and "line 100" not in short
-    assert "47 more lines (--full)" in terminal
+        assert "288 more lines" in short and "line 299" in short and "line 100" not in short
+    assert "288 more lines (--full)" in terminal and "47 more lines (--full)" in terminal
+    assert "--full" not in pipe  # what is written has no options
     full = (run(tmp_path, "read", "--full").out, on_terminal(tmp_path, "read", "--full", "--no-pager", width=80))
     for whole in full:
-        assert "(--full)" not in whole and all(line in whole for line in (*lines, "thought 49"))
+        assert "more lines" not in whole and all(line in whole for line in (*lines, "thought 49"))
 
 
 def test_json_is_an_object_a_session(homes: dict[str, Path]) -> None:
@@ -125,6 +126,16 @@ def test_a_child_session_is_read_by_its_own_id(homes: dict[str, Path]) -> None:
     spawned = run(homes["permission"], "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["payload"]
     (session,) = run(homes["permission"], "read", spawned["child"][-8:], "--json").objects()
     assert session["id"] == spawned["child"] and session["turns"]
+
+
+def test_a_file_whose_ending_selects_nothing_is_markdown_and_that_is_said(
+    homes: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = run(homes["demo"], "read", "--output", str(tmp_path / "a.md"))
+    other = run(homes["demo"], "read", "--output", str(tmp_path / "a.txt"))
+    chosen = run(homes["demo"], "read", "--output", str(tmp_path / "b.txt"), "--format", "markdown")
+    assert (tmp_path / "a.txt").read_text() == (tmp_path / "a.md").read_text()
+    assert ["--format" in done.err for done in (plain, other, chosen)] == [False, True, False]
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("md", "# "), ("html", "<!doctype html>"), ("json", "{")])
@@ -143,6 +154,8 @@ def test_export_writes_the_whole_conversation(homes: dict[str, Path], tmp_path: 
     stream = run(homes["demo"], "streams", "--json").objects()[0]["stream_id"]
     exported = run(homes["demo"], "export", stream, "--format", "markdown").out
     assert exported == run(homes["demo"], "read", stream, "--full", "--children", "--format", "markdown").out
+    newest = run(homes["demo"], "export", "--format", "markdown")
+    assert newest.out == exported and stream in newest.err
     page = tmp_path / "page"
     assert run(homes["demo"], "export", stream, "--format", "html", "-o", str(page)).code == 0
     assert page.read_text().startswith("<!doctype html>") and stat.S_IMODE(page.stat().st_mode) == 0o600

@@ -126,7 +126,7 @@ class TestLog:
         stream = stream_with(home, "agent.spawned")
         done = run(home, "log", stream[:-2] + "xx")
         assert (done.code, done.out) == (1, "")
-        assert "there is no stream" in done.err and stream in done.err
+        assert "no stream matches" in done.err and stream in done.err
         assert done.err.startswith("durable-stream: ") and done.err.count("\n") == 1
 
     def test_ambiguous_stream_is_refused(self, home: Path) -> None:
@@ -292,7 +292,7 @@ class TestShowAndWhy:
     def test_unknown_event(self, home: Path, verb: str) -> None:
         event = find(home, "--type", "agent.error")
         done = run(home, verb, event["id"][:-1] + "!")
-        assert (done.code, done.out) == (1, "") and "there is no event" in done.err
+        assert (done.code, done.out) == (1, "") and "no event matches" in done.err
         assert event["id"][:12] in done.err
 
     def test_why_walks_to_the_input(self, home: Path) -> None:
@@ -398,9 +398,9 @@ class TestBadLogs:
         for more in ([], ["--json"]):
             done = run(empty, *arguments, *more)
             if arguments[0] == "verify":
-                # What was asked for is a proof, perhaps of a backup: of nothing there is none.
+                # The user wants a check, perhaps of a backup; a home that does not exist must not pass it.
                 assert (done.code, done.out) == (1, "")
-                assert f"there is no home {empty}: nothing was verified" in done.err
+                assert f"the home {empty} does not exist, so nothing was verified" in done.err
                 continue
             assert done.code == 0
             if arguments[0] == "status":

@@ -42,7 +42,7 @@ def served(home: Path) -> Path:
 
 
 def move(home: Path, to: str) -> None:
-    """Move the log to ``to``, with no sidecar left running."""
+    """Migrate the log to ``to``, and leave no sidecar running."""
     assert run(home, "migrate", "--to", to).code == 0 and run(home, "stop").code == 0
 
 
@@ -223,7 +223,7 @@ class TestPrune:
         assert chat not in streams(home)
         assert run_process(home, "play", file).code == 0
         after = streams(home)
-        # A session that is heard of again appears as resumed; nothing that was removed comes back.
+        # A session that sends another hook appears as resumed; nothing that was removed comes back.
         assert {name: count for name, count in after.items() if name != chat} == {
             name: count for name, count in before.items() if name != chat
         }
@@ -385,4 +385,4 @@ class TestForget:
 
     def test_an_unknown_session(self, home: Path) -> None:
         done = run(home, "forget", "ses_nobody", "--yes")
-        assert done.code == 1 and "there is no stream" in done.err
+        assert done.code == 1 and "no stream matches" in done.err

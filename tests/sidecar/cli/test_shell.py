@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import re
 import shlex
@@ -71,19 +73,47 @@ def test_help_lists_every_command_and_an_example() -> None:
     assert "Example:" in out and all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_help_imports_nothing_heavy() -> None:
+def loaded_by(*arguments: str) -> set[str]:
+    """The modules that a command has loaded when it ends, and those with which it asks a running sidecar."""
     program = (
-        "import sys, json; sys.argv = ['durable-stream', '--help']\n"
+        f"import sys, json; sys.argv = {['durable-stream', *arguments]!r}\n"
         "from sidecar.cli import main\n"
         "try: main()\n"
-        "except SystemExit: print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+        "except SystemExit:\n"
+        "    if 'sidecar.checks.asking' in sys.modules: import sidecar.link.client\n"
+        "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=30
     )
-    loaded = set(json.loads(done.stderr))
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_help_imports_nothing_heavy() -> None:
+    loaded = loaded_by("--help")
     assert "sidecar.cli.app" in loaded
     assert not loaded & set(HEAVY)
+
+
+@pytest.mark.parametrize("verb", ["streams", "log", "status"])
+def test_what_a_short_command_reads_with_is_light(home: Path, verb: str) -> None:
+    loaded = loaded_by("--home", str(home), verb)
+    assert "streams.log.reader" in loaded and ("sidecar.link.client" in loaded) == (verb == "status")
+    assert not loaded & {"websockets", "rich", "pydantic", "nats", "platformdirs"}
+
+
+async def test_the_garbage_collector_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def until_it_is_back() -> None:
+        async with asyncio.timeout(30):
+            while not gc.isenabled():
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(command, "UNCOLLECTED_SECONDS", 0.001)
+    gc.disable()
+    try:
+        await command._to_its_end(until_it_is_back())
+    finally:
+        gc.enable()
 
 
 def test_version(empty: Path) -> None:
@@ -128,7 +158,7 @@ def test_bad_configuration_stops_serve_with_the_reason(tmp_path: Path) -> None:
 
 def test_play_of_a_missing_or_broken_file(tmp_path: Path) -> None:
     done = run(tmp_path / "home", "play", "nowhere.jsonl")
-    assert done.code == 1 and "nowhere.jsonl: there is no such file" in done.err
+    assert done.code == 1 and "nowhere.jsonl: this file does not exist" in done.err
     (tmp_path / "bad.jsonl").write_text("no json\n")
     done = run(tmp_path / "home", "play", str(tmp_path / "bad.jsonl"))
     assert done.code == 1 and "bad.jsonl:1" in done.err and "unexpected" not in done.err
@@ -166,7 +196,7 @@ class TestInstall:
 
     def test_a_project_that_is_not_there(self, tmp_path: Path) -> None:
         done = run(tmp_path, "install", "--project", str(tmp_path / "none"))
-        assert done.code == 1 and "no such directory" in done.err
+        assert done.code == 1 and "not-found" in done.err
 
     def test_both_places_at_once_is_wrong_usage(self, tmp_path: Path) -> None:
         assert run(tmp_path, "install", "--global", "--project", str(tmp_path)).code == 2

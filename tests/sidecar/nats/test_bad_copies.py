@@ -63,7 +63,7 @@ def test_a_home_that_a_sidecar_has_or_that_has_no_log(
     copy = Copy(tmp_path / "home", server)
     copy.configure()
     for arguments in (["verify"], ["rebuild", "--yes"]):
-        assert is_sentence(run(copy.home.path, "mirror", *arguments), "there is no log in .* yet")
+        assert is_sentence(run(copy.home.path, "mirror", *arguments), "no log exists in .* yet")
     copy.make("chat")
     with copy.home.lock():
         done = run(copy.home.path, "mirror", "rebuild", "--yes")

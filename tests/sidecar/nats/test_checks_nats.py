@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 def look(home: Home, config: str, now: dict[str, Any] | None = None) -> list[Check]:
     home.config_path.write_text(config)
     scene = scene_of(home)
-    return check_nats(replace(scene, answer={"nats": now}) if now is not None else scene)
+    return check_nats(scene._replace(answer={"nats": now}) if now is not None else scene)
 
 
 def only(found: list[Check], name: str = "nats") -> Check:

@@ -31,6 +31,7 @@ from sidecar.config import load_config
 from sidecar.home import Home
 from sidecar.nats.reaching import sessions_of
 from streams.bus.subjects import SubjectError
+from streams.identity import seeded_identity
 from tests.bridge.nats.records import mirror_all, recorded
 from tests.nats_servers import HANG_SECONDS, servers_of
 from tests.sidecar.cli.helpers import RECORDINGS, command, environment, run
@@ -79,7 +80,7 @@ def with_server(home: Home, *sent: tuple[str, dict[str, str], bytes], delete: in
     """Send messages to the home's server, as any process of the user may, or delete one from the stream."""
 
     async def work() -> None:
-        sessions = sessions_of(home, load_config(home.config_path).nats)
+        sessions = sessions_of(home, load_config(home.config_path).nats, seeded_identity(1).nonce)
         try:
             session: JetStream = await sessions.get()
             for subject, headers, body in sent:
@@ -141,7 +142,7 @@ def test_what_is_recorded_is_heard_and_ctrl_c_is_a_quiet_end(home: Home) -> None
 def test_it_hears_on_when_the_server_was_killed(home: Home) -> None:
     process = listening(home, "evt.>", "--json")
     try:
-        pid = asyncio.run(ask_sidecar(home, "status"))["nats"]["server"]["pid"]
+        pid = asyncio.run(ask_sidecar(home, "status", seeded_identity(1).nonce))["nats"]["server"]["pid"]
         os.kill(pid, signal.SIGKILL)
         assert "Waiting for the server" in process.err.get(timeout=HANG_SECONDS)
         lines = [process.err.get(timeout=HANG_SECONDS)]

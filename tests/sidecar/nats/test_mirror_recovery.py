@@ -326,7 +326,7 @@ async def test_a_log_that_was_put_back_to_an_older_one_ends_in_that_one(server: 
     await fill(older, session_events(20, first=500))
     async with mirroring(older, server) as task:
         await drained(task)
-    # What was told in the L0 protocol stays told.
+    # L0 messages already published stay.
     await check_equal(older, server, l0=False)
 
 

@@ -148,7 +148,7 @@ async def test_a_server_that_hangs_keeps_nobody_waiting_and_is_told_in_one_line(
             await until(lambda: task.status()["problem"], "it is reported")
             status = task.status()
             assert status["lag"] == 2000 and "\n" not in status["problem"]
-            # Nothing is queued: of what waits it holds two runs at most, and without a connection none.
+            # Nothing is queued: it holds at most two runs of waiting records, and none without a connection.
             await task.close()
             assert task.status()["position"] == 19
             server.resume()

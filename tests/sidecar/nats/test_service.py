@@ -44,7 +44,7 @@ class Served:
         return self.process.wait(HANG_SECONDS)
 
     def nats(self) -> dict[str, Any]:
-        found: dict[str, Any] = asyncio.run(ask_sidecar(self.home, "status"))["nats"]
+        found: dict[str, Any] = asyncio.run(ask_sidecar(self.home, "status", seeded_identity(1).nonce))["nats"]
         return found
 
     def until(self, **wanted: Any) -> dict[str, Any]:
@@ -158,7 +158,7 @@ async def test_what_is_wrong_is_told_and_nothing_is_sent(tmp_path: Path) -> None
             ({"servers": ("nats://ada:geheim@127.0.0.1:1",)}, "127.0.0.1:1"),
         ):
             service = NatsService(home, NatsConfig(mode="external", **config), seeded_identity(1).nonce)  # type: ignore[arg-type]
-            service.start()
+            service.open()
             await until(lambda service=service, words=words: words in service.status()["problem"], words)
             found = service.status()
             assert not found["connected"] and found["server"] is None and "geheim" not in str(found)
@@ -180,7 +180,7 @@ async def test_an_external_server_is_shown_while_it_is_there(tmp_path: Path) -> 
     with real_server(tmp_path / "other", "2.15", authorization={}) as other:
         config = NatsConfig(mode="external", servers=(f"nats://127.0.0.1:{other.port}",))
         service = NatsService(home, config, seeded_identity(1).nonce)
-        service.start()
+        service.open()
         await until(lambda: service.status()["connected"], "it is connected")
         found = service.status()
         assert found["servers"] == f"127.0.0.1:{other.port}" and found["version"].startswith("2.15")
@@ -195,7 +195,7 @@ async def test_an_external_server_is_shown_while_it_is_there(tmp_path: Path) -> 
 
 async def test_off_nothing_is_there(tmp_path: Path) -> None:
     service = NatsService(Home(tmp_path / "home"), NatsConfig(), seeded_identity(1).nonce)
-    service.start()
+    service.open()
     assert service.sessions is None
     assert service.status() == {
         "mode": "off",
@@ -206,6 +206,7 @@ async def test_off_nothing_is_there(tmp_path: Path) -> None:
         "server": None,
         "mirror": None,
         "deltas": None,
+        "commands": [],
     }
     await service.close()
 
@@ -215,7 +216,7 @@ async def test_without_the_library_it_says_what_to_install(tmp_path: Path, monke
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "nats", None)
     service = NatsService(Home(tmp_path / "home"), NatsConfig(mode="embedded"), seeded_identity(1).nonce)
-    service.start()
+    service.open()
     found = service.status()
     assert "pip install 'nats-py" in found["problem"] and not found["connected"]
     await service.close()

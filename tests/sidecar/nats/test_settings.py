@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.nats.jetstream.options import PullSettings
 from sidecar.config import ConfigError, NatsConfig, load_config
-from sidecar.nats.settings import FREE_PORT, embedded_options, external_options, server_config
+from sidecar.nats.settings import FREE_PORT, embedded_options, external_options, pull_settings, server_config
 from tests.nats_servers import VERSIONS, program
 
 
@@ -79,7 +80,7 @@ def test_off_by_default() -> None:
         ('credentials = "ada.creds"', "must be absolute"),
         ('inbox_prefix = "a.>"', "nats.inbox_prefix"),
         ("port = 70000", "nats.port"),
-        ("[nats.pull]\nbatch_size = 1", "unknown key nats.pull"),
+        ("[nats.pull]\nbatch_size = 0", "nats.pull.batch_size"),
         ("prot = 1", "unknown key nats.prot; did you mean nats.port?"),
     ],
 )
@@ -89,6 +90,17 @@ def test_a_mistake_is_told_without_a_secret(text: str, said: str, tmp_path: Path
     with pytest.raises(ConfigError) as told:
         load_config(path)
     assert said in str(told.value) and "geheim" not in str(told.value)
+
+
+def test_pull_is_read_and_other_keys_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[nats.pull]\nbatch_size = 3\nack_wait_seconds = 7\nnew_option = [1]\n")
+    monkeypatch.setenv("DURABLE_STREAM_NATS__PULL__MAX_INFLIGHT", "5")
+    config = load_config(path).nats
+    assert config.pull.model_extra == {"new_option": [1]}
+    found = pull_settings(config)
+    assert (found.batch_size, found.max_inflight, found.ack_wait_s) == (3, 5, 7.0)
+    assert pull_settings(NatsConfig()) == PullSettings()
 
 
 def test_the_environment_reaches_the_section(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from sidecar.views.approvals import Ask
+from sidecar.views.approvals import LEAST_PERSON_MS, Ask
+from sidecar.views.catalog import Catalog
 from sidecar.views.conversation import MOST_DEPTH
 from sidecar.views.session_fold import diffs_of
 from sidecar.views.transcript import Call, Notice, Prompt, Reading, Said, Session, Turn
-from sidecar.views.transcript_wording import answer_text, asked_text, call_facts, turn_end
+from sidecar.views.transcript_wording import answer_text, asked_text, call_facts, facts_of, turn_end
 from streams.event import StreamEvent
+from streams.store import Record
 from tests.sidecar.views.conversations import DEMO, NAMES, folded, happened, recorded, written
 
 FORMS = ("text", "markdown", "html", "json")
@@ -88,11 +90,11 @@ def test_the_demo_is_told_with_its_children_below_their_calls() -> None:
     [
         ("permission_once", "replied", "approved once by user"),
         ("permission_always", "replied", "approved always by user"),
-        ("permission_reject", "rejected", "rejected by user"),
+        ("permission_reject", "rejected", "rejected automatically"),
         ("permission_aborted", "over", "not answered"),
         ("permission_external_directory", "replied", "approved once by user"),
         ("question_replied", "replied", "Blue (by user"),
-        ("question_rejected", "rejected", "rejected by user"),
+        ("question_rejected", "rejected", "rejected automatically"),
     ],
 )
 def test_an_answer_is_told_with_its_call(name: str, state: str, told: str) -> None:
@@ -101,6 +103,36 @@ def test_an_answer_is_told_with_its_call(name: str, state: str, told: str) -> No
     assert ask.state == state and answer_text(ask).startswith(told)
     (call,) = [item for item in found if isinstance(item, Call) and item.asks]
     assert call.call == ask.call
+
+
+def test_only_a_person_needs_time_to_reject() -> None:
+    def by(after_ms: int) -> tuple[str, str]:
+        told = {"kind": "permission", "request": "p", "call": "c", "turn": "m", "permission": "bash"}
+        made = [
+            happened("workflow.checkpoint", 1000, state="asked", **told),
+            happened("workflow.checkpoint", 1000 + after_ms, "user", state="replied", reply="reject", **told),
+        ]
+        (ask,) = everything(folded(made))
+        return ask.by, answer_text(ask)
+
+    assert by(LEAST_PERSON_MS) == ("user", "rejected by user after 100ms")
+    assert by(LEAST_PERSON_MS - 1) == ("", "rejected automatically after 99ms")
+
+
+def test_an_answer_to_an_unknown_ask_has_no_duration() -> None:
+    (ask,) = everything(folded([happened("workflow.checkpoint", 1000, "user", state="rejected", request="p")]))
+    assert (ask.by, ask.waited_ms, answer_text(ask)) == ("user", None, "rejected by user")
+
+
+@pytest.mark.parametrize("name", [*NAMES, DEMO], ids=lambda name: name.rpartition("/")[2])
+def test_turns_and_sessions_are_counted_as_streams_does(name: str) -> None:
+    catalog, events = Catalog(), recorded(name)
+    for position, event in enumerate(events):
+        catalog.apply(Record(event, position, position, ""))
+    for root in folded(events):
+        stream = catalog.streams[root.stream]
+        counts = [int(number) for number in re.findall(r"(\d+) (?:turn|session)", facts_of(root))]
+        assert counts == [stream.turns, len(stream.sessions)][: len(counts)]
 
 
 def test_twin_commands_each_have_their_own_ask() -> None:

@@ -1,4 +1,4 @@
-"""What agents and files said can neither drive a terminal nor a browser, nor pass for the transcript's own words."""
+"""Text of agents and files cannot control a terminal or a browser, or pass for the transcript's own words."""
 
 from __future__ import annotations
 

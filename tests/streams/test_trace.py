@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.nats.trace import TraceContext, made_trace, parse_traceparent, session_trace
 from streams.lineage import span_id, trace_id, traceparent
+from streams.trace import TraceContext, made_trace, parse_traceparent, session_trace
 from tests.bridge.opencode.playing import names, play
 from tests.streams.sizes import size
 

@@ -1,0 +1,82 @@
+"""The runtime: commands through an agent, against bare appends of as many events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.limits import beside
+from benchmarks.report import Row
+from benchmarks.store import IDENTITY, PAYLOAD, an_event
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.loading import UserAgent
+from sidecar.runtime.runtime import Runtime
+from streams.log.log import Log
+from streams.stores.directory import Backend
+
+IN_FLIGHT = 256
+CHUNK = 512
+
+
+class Echo:
+    """Answers each command with one event of the same size."""
+
+    name = "echo"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the command's payload."""
+        return [{"type": "echo.said", "payload": event["payload"]}]
+
+    def apply(self, event: dict[str, Any]) -> None:
+        """Count."""
+        self.count += 1
+
+
+async def _rate(one: Callable[[], Awaitable[object]], seconds: float) -> float:
+    """Calls per second with ``IN_FLIGHT`` of them waiting at a time."""
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        numbers = iter(range(CHUNK))
+
+        async def work(numbers: Iterator[int] = numbers) -> None:
+            for _ in numbers:
+                await one()
+
+        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+        done += CHUNK
+    return done / (time.perf_counter() - start)
+
+
+async def measure(directory: Path, seconds: float) -> list[Row]:
+    """Measure from a command to its durable result, on both stores; nothing is promised yet."""
+    rows = []
+    backends: tuple[Backend, ...] = ("jsonl", "sqlite")
+    for backend in backends:
+        bare = await Log.open(directory / f"runtime-bare-{backend}", IDENTITY, backend=backend)
+        store = await Log.open(directory / f"runtime-{backend}", IDENTITY, backend=backend)
+        runtime = Runtime(store, IDENTITY, [UserAgent("benchmarks:Echo", Echo)])
+        await runtime.start()
+
+        async def append(log: Log = bare) -> None:
+            await log.append([an_event(0), an_event(1)])
+
+        async def command(runtime: Runtime = runtime) -> None:
+            await runtime.command("echo", Command(IDENTITY.ulid(), "say", PAYLOAD))
+
+        await _rate(command, seconds / 10)  # warm
+        rate, limit = await beside(
+            lambda s, one=append: _rate(one, s),
+            lambda s, one=command: _rate(one, s),
+            seconds,  # type: ignore[misc]
+        )
+        rows.append(Row(f"{backend}: command to durable result, 256 in flight", rate, limit, "bare appends of 2"))
+        await runtime.close()
+        await store.close()
+        await bare.close()
+    return rows

@@ -1,0 +1,233 @@
+"""Reads a command as it arrives from ``cmd.{project}.{workspace}.{agent}.{type}``: any client may send one. Pure.
+
+===================================================  =============================================
+body                                                 read as
+===================================================  =============================================
+an object with ``id``, ``stream_id``, ``payload``    a whole event, as the mirror sends it
+an object of the envelope's fields only, with        the command's ``type``, ``payload``, ``actor``,
+``type`` or ``payload``                              ``correlation_id``, ``idempotency_key``, …
+any other object                                     the payload
+any other JSON value                                 the payload ``{"value": …}``
+nothing                                              the payload ``{}``
+===================================================  =============================================
+
+Where the body names no type, the last part of the subject is the type. The command's key is the
+body's ``idempotency_key``, else ``Nats-Msg-Id``, else its place in the stream.
+
+Headers win over the body. A missing or invalid ``traceparent`` is replaced by one that is marked as
+generated. The depth rules are those of ``recursion.py``; without a depth, only a command that nothing
+caused is accepted: it begins a chain.
+
+Source: seed 000, "Reliability & Idempotency Protocol"; seed 002, 3; FEATURES C12-C28, J16, J17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+from urllib.parse import unquote
+
+import orjson
+
+from bridge.nats import headers as h
+from bridge.nats.headers import ProtocolViolation, read_depth, reserved_keys
+from bridge.nats.l0.recursion import EXCEEDED, MAX_DEPTH, VIOLATION, Decision, judge
+from bridge.nats.subjects import CommandSubject
+from streams.bus.headers import is_header_value
+from streams.bus.subjects import SubjectError
+from streams.errors import InvalidEvent
+from streams.event import StreamEvent
+from streams.trace import MAX_TRACESTATE, made_trace, parse_traceparent
+
+UNKNOWN_SENDER: Final = "user"
+
+_FIELDS: Final = frozenset(StreamEvent.__annotations__) | {"timestamp"}
+_WHOLE: Final = frozenset({"id", "stream_id", "payload"})
+_TEXTS: Final = ("type", "actor", "idempotency_key", "correlation_id", "causation_id", "traceparent")
+_KNOWN: Final = {
+    name.lower(): name
+    for name in (
+        *(h.TRACEPARENT, h.TRACESTATE, h.TIMESTAMP, h.SENDER, h.RECURSION_DEPTH, h.TRACE_MADE, h.MESSAGE_ID, h.LOG),
+        *(h.USER_ID, h.CHANNEL_ID, h.CONTEXT_ID),
+    )
+}
+_FORWARDED: Final = (h.USER_ID, h.CHANNEL_ID, h.CONTEXT_ID)
+_MAX_MS: Final = 2**53
+
+
+class Undecodable(ValueError):
+    """A message that is no command; ``reason`` says why, without its content."""
+
+    code: ClassVar[str] = "undecodable"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedCommand:
+    """A command with everything that its headers, subject and body say.
+
+    ``decision`` judges its depth: ``depth`` is what it claims, or what its chain has. Count the ``notes``:
+    ``trace_made``, ``trace_invalid``, ``tracestate_dropped``, ``timestamp_invalid`` and ``reserved_keys``.
+    """
+
+    agent: str
+    type: str
+    key: str
+    payload: dict[str, Any] = field(repr=False)
+    actor: str
+    sender: str
+    depth: int
+    decision: Decision
+    correlation_id: str | None
+    causation_id: str | None
+    traceparent: str
+    ts: int | None
+    metadata: dict[str, Any] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_violation(self) -> bool:
+        """Whether it breaks the protocol, so that its depth means nothing."""
+        return self.decision.verdict == VIOLATION
+
+
+def read_command(
+    subject: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    stream: str,
+    sequence: int,
+    recorded: Callable[[str], int | None],
+    limit: int = MAX_DEPTH,
+) -> ArrivedCommand:
+    """Read one message. ``recorded`` returns the depth recorded for a correlation id; ``limit`` is the depth's.
+
+    Raises:
+        Undecodable: it is no command.
+    """
+    try:
+        names = CommandSubject.parse(subject)
+    except SubjectError as error:
+        raise Undecodable(f"its subject is not a command's: {error.reason}") from None
+    given, fields = known_headers(headers), _fields_of(body)
+    notes: list[str] = []
+    payload = fields["payload"]
+    if reserved_keys(payload):
+        notes.append("reserved_keys")
+    key = fields.get("idempotency_key") or given.get(h.MESSAGE_ID) or f"{stream}:{sequence}"
+    if h.LOG in given and fields.get("idempotency_key"):
+        key = f"{given[h.LOG]}:{key}"  # keys are unique in one log, and any number of homes send commands
+    correlation, causation = fields.get("correlation_id"), fields.get("causation_id")
+    depth, decision = _judged(given, recorded(correlation) if correlation else None, causation, limit)
+    metadata: dict[str, Any] = {"subject": subject, "project": names.project, "workspace": names.workspace}
+    metadata |= {name: given[name] for name in _FORWARDED if name in given}
+    source = fields.get("source")
+    sender = unquote(given[h.SENDER]) if h.SENDER in given else source.get("agent") if source else None
+    return ArrivedCommand(
+        agent=names.agent,
+        type=fields.get("type") or names.type,
+        key=key,
+        payload=payload,
+        actor=fields.get("actor") or sender or UNKNOWN_SENDER,
+        sender=sender or UNKNOWN_SENDER,
+        depth=depth,
+        decision=decision,
+        correlation_id=correlation,
+        # A whole event was recorded elsewhere, so it is itself the cause of what is recorded here.
+        causation_id=fields["id"] if fields.keys() >= _WHOLE else causation,
+        traceparent=_trace_of(given, fields, key, metadata, notes),
+        ts=_ts_of(given, fields, notes),
+        metadata=metadata,
+        notes=tuple(notes),
+    )
+
+
+def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that have a meaning here, under their own names, in whatever case they came."""
+    found: dict[str, str] = {}
+    for name, value in headers.items():
+        known = _KNOWN.get(name.lower())
+        if known is not None and (known == name or known not in headers) and is_header_value(value):
+            found[known] = value
+    return found
+
+
+def _fields_of(body: bytes) -> dict[str, Any]:
+    """The fields of a command; ``payload`` is always there."""
+    if not body.strip():
+        return {"payload": {}}
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise Undecodable("its body is not JSON") from None
+    if not isinstance(value, dict):
+        return {"payload": {"value": value}}
+    if value.keys() >= _WHOLE:
+        try:
+            return StreamEvent.parse(value).fields()
+        except InvalidEvent as error:
+            raise Undecodable(f"its body is {error}") from None
+    if not value.keys() <= _FIELDS or not ("type" in value or "payload" in value):
+        return {"payload": value}
+    payload = value.get("payload", {})
+    found = {**value, "payload": payload if isinstance(payload, dict) else {"value": payload}}
+    for name in _TEXTS:
+        if found.get(name) is not None and not (isinstance(found[name], str) and found[name]):
+            raise Undecodable(f"its {name} is not a text")
+    source = found.get("source")
+    if source is not None and not (isinstance(source, dict) and isinstance(source.get("agent", ""), str)):
+        raise Undecodable("its source is not an object that names an agent")
+    return found
+
+
+def _judged(given: Mapping[str, str], recorded: int | None, causation: str | None, limit: int) -> tuple[int, Decision]:
+    """The depth of the chain so far, and the decision about it."""
+    begins = h.RECURSION_DEPTH not in given and recorded is None and causation is None
+    decision = judge("entry" if begins else "enqueue", given, recorded=recorded, limit=limit)
+    if decision.depth is not None:
+        return decision.depth, decision
+    if decision.verdict == EXCEEDED:
+        try:
+            return read_depth(given), decision
+        except ProtocolViolation:
+            return recorded or 0, decision
+    return 0, decision
+
+
+def _trace_of(
+    given: Mapping[str, str], fields: Mapping[str, Any], key: str, metadata: dict[str, Any], notes: list[str]
+) -> str:
+    """The trace to continue. Adds what else to record about it to ``metadata``."""
+    came = given.get(h.TRACEPARENT) or fields.get("traceparent")
+    trace = parse_traceparent(came) if came else None
+    state = given.get(h.TRACESTATE)
+    if trace is None:
+        notes.append("trace_invalid" if came else "trace_made")
+        metadata["trace_generated"] = True
+    elif given.get(h.TRACE_MADE) == "true":
+        metadata["trace_generated"] = True
+    if state is not None:
+        if trace is None or len(state) > MAX_TRACESTATE:
+            notes.append("tracestate_dropped")
+        else:
+            metadata[h.TRACESTATE] = state
+    return str(trace or made_trace(key))
+
+
+def _ts_of(given: Mapping[str, str], fields: Mapping[str, Any], notes: list[str]) -> int | None:
+    """The sender's time; ``None`` if it names none that can be read, so that the recorder's is taken."""
+    text = given.get(h.TIMESTAMP)
+    came = fields.get("ts", fields.get("timestamp")) if text is None else text
+    if came is None:
+        return None
+    if isinstance(came, str):
+        came = int(came) if came.isascii() and came.isdecimal() and len(came) < 17 else None
+    if isinstance(came, int) and not isinstance(came, bool) and 0 <= came < _MAX_MS:
+        return came
+    notes.append("timestamp_invalid")
+    return None

@@ -1,0 +1,134 @@
+/**
+ * The tools that the model gets, as the sidecar describes them in `tools.json`.
+ *
+ * OpenCode fixes a plugin's tools when it loads, so the file is read then, once. A call
+ * goes to the sidecar as a `tool` frame; without a sidecar it fails readably.
+ */
+import fs from "node:fs";
+import path from "node:path";
+
+/** How long a call waits for a link before it fails, ms. */
+const LINK_MS = 5000;
+/** How long the sidecar may take to answer, ms, unless the tool's description says otherwise. */
+const ANSWER_MS = 60_000;
+const LOOK_MS = 50;
+/** Most bytes of the file: it is small, and a large one is not ours. */
+const MAX_BYTES = 256 * 1024;
+
+/** @typedef {{description: string, args: Record<string, object>, required: string[], wait_ms?: number}} Definition */
+
+/**
+ * @param {string} home
+ * @returns {Record<string, Definition>} empty without a file
+ */
+export function readTools(home) {
+  try {
+    const text = fs.readFileSync(path.join(home, "tools.json"), "utf8");
+    if (text.length > MAX_BYTES) return {};
+    const found = JSON.parse(text);
+    return found && typeof found === "object" && !Array.isArray(found) ? found : {};
+  } catch {
+    // No sidecar has run in this home yet, or it gives the model no tools.
+    return {};
+  }
+}
+
+/** Sends calls over the link, and hands out the answers. */
+export class Tools {
+  #link;
+  #count = 0;
+  /** @type {Map<string, {resolve: (text: string) => void, reject: (error: Error) => void}>} */
+  #waiting = new Map();
+
+  /** @param {{live: boolean, send: (text: string) => boolean}} link */
+  constructor(link) {
+    this.#link = link;
+  }
+
+  /**
+   * The hooks that register the tools.
+   *
+   * @param {Record<string, Definition>} definitions
+   * @returns {Record<string, any>} empty without tools
+   */
+  hooks(definitions) {
+    const names = Object.keys(definitions);
+    if (names.length === 0) return {};
+    /** @type {Record<string, any>} */
+    const tool = {};
+    for (const name of names) {
+      const { description, args, wait_ms } = definitions[name];
+      tool[name] = {
+        description,
+        args,
+        /** @param {any} given @param {any} context */
+        execute: (given, context) => this.#call(name, given ?? {}, context ?? {}, wait_ms ?? ANSWER_MS),
+      };
+    }
+    return {
+      tool,
+      /** OpenCode makes every property required. @param {any} input @param {any} output */
+      "tool.definition": async (input, output) => {
+        try {
+          const definition = definitions[input?.toolID ?? input?.tool ?? input?.id];
+          if (definition && output?.jsonSchema) {
+            output.jsonSchema = { ...output.jsonSchema, required: definition.required };
+          }
+        } catch {
+          // The model then must name every argument; the sidecar takes null for none.
+        }
+      },
+    };
+  }
+
+  /** Hand out an answer. @param {any} frame a `result` frame */
+  answered(frame) {
+    const waiting = this.#waiting.get(String(frame.id));
+    if (!waiting) return;
+    this.#waiting.delete(String(frame.id));
+    if (frame.error) waiting.reject(new Error(String(frame.error.message ?? "the sidecar refused the call")));
+    else waiting.resolve(typeof frame.value === "string" ? frame.value : JSON.stringify(frame.value));
+  }
+
+  /** The link ended: calls on it get no answer. */
+  lost() {
+    const ended = [...this.#waiting.values()];
+    this.#waiting.clear();
+    for (const { reject } of ended) reject(new Error("Durable Stream restarted during the call; try again"));
+  }
+
+  /**
+   * @param {string} name
+   * @param {any} args
+   * @param {any} context
+   * @param {number} answerMs
+   * @returns {Promise<string>}
+   */
+  async #call(name, args, context, answerMs) {
+    await this.#linked();
+    this.#count += 1;
+    const id = `t${this.#count}`;
+    const { sessionID, messageID, callID, agent, directory, worktree } = context;
+    const about = { sessionID, messageID, callID, agent, directory, worktree };
+    return await new Promise((resolve, reject) => {
+      const timer = setTimeout(() => {
+        this.#waiting.delete(id);
+        reject(new Error("Durable Stream did not answer in time"));
+      }, answerMs);
+      timer.unref?.();
+      this.#waiting.set(id, {
+        resolve: (text) => (clearTimeout(timer), resolve(text)),
+        reject: (error) => (clearTimeout(timer), reject(error)),
+      });
+      this.#link.send(JSON.stringify({ type: "tool", id, name, args, context: about }));
+    });
+  }
+
+  async #linked() {
+    const end = performance.now() + LINK_MS;
+    while (!this.#link.live) {
+      if (performance.now() > end) throw new Error("Durable Stream is not running; `durable-stream doctor` says why");
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    }
+  }
+}

@@ -1,0 +1,69 @@
+"""Watches for dead OpenCode processes: records their spools, then ends their turns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from sidecar.capture.ingest import Ingest
+from sidecar.capture.spools import boots, take_left
+from sidecar.components import in_background
+
+log = logging.getLogger("sidecar")
+
+SPOOL_SCAN_SECONDS: Final = 15.0
+"""How often the sidecar looks for spools of dead processes; it also looks when a link closes."""
+
+DEATH_SCAN_SECONDS: Final = 1.0
+"""How often it checks the process of an open turn whose OpenCode has no link: it may have just died."""
+
+
+class SpoolWatch:
+    """A component: looks at the start, after each closed link, and periodically."""
+
+    def __init__(self, directory: Path, ingest: Ingest) -> None:
+        self._directory, self._ingest = directory, ingest
+        self._scan = asyncio.Event()
+        self._taking = asyncio.Lock()
+        self._is_uncertain = False
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        in_background(stack, self._watch())
+
+    def owes(self) -> bool:
+        """True while spools are being recorded."""
+        return self._taking.locked()
+
+    def wake(self) -> None:
+        """Look now: a link closed."""
+        self._scan.set()
+
+    async def take(self) -> int:
+        """Record what dead processes left, then end their turns; return how many items that were."""
+        async with self._taking:
+            taken = await take_left(self._directory, self._ingest)
+            unlinked = self._ingest.dead()
+            # Looked for after the process was found dead: it can leave no further spool.
+            spooled = await asyncio.to_thread(boots, self._directory) if unlinked else set()
+            over = {boot for boot, dead in unlinked.items() if dead and boot not in spooled}
+            over = {boot for boot in over if not self._ingest.holds(boot)}
+            self._is_uncertain = over != set(unlinked)
+            if over:
+                await self._ingest.end_turns(over)
+        if taken:
+            log.info("took %d items from spools", taken)
+        return taken
+
+    async def _watch(self) -> None:
+        while True:
+            self._scan.clear()
+            await self.take()
+            try:
+                async with asyncio.timeout(DEATH_SCAN_SECONDS if self._is_uncertain else SPOOL_SCAN_SECONDS):
+                    await self._scan.wait()
+            except TimeoutError:
+                continue

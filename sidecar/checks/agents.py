@@ -1,0 +1,45 @@
+"""What a person should know about agents and their commands, from the running sidecar's status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sidecar.checks.check import Check, Scene, counted
+
+_RESERVED: Final = "reserved_keys"
+_UNSENT: Final = "cmd_unsent:"
+LETTERS_HINT: Final = "see `durable-stream dlq list`"
+
+
+def check_agents(scene: Scene) -> list[Check]:
+    """What the running sidecar's agents wait for, and what they could not handle."""
+    notes = agent_notes(scene.answer) if scene.answer is not None else []
+    return [Check("agents", "note", text, hint) for text, hint in notes]
+
+
+def agent_notes(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Texts with hints; empty while all is well."""
+    notes = []
+    rows = (status.get("worker") or {}).get("agents") or []
+    if dead := sum(row.get("dead", 0) for row in rows):
+        notes.append(letters_note(dead))
+    nats = status.get("nats") or {}
+    consumers = nats.get("commands") or []
+    for consumer in consumers:
+        if consumer["problem"] and nats.get("connected"):
+            text = f"the agent {consumer['agent']} gets no commands from NATS: {consumer['problem']}"
+            notes.append((text, "two consumers of the same commands are not possible: remove the other one"))
+    counts = (nats.get("mirror") or {}).get("notes") or {}
+    if reserved := sum(consumer["counts"].get(_RESERVED, 0) for consumer in consumers):
+        text = f"{counted(reserved, 'command')} had CG-* keys in their payload, which are reserved for headers"
+        notes.append((text, "rename these keys in the program that sends them"))
+    if unsent := sum(count for name, count in counts.items() if name.startswith(_UNSENT)):
+        text = f"{counted(unsent, 'command')} for agents elsewhere not sent: too old, too large or forgotten"
+        notes.append((text, "`durable-stream mirror status --json` counts the reasons in `notes`"))
+    return notes
+
+
+def letters_note(count: int) -> tuple[str, str]:
+    """The text and the hint about open dead letters."""
+    return f"{counted(count, 'dead letter')}: commands or events that an agent could not handle", LETTERS_HINT

@@ -1,0 +1,118 @@
+"""``checkpoints``: what waits for an answer of a person, and answering it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared.arguments import LimitOption
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.checkpoints import Checkpoint
+
+WAITS = ("open", "answering")
+
+
+async def checkpoints(
+    context: typer.Context,
+    checkpoint: Annotated[
+        str | None, typer.Argument(metavar="[CHECKPOINT]", help="Show this one whole: its id, or a unique prefix.")
+    ] = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--answer",
+            metavar="once|always|reject|TEXT",
+            help="Answer it; a second one is the message of a rejection, or answers the next question.",
+        ),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Also those that are answered, expired or withdrawn.")] = False,
+    limit: LimitOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """List what waits for your answer, in any session, and answer it.
+
+    The first answer wins, wherever it is given; a late one ends with the code already-answered.
+    """
+    from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.checkpoints import as_row
+    from sidecar.orchestrator.reading import read_checkpoints
+    from sidecar.views.select import empty_text, open_reader
+    from streams.store import NOTHING
+
+    out = Output(json)
+    home = home_of(context)
+    if answer:
+        from sidecar.cli.shared.control import ask
+
+        if checkpoint is None:
+            raise Failure("no-checkpoint", "name what to answer; `durable-stream checkpoints` lists what waits")
+        given = {"checkpoint": checkpoint, "answer": answer}
+        found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
+        out.object(found) if json else out.text(f"{found['id']} is answered: {'; '.join(found['answer'])}")
+        return
+    reader = open_reader(home.store_path)
+    listed = await read_checkpoints(reader)
+    if checkpoint is not None:
+        _show(out, _named(listed, checkpoint))
+        return
+    shown = [each for each in listed if all_ or each.state in WAITS][-limit if limit else 0 :]
+    if json:
+        for each in shown:
+            out.object(as_row(each))
+    elif shown:
+        _table(out, shown)
+    else:
+        empty = reader.head == NOTHING
+        note(f"Nothing waits for an answer: {empty_text(reader)}." if empty else "Nothing waits for an answer.")
+
+
+def _named(listed: list[Checkpoint], given: str) -> Checkpoint:
+    found = [each for each in listed if each.id.startswith(given) or each.request == given]
+    if len(found) != 1:
+        several = "more than one" if found else "no"
+        text = f"{several} checkpoint begins with {given[:40]!a}; `durable-stream checkpoints --all` lists them"
+        raise Failure("no-checkpoint", text)
+    return found[0]
+
+
+def _table(out: Output, listed: list[Checkpoint]) -> None:
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.output import Column
+    from sidecar.views.wording import ago, one_line
+
+    now = own_identity().now_ms()
+    names = ("id", "kind", "state", "asked", "session")
+    out.table(
+        (*(Column(name) for name in names), Column("what", wide=True)),
+        [
+            (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], one_line(each.text))
+            for each in listed
+        ],
+    )
+
+
+def _show(out: Output, each: Checkpoint) -> None:
+    from sidecar.orchestrator.checkpoints import as_row
+    from sidecar.views.wording import local_time
+
+    if out.json:
+        out.object(as_row(each))
+        return
+    out.text(f"{each.id}  {each.kind}  {each.state}")
+    for name, value in (
+        ("session", each.session),
+        ("intent", each.intent),
+        ("asked", local_time(each.opened)),
+        ("expires", each.expires and local_time(each.expires)),
+        ("default", each.default),
+        ("options", ", ".join(each.options)),
+        ("answer", "; ".join(each.answer)),
+        ("by", each.by),
+    ):
+        if value:
+            out.text(f"  {name:<8} {value}")
+    out.text(f"\n{each.text}")

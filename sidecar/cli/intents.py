@@ -1,0 +1,113 @@
+"""``intents``: background work, what it came to, and ending it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.arguments import LimitOption
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.intents import Intent, State
+
+
+async def intents(
+    context: typer.Context,
+    intent: Annotated[
+        str | None, typer.Argument(metavar="[INTENT]", help="Show this one whole: its id, or a unique prefix.")
+    ] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it, with everything that it started.")] = False,
+    limit: LimitOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """List background work, newest last: its state, age, cost and title."""
+    from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.intents import as_row
+    from sidecar.orchestrator.reading import read_intents
+    from sidecar.views.select import empty_text, open_reader
+    from streams.store import NOTHING
+
+    out = Output(json)
+    home = home_of(context)
+    if cancel:
+        from sidecar.cli.shared.control import ask
+
+        if intent is None:
+            raise Failure("no-intent", "name the intent to cancel; `durable-stream intents` lists them")
+        found = await ask(home, "intent_cancel", {"intent": intent}, "the intent is unchanged")
+        out.object(found) if json else out.text(f"{found['id']} is being cancelled.")
+        return
+    reader = open_reader(home.store_path)
+    state = await read_intents(reader)
+    if intent is not None:
+        _show(out, _named(state, intent), state)
+        return
+    listed = list(state.intents.values())[-limit if limit else 0 :]
+    if json:
+        for each in listed:
+            out.object(as_row(each))
+        return
+    if not listed:
+        started = "the tool agent_spawn or `durable-stream spawn` starts some"
+        note(f"No background work yet: {started if reader.head > NOTHING else empty_text(reader)}.")
+        return
+    _table(out, listed)
+
+
+def _named(state: State, given: str) -> Intent:
+    found = [intent for intent in state.intents.values() if intent.id.startswith(given)]
+    if len(found) != 1:
+        several = "more than one" if found else "no"
+        raise Failure("no-intent", f"{several} intent begins with {given[:40]!a}; `durable-stream intents` lists them")
+    return found[0]
+
+
+def _table(out: Output, listed: list[Intent]) -> None:
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.output import Column
+    from sidecar.views.wording import ago, money, rough_span
+
+    now = own_identity().now_ms()
+    columns = (Column("id"), Column("state"), Column("started"), Column("ran", right=True), Column("cost", right=True))
+    rows = []
+    for each in listed:
+        ran = (each.ended or now) - each.started if each.started is not None else None
+        rows.append(
+            (
+                each.id,
+                each.state,
+                ago(now - each.created),
+                rough_span(ran) if ran is not None else "-",
+                money(each.cost) if each.cost else "-",
+                each.title,
+            )
+        )
+    out.table((*columns, Column("title", wide=True)), rows)
+
+
+def _show(out: Output, intent: Intent, state: State) -> None:
+    from sidecar.orchestrator.intents import as_row
+    from sidecar.views.wording import local_time
+
+    notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
+    if out.json:
+        out.object({**as_row(intent), "notice": None if notice is None else notice.state})
+        return
+    out.text(f"{intent.id}  {intent.state}  {intent.title}")
+    if intent.reason:
+        out.text(f"  {intent.reason}")
+    for name, value in (
+        ("session", intent.session),
+        ("parent", intent.parent),
+        ("directory", intent.directory),
+        ("registered", local_time(intent.created)),
+        ("notice", notice and notice.state),
+    ):
+        if value:
+            out.text(f"  {name:<11} {value}")
+    out.text(f"\n{intent.prompt}")
+    if intent.result:
+        out.text(f"\n{intent.result}")

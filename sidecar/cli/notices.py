@@ -1,0 +1,84 @@
+"""``notices``: what was told to a session or a person, and ``notify test``: whether each channel works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sidecar.cli.shared.arguments import LimitOption
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.cli.shared.output import Output
+
+
+async def notices(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
+    """List messages to sessions and alerts for you, newest last: state, channel and times.
+
+    A notice is queued, sent, and observed; one that nobody saw is escalated to another channel.
+    """
+    from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.reading import read_notices
+    from sidecar.views.select import empty_text, open_reader
+    from streams.store import NOTHING
+
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    rows = (await read_notices(reader))[-limit if limit else 0 :]
+    if json:
+        for row in rows:
+            out.object(row)
+    elif rows:
+        _table(out, rows)
+    else:
+        note(f"No notices yet: {empty_text(reader)}." if reader.head == NOTHING else "No notices yet.")
+
+
+def _table(out: Output, rows: list[dict[str, Any]]) -> None:
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.output import Column
+    from sidecar.views.wording import ago, one_line
+
+    now = own_identity().now_ms()
+    names = ("id", "kind", "state", "queued", "channels")
+    out.table(
+        (*(Column(name) for name in names), Column("text", wide=True)),
+        [
+            (
+                row["id"],
+                row["kind"],
+                row["state"],
+                ago(now - row["queued"]),
+                " ".join(f"{each['channel']}={each['state']}" for each in row["channels"]) or "-",
+                one_line(row["text"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+async def notify(
+    context: typer.Context,
+    action: Annotated[Literal["test"], typer.Argument(metavar="test", help="Send a message on every channel.")],
+    json: JsonFlag = False,
+) -> int:
+    """Prove each channel of [notify]: send a message on it, now. Exits with 1 if one does not take it."""
+    from sidecar.cli.shared.control import control
+    from sidecar.cli.shared.output import Output
+
+    out = Output(json)
+    async with control(home_of(context), "run the same command again") as client:
+        found = await client.request("notify_test", {})
+        changed = (await client.request("status", {}))["config_changed"]
+    if changed:
+        note("config.toml changed since the sidecar started: run `durable-stream stop`, then this command again.")
+    if json:
+        out.object(found)
+    for each in found["channels"]:
+        if not json:
+            out.text(f"{each['channel']}: {'works' if each['ok'] else each['error']}")
+    if not found["channels"]:
+        note("No channel is configured: set urls or desktop in [notify] of config.toml.")
+        return 1
+    return 0 if all(each["ok"] for each in found["channels"]) else 1

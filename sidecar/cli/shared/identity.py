@@ -1,0 +1,17 @@
+"""The command line's clock and randomness: made here, once, and passed on."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams.identity import Identity
+
+
+@cache
+def own_identity() -> Identity:
+    """The identity of this command."""
+    from streams.identity import system_identity
+
+    return system_identity()

@@ -1,0 +1,34 @@
+"""``signal``: raise a named signal that an agent waits for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+
+
+async def signal(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name, such as `deployed`.")],
+    payload: Annotated[str | None, typer.Argument(metavar="[JSON]", help="What whoever waits for it gets.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="The same key raises it only once.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Raise a signal, for agents that wait with the tool wait_for, now or later."""
+    import json as reading
+
+    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.output import Output
+
+    given: Any = None
+    if payload is not None:
+        try:
+            given = reading.loads(payload)
+        except ValueError as error:
+            raise Failure("bad-json", f"the payload is not JSON ({error}); quote it: '{{\"by\": 1}}'") from None
+    asked = {"name": name, "payload": given, "key": key}
+    found = await ask(home_of(context), "signal", asked, "run the same command with the same --key, which is safe")
+    out = Output(json)
+    out.object(found) if json else out.text(f"{found['name']} was raised; {found['count']} so far")

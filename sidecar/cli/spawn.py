@@ -1,0 +1,51 @@
+"""``spawn``: start background work from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.command import JsonFlag, home_of
+
+
+async def spawn(
+    context: typer.Context,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Everything the background agent must know.")],
+    title: Annotated[str, typer.Option("--title", help="A few words; default: the prompt's first.")] = "",
+    directory: Annotated[
+        Path | None, typer.Option("--directory", metavar="DIR", help="The project; default: this directory.")
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", metavar="SESSION", help="The session that gets the result.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="OpenCode's agent; default: build.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", metavar="PROVIDER/MODEL", help="Again for fallbacks, in order.")
+    ] = None,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=1440, help="Stop it after this long.")] = 60,
+    key: Annotated[str | None, typer.Option("--key", help="The same key starts the work only once.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Start background work that survives restarts of OpenCode and of the sidecar."""
+    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.output import Output
+
+    out = Output(json)
+    where = (directory or Path.cwd()).expanduser().resolve()
+    given: dict[str, Any] = {
+        "prompt": prompt,
+        "title": title,
+        "directory": str(where),
+        "parent": parent,
+        "agent": agent,
+        "models": model or [],
+        "minutes": minutes,
+        "key": key,
+    }
+    found = await ask(home_of(context), "spawn", given, "run the same command with the same --key, which is safe")
+    if json:
+        out.object(found)
+    else:
+        out.text(f"{found['id']}  {found['state']}  {found['title']}")

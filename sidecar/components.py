@@ -1,0 +1,56 @@
+"""What the parts of a running sidecar have in common, so that ``app.py`` can start and stop them as a list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, Protocol
+
+LOOK_SECONDS: Final = 1.0
+"""How often ``wait_idle`` asks the components."""
+
+
+class Component(Protocol):
+    """A part of a running sidecar."""
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start it; ``stack`` stops it, after everything that was started later."""
+        ...
+
+    def owes(self) -> bool:
+        """True while it has work that keeps an idle sidecar running."""
+        ...
+
+
+def in_background(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` in a task until ``stack`` closes, which cancels it and waits for its end."""
+    task = asyncio.create_task(work)
+
+    async def stop() -> None:
+        task.cancel()
+        await asyncio.wait((task,))
+
+    stack.push_async_callback(stop)
+
+
+async def wait_idle(
+    components: Sequence[Component], idle_seconds: float, last_look: Callable[[], Awaitable[int]]
+) -> None:
+    """Return after ``idle_seconds`` in which no component owed anything.
+
+    ``last_look`` is called before it returns; if it finds work, it returns how much, and the time begins again.
+    """
+    loop = asyncio.get_running_loop()
+    idle_since = loop.time()
+
+    def owing() -> bool:
+        return any(component.owes() for component in components)
+
+    while True:
+        await asyncio.sleep(max(0.0, min(idle_since + idle_seconds - loop.time(), LOOK_SECONDS)))
+        # Ask again after the last look: a peer may connect meanwhile.
+        if owing() or (loop.time() - idle_since >= idle_seconds and (await last_look() or owing())):
+            idle_since = loop.time()
+        elif loop.time() - idle_since >= idle_seconds:
+            return

@@ -1,0 +1,234 @@
+"""The ``Handler`` of the link server: passes hooks on, and says how the sidecar is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.opencode.capture.translate import Origin, Translator
+from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
+from bridge.opencode.link.link import CallError, Refused
+from sidecar.capture.ingest import Ingest
+from sidecar.capture.spools import backlog
+from sidecar.capture.watching import SpoolWatch
+from sidecar.home import Home, is_alive
+from sidecar.keeping.upkeep import Upkeep
+from sidecar.link.server import LinkServer, ShimConnection
+from sidecar.nats.service import NatsService
+from sidecar.opencode2.services import Services
+from sidecar.orchestrator.service import DurableStream
+from sidecar.registry import Requests
+from sidecar.version import VERSION, is_newer
+from sidecar.worker import Worker
+from streams.identity import Identity
+from streams.log.log import Log
+
+log = logging.getLogger("sidecar")
+
+_VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
+
+MAX_VERSIONS: Final = 16
+"""Most OpenCode versions to remember; the one seen longest ago is dropped."""
+
+
+class Sidecar:
+    """The ``Handler`` of the link server. ``requests`` is its table; ``server`` is set once there is one."""
+
+    def __init__(
+        self,
+        home: Home,
+        identity: Identity,
+        stopping: asyncio.Event,
+        store: Log,
+        translator: Translator,
+        ingest: Ingest,
+        upkeep: Upkeep,
+        spools: SpoolWatch,
+        nats: NatsService,
+        services: Services,
+    ) -> None:
+        self.boot, self.started_ms = identity.ulid(), identity.now_ms()
+        self.requests = Requests()
+        self.server: LinkServer | None = None
+        self.worker: Worker | None = None
+        self.durable: DurableStream | None = None
+        self.stopping = stopping
+        self.leaving: ByeReason = "draining"
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        self._home, self._store, self._now_ms = home, store, identity.now_ms
+        self._translator, self._ingest = translator, ingest
+        self._upkeep, self._spools, self._nats, self._services = upkeep, spools, nats, services
+        self._versions: dict[str, int] = {}  # OpenCode's, with when it was last seen, in that order
+        self._refused: dict[str, Any] | None = None
+        self._config_text = _content(home.config_path)
+
+    # What the link server calls
+
+    async def opened(self, link: ShimConnection) -> None:
+        """See ``links.Handler``."""
+        self._ingest.opened(link)
+        self._services.opened(link.boot_id, link.instance, link.identity.service)
+        link.push_context({"lossy": self._nats.wants_deltas})
+        self._note_version(link.opencode_version)
+        version = _shown(link.opencode_version)
+        log.info("link opened: pid %d, instance %s, OpenCode %s", link.pid, link.instance, version)
+
+    async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
+        """See ``links.Handler``. Returns at once; the items are finished when they are durable."""
+        if not link.opencode_version:
+            self._learn_version(link, items)
+        self._ingest.take(Origin(link.boot_id, link.instance, link.pid), first_seq, items, link)
+
+    def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
+        """See ``links.Handler``. These are token deltas: never stored, published while NATS is connected."""
+        self._translator.counts["lossy"] += len(items)
+        self._nats.deltas(items)
+
+    async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
+        """See ``links.Handler``."""
+        if self.durable is None:
+            raise CallError("unavailable", "this sidecar has no tools")
+        return await self.durable.tool(link, name, args, context)
+
+    async def ready(self, link: ShimConnection) -> None:
+        """See ``links.Handler``."""
+        if self.durable is not None:
+            await self.durable.observe(link)
+
+    async def closed(self, link: ShimConnection) -> None:
+        """See ``links.Handler``."""
+        self._ingest.closed(link)
+        self._services.closed(link.boot_id, link.instance)
+        self._spools.wake()
+        log.info("link closed: pid %d, instance %s (%s)", link.pid, link.instance, link.reason or "lost")
+        if link.reason == "upgrade" and is_newer(link.shim_version, VERSION):
+            self._make_room(link.shim_version, link.pid)
+
+    def refused(self, peer: Refused) -> None:
+        """See ``links.Handler``. If the plugin is newer, this sidecar stops so that the plugin can start its own."""
+        who = "plugin" if peer.role == "shim" else "command"
+        log.warning(
+            "refused a %s (%s, pid %d): it speaks link protocol %d, this sidecar %d",
+            who,
+            _shown(peer.version),
+            peer.pid,
+            peer.protocol,
+            PROTOCOL,
+        )
+        if peer.role != "shim":
+            return
+        if peer.protocol > PROTOCOL:
+            self._make_room(peer.version, peer.pid)
+            return
+        self._refused = {
+            "pid": peer.pid,
+            "shim_version": peer.version,
+            "protocol": peer.protocol,
+            "at_ms": self._now_ms(),
+        }
+
+    def _make_room(self, version: str, pid: int) -> None:
+        if not self.stopping.is_set():
+            log.info("leaving: a newer plugin (%s, pid %d) starts its own sidecar", _shown(version), pid)
+            self.leaving = "upgrade"
+            self.stopping.set()
+
+    def _learn_version(self, link: ShimConnection, items: list[HookItem]) -> None:
+        """Read OpenCode's version from a session, because the plugin learns it late."""
+        for item in items:
+            try:
+                version = item.input["event"]["properties"]["info"]["version"]
+            except (LookupError, TypeError):
+                continue
+            if isinstance(version, str) and _VERSION.fullmatch(version):
+                link.opencode_version = version
+                self._note_version(version)
+                return
+
+    def _note_version(self, version: str) -> None:
+        if not version:
+            return
+        last = next(reversed(self._versions), version)
+        if last != version:
+            log.info("OpenCode %s is linked; the last one was %s", _shown(version), _shown(last))
+        self._versions.pop(version, None)
+        self._versions[version] = self._now_ms()
+        if len(self._versions) > MAX_VERSIONS:
+            del self._versions[next(iter(self._versions))]
+
+    async def request(self, method: str, args: dict[str, Any]) -> Any:
+        """See ``links.Handler``: answer a request of the command line."""
+        return await self.requests.answer(method, args)
+
+    def status(self) -> dict[str, Any]:
+        """Everything ``durable-stream status`` shows."""
+        assert self.server is not None
+        spool = backlog(self._home.spool_path)
+        return {
+            "sidecar": {
+                "pid": os.getpid(),
+                "port": self.server.port,
+                "boot": self.boot,
+                "version": VERSION,
+                "started_ms": self.started_ms,
+                "uptime_ms": round((self._loop.time() - self._started) * 1000),
+            },
+            "config_changed": _content(self._home.config_path) != self._config_text,
+            "links": [self._link_status(link) for link in self.server.links],
+            "services": self._services.status(),
+            "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
+            "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,
+            "door": asdict(self.server.counters),
+            "counts": {
+                **dict(sorted((self._translator.counts + self._services.translator.counts).items())),
+                "appended": self._ingest.appended,
+                "duplicates": self._ingest.duplicates,
+                "differences": self._store.differences,
+                "excluded": self._ingest.excluded,
+                "kept_over_limit": self._upkeep.kept_over_limit,
+            },
+            "log": {
+                "head": self._store.head,
+                "backend": self._store.backend,
+                "torn": str(self._store.torn) if self._store.torn else None,
+                "segments": self._upkeep.segments(),
+            },
+            "migration": self._upkeep.migration(),
+            "spool": {"files": spool.files, "bytes": spool.bytes},
+            "held": self._ingest.held,
+            "gaps": self._translator.counts["gaps"] + self._services.translator.counts["gaps"],
+            "nats": self._nats.status(),
+            "worker": self.worker.status() if self.worker is not None else None,
+        }
+
+    def _link_status(self, link: ShimConnection) -> dict[str, Any]:
+        return {
+            "boot_id": link.boot_id,
+            "instance": link.instance,
+            "pid": link.pid,
+            "directory": link.directory,
+            "project": link.project,
+            "opencode_version": link.opencode_version,
+            "shim_version": link.shim_version,
+            "delivers": self._ingest.delivers(link),
+            "service": link.identity.service,
+        }
+
+
+def _content(path: Path) -> bytes:
+    """What is in a small file; empty if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _shown(version: str) -> str:
+    """Return the version if it is safe to log, else "unknown": a peer could send any text as its version."""
+    return version if _VERSION.fullmatch(version) else "unknown"

@@ -1,0 +1,206 @@
+"""Metrics in Prometheus' text format: what the parts counted, and at each scrape what ``status`` says.
+
+Labels cannot explode: the only ones are ``agent`` and ``kind``, and a value that is not configured becomes
+``other``. Nothing here is global: each sidecar has its own registry.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+OTHER: Final = "other"
+
+PROCESSING_MS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 60_000)
+COMMIT_MS: Final = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
+BATCH_EVENTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+MIRROR_STATES: Final = ("waiting", "resuming", "forgetting", "publishing", "rebuilding", "paused", "idle")
+
+
+class Fact(NamedTuple):
+    """A metric that is read from ``status``: from the value at ``path``; absent where there is none."""
+
+    name: str
+    path: tuple[str, ...]
+    help: str
+
+    @property
+    def is_counter(self) -> bool:
+        """By the naming rule of Prometheus."""
+        return self.name.endswith("_total")
+
+
+FACTS: Final = (
+    Fact("durable_stream_log_head", ("log", "head"), "Position of the last durable record, -1 in an empty log"),
+    Fact("durable_stream_links", ("links",), "Linked plugins"),
+    Fact("durable_stream_ingest_held", ("held",), "Accepted hooks that are not durable yet"),
+    Fact("durable_stream_spool_files", ("spool", "files"), "Spools that are not recorded yet"),
+    Fact("durable_stream_spool_bytes", ("spool", "bytes"), "Size of those spools"),
+    Fact("durable_stream_capture_events_total", ("counts", "appended"), "Captured events that were written"),
+    Fact("durable_stream_capture_duplicates_total", ("counts", "duplicates"), "Captured events that were known"),
+    Fact("durable_stream_capture_gaps_total", ("gaps",), "Gaps in the capture: hooks that were lost"),
+    Fact("durable_stream_nats_connected", ("nats", "connected"), "1 while NATS is connected"),
+    Fact("durable_stream_mirror_lag", ("nats", "mirror", "lag"), "Records that the mirror has not published yet"),
+    Fact(
+        "durable_stream_scrapes_refused_total", ("door", "refused_scrapes"), "Requests for metrics without the bearer"
+    ),
+)
+AGENT_FACTS: Final = (
+    Fact("durable_stream_agent_waiting", ("waiting",), "Commands and events that wait for the agent"),
+    Fact("durable_stream_agent_lag", ("lag",), "Records of the log that the agent has not seen"),
+    Fact("durable_stream_agent_dead_letters", ("dead",), "Dead letters that are kept"),
+    Fact("durable_stream_agent_effects", ("effects",), "Effects that are not finished"),
+    Fact("durable_stream_agent_effects_in_doubt", ("in_doubt",), "Effects of which nobody knows whether they happened"),
+)
+"""Read from each agent's row of ``status``."""
+
+MIRROR_STATE: Final = "durable_stream_mirror_state"
+
+
+class SidecarMetrics:
+    """The metrics of one sidecar; implements ``runtime.metrics.Metrics``. Call it from its event loop.
+
+    ``agents`` and ``kinds`` are the loaded ones: the only values of these labels, next to ``other``.
+    """
+
+    def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
+        self._agents, self._kinds = frozenset(agents), frozenset(kinds)
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        self._received = counter("events_received", "Commands and events pulled for an agent", "agent")
+        self._emitted = counter("events_emitted", "Events that an agent put out", "agent")
+        self._duplicates = counter("durable_stream_agent_duplicates", "Deliveries whose key was known", "agent")
+        self._failures = counter("durable_stream_agent_failures", "Deliveries that failed", "agent")
+        self._dead = counter("durable_stream_dead_letters", "Deliveries that were given up", "agent")
+        self._retries = counter("durable_stream_effect_retries", "Effects that were tried again", "kind")
+        self._processing = Histogram(
+            "event_processing_duration_ms",
+            "From the pull to the durable outcome, in milliseconds",
+            ["agent"],
+            registry=self.registry,
+            buckets=PROCESSING_MS,
+        )
+        self._commit = Histogram(
+            "durable_stream_commit_duration_ms",
+            "From the append to its durability, in milliseconds",
+            registry=self.registry,
+            buckets=COMMIT_MS,
+        )
+        self._batch = Histogram(
+            "durable_stream_commit_events", "Events in one append", registry=self.registry, buckets=BATCH_EVENTS
+        )
+
+    def know(self, agents: Collection[str], kinds: Collection[str]) -> None:
+        """Name the configured agents and effects, before anything is counted."""
+        self._agents, self._kinds = frozenset(agents), frozenset(kinds)
+
+    def read_from(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        """Read ``status`` at each scrape."""
+        self.registry.register(_StatusCollector(status, self._agent))
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text format 0.0.4."""
+        return generate_latest(_WithoutCreationTimes(self.registry))
+
+    def received(self, agent: str) -> None:
+        """See ``Metrics``."""
+        self._received.labels(self._agent(agent)).inc()
+
+    def processed(self, agent: str, seconds: float) -> None:
+        """See ``Metrics``."""
+        self._processing.labels(self._agent(agent)).observe(seconds * 1000)
+
+    def emitted(self, agent: str, count: int) -> None:
+        """See ``Metrics``."""
+        self._emitted.labels(self._agent(agent)).inc(count)
+
+    def duplicate(self, agent: str) -> None:
+        """See ``Metrics``."""
+        self._duplicates.labels(self._agent(agent)).inc()
+
+    def failed(self, agent: str) -> None:
+        """See ``Metrics``."""
+        self._failures.labels(self._agent(agent)).inc()
+
+    def dead(self, agent: str) -> None:
+        """See ``Metrics``."""
+        self._dead.labels(self._agent(agent)).inc()
+
+    def retried(self, kind: str) -> None:
+        """See ``Metrics``."""
+        self._retries.labels(kind if kind in self._kinds else OTHER).inc()
+
+    def committed(self, seconds: float, events: int) -> None:
+        """See ``Metrics``."""
+        self._commit.observe(seconds * 1000)
+        self._batch.observe(events)
+
+    def _agent(self, agent: str) -> str:
+        return agent if agent in self._agents else OTHER
+
+
+class _StatusCollector(Collector):
+    def __init__(self, status: Callable[[], Mapping[str, Any]], label: Callable[[str], str]) -> None:
+        self._status, self._label = status, label
+
+    def describe(self) -> Iterator[Metric]:
+        """The metrics without values: registering must not ask for the status."""
+        return self._families({})
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics with the values of now."""
+        return self._families(self._status())
+
+    def _families(self, status: Mapping[str, Any]) -> Iterator[Metric]:
+        for fact in FACTS:
+            kind = CounterMetricFamily if fact.is_counter else GaugeMetricFamily
+            value = _at(status, fact.path)
+            yield kind(fact.name, fact.help, value=None if value is None else float(value))
+        agents = (status.get("worker") or {}).get("agents", ())
+        for fact in AGENT_FACTS:
+            gauge = GaugeMetricFamily(fact.name, fact.help, labels=["agent"])
+            sums: Counts[str] = Counts()
+            for agent in agents:
+                sums[self._label(agent["name"])] += _at(agent, fact.path)
+            for name, value in sums.items():
+                gauge.add_metric([name], value)
+            yield gauge
+        states = GaugeMetricFamily(MIRROR_STATE, "1 for what the mirror is doing", labels=["kind"])
+        doing = _at(status, ("nats", "mirror", "state"))
+        if doing is not None:
+            shown = doing if doing in MIRROR_STATES else OTHER
+            for state in (*MIRROR_STATES, OTHER):
+                states.add_metric([state], float(state == shown))
+        yield states
+
+
+def _at(status: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """The value at a path, a list's length, or ``None``."""
+    found: Any = status
+    for name in path:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(name)
+    return len(found) if isinstance(found, list | tuple) else found
+
+
+class _WithoutCreationTimes(Collector):
+    """A registry without the ``…_created`` series, which double the output; the library's switch is global."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric

@@ -1,0 +1,336 @@
+"""Takes commands from NATS: a durable pull consumer for each agent of this home, and dead letters for the rest.
+
+A command is acknowledged once its results are durable in the log. A command that can never be handled becomes a
+dead letter: first a record in the log, then a copy in ``MESHFORGE_DLQ``, then the message is ended with ``term``.
+Each step has a key, so a kill between any two of them repeats nothing.
+
+An agent's failure counts as an attempt, and the last one makes a dead letter. While the log cannot be written, a
+command waits and its deadline is extended: an outage must not turn commands into dead letters. For the same reason
+the server itself has no delivery limit, because it would keep a message for ever whose burial was cut off.
+
+Source: seed 000, "Consumers", "Dead Letter Queue"; DESIGN 9; FEATURES J3-J17.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, ClassVar, Final
+
+from bridge.nats import headers as h
+from bridge.nats.jetstream.errors import NatsError, NotFound
+from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.publishing import publish
+from bridge.nats.jetstream.pulling import Again, ConsumerDefinition, Delivery, Done, Outcome, Poison, PullLoop
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
+from bridge.nats.jetstream.streams import read_back
+from bridge.nats.jetstream.wire import Message, wire_size
+from bridge.nats.l0.arriving import ArrivedCommand, Undecodable, read_command
+from bridge.nats.subjects import consumer_name, escape
+from sidecar.runtime.engine import AgentFailed, InputRefused
+from sidecar.runtime.inputs import Command, Refusal, digest
+from sidecar.runtime.runtime import Runtime
+from sidecar.runtime.stops import Stop, never
+from streams.bus import contract
+from streams.bus.headers import MAX_HEADERS
+from streams.bus.subjects import overlap
+from streams.errors import StreamError
+
+log = logging.getLogger("sidecar.nats")
+
+GIVE_UP_DELIVERIES: Final = 100
+"""A message delivered this often without any answer ends the process again and again: it becomes a dead letter."""
+
+PAUSE_SECONDS: Final = 1.0
+"""How long a command waits before the log is tried again."""
+
+CLOSE_SECONDS: Final = 5.0
+"""How long ``close`` waits for commands that are being handled."""
+
+KEPT_BODY: Final = 64 * 1024
+"""Most bytes of an undecodable message that the log keeps."""
+
+UNDECODABLE: Final = "command.undecodable"
+"""The type of a dead letter that is no command."""
+
+DEAD_LETTER: Final = "DS-Dead-Letter"
+"""In the copy of a dead letter: the id of its record in the log."""
+
+_UNLIMITED: Final = 2**31
+
+
+class InterestsOverlap(ValueError):
+    """Two agents want the same commands, which no work queue can give to both."""
+
+    code: ClassVar[str] = "interests-overlap"
+
+    def __init__(self, one: str, other: str, pattern: str) -> None:
+        super().__init__(one, other, pattern)
+        self.one, self.other, self.pattern = one, other, pattern
+
+    def __str__(self) -> str:
+        return (
+            f"the agents {self.one} and {self.other} both want commands on {self.pattern}; give each its own subjects"
+        )
+
+
+def interests_of(agents: Sequence[str], interests: Mapping[str, Sequence[str]] | None = None) -> dict[str, list[str]]:
+    """The patterns of each agent's commands: those given, else ``cmd.*.*.{agent}.>``.
+
+    Raises:
+        InterestsOverlap: two agents want the same commands.
+    """
+    found = {name: list((interests or {}).get(name) or [f"cmd.*.*.{escape(name)}.>"]) for name in agents}
+    for (one, mine), (other, theirs) in combinations(found.items(), 2):
+        for pattern in mine:
+            if any(overlap(pattern, each) for each in theirs):
+                raise InterestsOverlap(one, other, pattern)
+    return found
+
+
+class CommandConsumers:
+    """The consumers of a runtime's agents. Start them after it, and close them before it. Bound to its event loop.
+
+    Only ``agents`` get commands from NATS; ``None``: all do. ``interests`` replaces an agent's patterns. ``stop`` is
+    for tests.
+
+    Raises:
+        InterestsOverlap: two agents want the same commands.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        sessions: Sessions,
+        settings: PullSettings | None = None,
+        *,
+        agents: Sequence[str] | None = None,
+        interests: Mapping[str, Sequence[str]] | None = None,
+        stop: Stop = never,
+    ) -> None:
+        self._consumers = [
+            _AgentConsumer(runtime, sessions, name, patterns, settings or PullSettings(), stop)
+            for name, patterns in interests_of(list(runtime.engines) if agents is None else agents, interests).items()
+        ]
+
+    def start(self) -> None:
+        """Start in the background. Consumers and streams are created on the server when it is there."""
+        for consumer in self._consumers:
+            consumer.start()
+
+    async def close(self) -> None:
+        """Accept no more commands, and finish those that are being handled. Idempotent.
+
+        After ``CLOSE_SECONDS`` the rest is left to the next delivery.
+        """
+        await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command is being handled."""
+        return any(consumer.loop.working for consumer in self._consumers)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Each consumer: ``agent``, ``consumer``, ``subjects``, ``waiting`` (on the server, when it delivered last),
+        ``in_flight``, ``counts`` and ``problem`` (why no commands come; empty while all is well).
+
+        ``counts``: ``delivered``, ``done``, ``again``, ``poison``, ``handled``, ``duplicate``, ``refused``, ``dead``,
+        ``undecodable``, and the notes of ``arriving.ArrivedCommand``.
+        """
+        return [consumer.status() for consumer in self._consumers]
+
+
+class _AgentConsumer:
+    """The consumer of one agent."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        sessions: Sessions,
+        agent: str,
+        patterns: Sequence[str],
+        settings: PullSettings,
+        stop: Stop,
+    ) -> None:
+        self._runtime, self._sessions, self._agent = runtime, sessions, agent
+        self._patterns, self._settings, self._stop = tuple(patterns), settings, stop
+        self._name = consumer_name(agent)
+        self._counts: Counter[str] = Counter()
+        self._task: asyncio.Task[None] | None = None
+        definition = ConsumerDefinition(
+            self._name,
+            self._patterns,
+            ack_wait_s=settings.ack_wait_s,
+            max_ack_pending=max(1024, settings.max_inflight),
+        )
+        streams = [each for each in wanted() if each.name in (COMMANDS, DEAD)]
+        answered: Callable[[Delivery], None] = lambda delivery: stop("after-ack")  # noqa: E731
+        # This class counts attempts, because not every redelivery is one.
+        unlimited = replace(settings, attempts=_UNLIMITED)
+        self.loop = PullLoop(
+            sessions, COMMANDS, definition, self._handle, unlimited, definitions=streams, answered=answered
+        )
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self.loop.run())
+
+    async def close(self) -> None:
+        if self._task is None:
+            return
+        self.loop.finish()
+        await asyncio.wait((self._task,), timeout=CLOSE_SECONDS)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "agent": self._agent,
+            "consumer": self._name,
+            "subjects": list(self._patterns),
+            "waiting": self.loop.pending,
+            "in_flight": self.loop.working,
+            "counts": dict(sorted((self.loop.counts + self._counts).items())),
+            "problem": self.loop.problem,
+        }
+
+    # --- one message ---
+
+    async def _handle(self, delivery: Delivery) -> Outcome:
+        self._stop("pulled")
+        outcome = await self._outcome(delivery)
+        self._stop("before-ack")
+        return outcome
+
+    async def _outcome(self, delivery: Delivery) -> Outcome:
+        try:
+            arrived = read_command(
+                delivery.subject,
+                delivery.headers,
+                delivery.body,
+                stream=delivery.stream,
+                sequence=delivery.sequence,
+                recorded=self._runtime.view.depths.get,
+                limit=self._runtime.max_depth,
+            )
+        except Undecodable as error:
+            self._counts["undecodable"] += 1
+            return await self._bury(delivery, None, error.reason)
+        if delivery.count == 1:
+            self._counts.update(arrived.notes)
+        if delivery.count > GIVE_UP_DELIVERIES:
+            return await self._bury(delivery, arrived, f"delivered {delivery.count} times without an answer")
+        while True:
+            try:
+                handled = await self._runtime.command(self._agent, _command_of(arrived))
+            except InputRefused as error:
+                return await self._bury(delivery, arrived, error.reason, error.code)
+            except StreamError:
+                await asyncio.sleep(PAUSE_SECONDS)  # the runtime has noted why
+            except AgentFailed as error:
+                return await self._failed(delivery, arrived, error.reason)
+            except Exception as error:
+                log.exception("a command for %s could not be handled", self._agent)
+                return await self._failed(delivery, arrived, type(error).__name__)
+            else:
+                self._counts["handled" if handled.outcome == "done" else handled.outcome] += 1
+                return Done()
+
+    async def _failed(self, delivery: Delivery, arrived: ArrivedCommand, reason: str) -> Outcome:
+        if self._runtime.engines[self._agent].is_broken:
+            # The fault is the agent's, not the command's: commands wait for an agent that works.
+            return Again(self._settings.longest_backoff_s)
+        if delivery.count < self._settings.attempts:
+            return Again(self._settings.backoff(delivery.count))
+        return await self._bury(delivery, arrived, reason, "agent-failed")
+
+    # --- dead letters ---
+
+    async def _bury(
+        self, delivery: Delivery, arrived: ArrivedCommand | None, reason: str, code: str = Undecodable.code
+    ) -> Outcome:
+        key = f"{delivery.stream}:{delivery.sequence}:{digest(delivery.body)}"
+        about: dict[str, Any] = {
+            "code": code,
+            "subject": delivery.subject,
+            "attempts": delivery.count,
+            "headers": dict(list(delivery.headers.items())[:MAX_HEADERS]),
+        }
+        while True:
+            try:
+                if arrived is not None:
+                    try:
+                        record = await self._runtime.bury(self._agent, _command_of(arrived), reason, about, key=key)
+                        break
+                    except InputRefused:
+                        pass  # it breaks the envelope, so only its text can be kept
+                as_text = about | _kept_body(delivery.body)
+                command = Command(f"message:{key}", UNDECODABLE, {})
+                record = await self._runtime.bury(self._agent, command, reason, as_text, key=key)
+                break
+            except StreamError:
+                await asyncio.sleep(PAUSE_SECONDS)
+        self._stop("before-publish")
+        try:
+            await self._copy(delivery, reason, record.event.id, is_known=record.duplicate)
+        except NatsError as error:
+            log.warning("the dead letter of %s is in the log, but not on the server yet: %s", delivery.subject, error)
+            return Again(self._settings.backoff(delivery.count))
+        self._stop("after-publish")
+        if not record.duplicate:
+            self._counts["dead"] += 1
+        return Poison(reason)
+
+    async def _copy(self, delivery: Delivery, reason: str, letter: str, *, is_known: bool) -> None:
+        """Put the message as it came into the stream of dead letters, once."""
+        session = await self._sessions.get()
+        died = contract.Delivery(delivery.subject, delivery.body, delivery.headers, delivery.sequence, delivery.count)
+        subject, headers = contract.dead_letter(died, self._name, reason)
+        identity = f"dead:{self._name}:{delivery.stream}:{delivery.sequence}"
+        headers |= {h.MESSAGE_ID: identity, DEAD_LETTER: letter}
+        if is_known:
+            # The server forgets message ids after a while.
+            try:
+                async for found in read_back(session, DEAD, subject=subject):
+                    if found.headers.get(DEAD_LETTER) == letter:
+                        return
+            except NotFound:
+                pass
+        fits = wire_size(headers, len(delivery.body)) <= session.server.max_payload
+        await publish(session, Message(subject, headers, delivery.body if fits else b""))
+
+
+def _command_of(arrived: ArrivedCommand) -> Command:
+    refusal = Refusal(arrived.decision.verdict, arrived.decision.reason) if arrived.is_violation else None
+    return Command(
+        arrived.key,
+        arrived.type,
+        arrived.payload,
+        actor=arrived.actor,
+        sender=arrived.sender,
+        depth=arrived.depth,
+        correlation_id=arrived.correlation_id,
+        causation_id=arrived.causation_id,
+        traceparent=arrived.traceparent,
+        ts=arrived.ts,
+        metadata=arrived.metadata,
+        refusal=refusal,
+    )
+
+
+def _kept_body(body: bytes) -> dict[str, Any]:
+    """The beginning of a message's body, as text if it is text."""
+    kept = body[:KEPT_BODY]
+    try:
+        text = {"body": kept.decode(), "encoding": "utf-8"}
+    except UnicodeDecodeError as error:
+        if error.end == len(kept) < len(body) and error.start >= len(kept) - 3:
+            text = {"body": kept[: error.start].decode(), "encoding": "utf-8"}  # cut within a character
+        else:
+            text = {"body": base64.b64encode(kept).decode(), "encoding": "base64"}
+    return {**text, "size": len(body)}

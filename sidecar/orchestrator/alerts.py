@@ -1,0 +1,332 @@
+"""The built-in agent ``alerts``: tells a person, on one channel after another, until somebody saw it. Pure.
+
+An alert is one thing that a person should know: background work ended, something waits for an answer, or the model
+called ``notify_user``. Its stages are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``,
+such as a phone. A stage that reached nobody is followed by the next at once, one that reached a screen after
+``escalate_after_seconds``. It ends as soon as there is a sign that somebody saw it: the result is in the parent's
+history, the checkpoint is closed, or a person wrote in that session.
+
+An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
+
+Source: seed 004, 3 ("phone home"); FEATURES D19, F1, U17, U18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from sidecar.orchestrator.lifecycle import after
+from sidecar.runtime.agent import READY, HealthStatus, Output
+from streams.event import StreamEvent
+
+NAME: Final = "alerts"
+TOAST: Final = "opencode.toast"
+SEND: Final = "notify.send"
+
+KEPT_ENDED: Final = 200
+"""How many ended alerts stay in the state; the log has them all."""
+
+MAX_TEXT: Final = 500
+
+ALERT: Final[dict[str, dict[str, str]]] = {
+    "raised": {"alert.toasting": "toasting", "alert.sending": "sending", "alert.seen": "seen"},
+    "toasting": {"alert.toasted": "toasted", "alert.seen": "seen"},
+    "toasted": {"alert.sending": "sending", "alert.seen": "seen"},
+    "sending": {"alert.reached": "sent", "alert.failed": "failed", "alert.seen": "seen"},
+    "sent": {"alert.sending": "sending", "alert.seen": "seen"},
+    "failed": {"alert.sending": "sending", "alert.seen": "seen"},
+    "seen": {},
+}
+"""``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is the end."""
+
+QuietUntil = Callable[[int], int | None]
+"""For a moment in ms UTC: when the quiet hours around it end, or ``None`` outside of them."""
+
+
+@dataclass(slots=True)
+class Alert:
+    """One thing that a person should know. Times are ms UTC."""
+
+    id: str
+    session: str | None
+    title: str
+    text: str
+    about: str
+    raised: int
+    state: str = "raised"
+    due: int | None = None
+    """When the next stage begins; ``None`` while one is under way, and at the end."""
+    stages: list[list[str]] = field(default_factory=list)
+    """The stages that are left, each a list of channels."""
+    channels: dict[str, str] = field(default_factory=dict)
+    """Each channel that was used: ``sending``, ``sent`` or ``failed``; a toast that nobody could see is ``absent``."""
+    closed: int | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the agent remembers."""
+
+    alerts: dict[str, Alert] = field(default_factory=dict)
+
+
+_STATE: Final = TypeAdapter(State)
+
+
+class AlertAgent:
+    """An ``Agent``.
+
+    Args:
+        stages: the channels of each stage after the toast.
+        quiet_until: the quiet hours, in which no stage but the toast begins.
+        min_ms: background work that was shorter raises no alert.
+        children: whether work that background work started raises alerts.
+        escalate_ms: how long after one stage the next begins.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Sequence[str]] = (),
+        *,
+        quiet_until: QuietUntil = lambda now: None,
+        min_ms: int = 0,
+        children: bool = False,
+        escalate_ms: int = 120_000,
+    ) -> None:
+        self._stages = [list(stage) for stage in stages if stage]
+        self._quiet_until, self._min_ms, self._children = quiet_until, min_ms, children
+        self._escalate_ms = escalate_ms
+        self.data = State()
+
+    @property
+    def name(self) -> str:
+        """See ``Agent``."""
+        return NAME
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """See ``Agent``."""
+        return (
+            "intent.completed",
+            "intent.failed",
+            "notice.observed",
+            "checkpoint.opened",
+            "checkpoint.answered",
+            "checkpoint.expired",
+            "checkpoint.withdrawn",
+            "human.input",
+        )
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """See ``Agent``."""
+        return True
+
+    def health(self) -> HealthStatus:
+        """See ``Agent``."""
+        return READY
+
+    def state(self) -> dict[str, Any]:
+        """See ``Agent``."""
+        dumped: dict[str, Any] = _STATE.dump_python(self.data, mode="json")
+        return dumped
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """See ``Agent``."""
+        self.data = State() if state is None else _STATE.validate_python(state)
+
+    def deadline(self) -> int | None:
+        """When the agent wants the next ``tick``, in ms UTC."""
+        return min((a.due for a in self.data.alerts.values() if a.due is not None), default=None)
+
+    # --- deciding ---
+
+    def receive(self, event: StreamEvent) -> list[Output]:
+        """See ``Agent``."""
+        given = event.payload
+        match event.type:
+            case "alert.raise":
+                return self._raise(given["alert"], given.get("session"), given["title"], given["text"], "", event.ts)
+            case "intent.completed" | "intent.failed":
+                return self._intent_ended(event.type, given, event.ts)
+            case "checkpoint.opened":
+                title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
+                identifier = given["checkpoint"]
+                text = f"{given['text']} ({identifier})"
+                # OpenCode itself shows what a session of the user's asks; other channels come later.
+                shown = given.get("intent") is None and given["kind"] != "ask"
+                session = None if shown else given.get("tell")
+                return self._raise(f"alr_{identifier[4:]}", session, title, text, identifier, event.ts, wait=shown)
+            case "tick":
+                return self._tick(given["now"])
+            case "effect.completed" | "effect.failed":
+                return self._effect_ended(event)
+            case "human.input":
+                session = given.get("session")
+                open_ = [a for a in self.data.alerts.values() if a.session == session and a.state != "seen"]
+                return _seen([a for a in open_ if not a.about.startswith("chk_")], "a person wrote here", event.ts)
+            case "notice.observed":
+                return self._closed(f"int_{str(given.get('notice'))[4:]}", "in the parent's history", event.ts)
+            case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
+                return self._closed(str(given.get("checkpoint")), event.type, event.ts)
+        return []
+
+    def _raise(
+        self, identifier: str, session: str | None, title: str, text: str, about: str, ts: int, wait: bool = False
+    ) -> list[Output]:
+        """Raise an alert, once; ``wait`` leaves time for the result to reach the parent first."""
+        if identifier in self.data.alerts:
+            return []
+        stages = [["toast"], *self._stages] if session is not None else self._stages
+        due = ts + self._escalate_ms if wait and stages else None
+        raised = {
+            "alert": identifier,
+            "session": session,
+            "title": title[:100],
+            "text": text[:MAX_TEXT],
+            "about": about,
+            "stages": [list(stage) for stage in stages],
+            "ts": ts,
+            "due": due,
+        }
+        made = _alert(raised)
+        return [Output("alert.raised", raised), *([] if wait or not stages else self._advance(made, ts))]
+
+    def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
+        if "created" not in given or (given.get("child") and not self._children):
+            return []
+        parent = given.get("parent")
+        if ts - given["created"] < self._min_ms or (parent is None and not self._stages):
+            return []
+        how = "finished" if type_ == "intent.completed" else f"failed: {given.get('reason', '')}"
+        identifier, title = given["intent"], "OpenCode: background work"
+        text = f"{given.get('title', '')} {how} ({identifier})"
+        return self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
+
+    def _tick(self, now: int) -> list[Output]:
+        outputs: list[Output] = []
+        for alert in self.data.alerts.values():
+            if alert.due is not None and alert.due <= now and len(outputs) < 60:
+                outputs += self._advance(alert, now)
+        return outputs
+
+    def _advance(self, alert: Alert, now: int) -> list[Output]:
+        """Begin the next stage; there is one."""
+        stage = alert.stages[0]
+        if stage == ["toast"]:
+            args = {"session": alert.session, "title": alert.title, "text": alert.text}
+            effect = Output("effect.requested", args, effect=TOAST, node=alert.id)
+            return [Output("alert.toasting", {"alert": alert.id}), effect]
+        quiet = self._quiet_until(now)
+        if quiet is not None:
+            return [Output("alert.quiet", {"alert": alert.id, "due": quiet})]
+        said = {"title": alert.title, "text": alert.text}
+        effects = [
+            Output("effect.requested", {"channel": channel, **said}, effect=SEND, node=f"{alert.id} {channel}")
+            for channel in stage
+        ]
+        return [Output("alert.sending", {"alert": alert.id, "channels": stage, "ts": now}), *effects]
+
+    def _effect_ended(self, event: StreamEvent) -> list[Output]:
+        given = event.payload
+        identifier, _, channel = str(given.get("node")).partition(" ")
+        alert = self.data.alerts.get(identifier)
+        if alert is None:
+            return []
+        result = given.get("result") if event.type == "effect.completed" else None
+        about = {"alert": alert.id, "ts": event.ts}
+        if given.get("kind") == TOAST:
+            shown = isinstance(result, dict) and result.get("shown") is True
+            if alert.state != "toasting":
+                return []
+            return self._staged(alert, "alert.toasted", shown, {**about, "shown": shown})
+        how = "sent" if event.type == "effect.completed" else "failed"
+        about |= {"channel": channel, "attempt": given.get("attempt"), "error": str(given.get("error", ""))[:300]}
+        outputs = [Output(f"alert.{how}_to", about)]
+        others = {name: state for name, state in alert.channels.items() if name != channel}
+        if alert.state != "sending" or "sending" in others.values():
+            return outputs
+        # The whole stage has answered.
+        reached = how == "sent" or any(others.get(name) == "sent" for name in (alert.stages or [[]])[0])
+        type_ = "alert.reached" if reached else "alert.failed"
+        return [*outputs, *self._staged(alert, type_, reached, {"alert": alert.id, "ts": event.ts})]
+
+    def _staged(self, alert: Alert, type_: str, reached: bool, about: dict[str, Any]) -> list[Output]:
+        """The stage that was under way has ended: the next begins later if it reached somebody, else at once."""
+        left, now = alert.stages[1:], about["ts"]
+        ended = Output(type_, {**about, "due": now + self._escalate_ms if reached and left else None})
+        if reached or not left:
+            return [ended]
+        return [ended, *self._advance(_alert({**_payload(alert), "stages": left}), now)]
+
+    def _closed(self, about: str, why: str, ts: int) -> list[Output]:
+        found = [a for a in self.data.alerts.values() if a.about == about and a.state != "seen"]
+        return _seen(found, why, ts)
+
+    # --- remembering ---
+
+    def apply(self, event: StreamEvent) -> None:
+        """See ``Agent``."""
+        given = event.payload
+        if event.type == "alert.raised":
+            self.data.alerts[given["alert"]] = _alert(given)
+            self._tidy()
+            return
+        alert = self.data.alerts.get(given.get("alert", "")) if event.type.startswith("alert.") else None
+        if alert is None:
+            return
+        if event.type == "alert.quiet":
+            alert.due = given["due"]
+        elif event.type in ("alert.sent_to", "alert.failed_to"):
+            alert.channels[given["channel"]] = event.type[6:-3]
+        state = after(ALERT, alert.state, event.type)
+        if state == alert.state:
+            return
+        alert.state = state
+        if event.type == "alert.toasting":
+            alert.due = None
+        elif event.type == "alert.sending":
+            alert.due = None
+            alert.channels |= dict.fromkeys(given["channels"], "sending")
+        elif event.type in ("alert.toasted", "alert.reached", "alert.failed"):
+            alert.stages, alert.due = alert.stages[1:], given["due"]
+            if event.type == "alert.toasted":
+                alert.channels["toast"] = "sent" if given["shown"] else "absent"
+        else:
+            alert.due, alert.closed = None, given.get("ts")
+
+    def _tidy(self) -> None:
+        # One that nobody saw, and for which nothing is left to try, is forgotten in the end as well.
+        ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
+        for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
+            del self.data.alerts[old]
+
+
+def _seen(alerts: list[Alert], why: str, ts: int) -> list[Output]:
+    return [Output("alert.seen", {"alert": a.id, "why": why, "ts": ts}) for a in alerts[:90]]
+
+
+def _alert(given: dict[str, Any]) -> Alert:
+    return Alert(
+        given["alert"],
+        given.get("session"),
+        given["title"],
+        given["text"],
+        given.get("about", ""),
+        given["ts"],
+        due=given.get("due"),
+        stages=[list(stage) for stage in given["stages"]],
+    )
+
+
+def _payload(alert: Alert) -> dict[str, Any]:
+    return {**asdict(alert), "alert": alert.id, "ts": alert.raised}
+
+
+def as_row(alert: Alert) -> dict[str, Any]:
+    """An alert as ``notices --json`` prints it."""
+    return asdict(alert)

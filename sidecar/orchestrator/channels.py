@@ -1,0 +1,131 @@
+"""The channels to a person outside of OpenCode: the desktop of this machine, and the ``urls`` of ``[notify]``.
+
+A URL of ``apprise`` often holds a password or a token, so it stays in this module: everything else, the log and
+``sidecar.log`` included, knows a channel by its scheme and a digest of its URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from datetime import datetime, timedelta, tzinfo
+from hashlib import sha256
+from typing import Any, Final
+
+from sidecar.config import NotifyConfig
+from sidecar.extras import extra_command
+
+DESKTOP: Final = "desktop"
+SECONDS: Final = 20.0
+"""How long a desktop notification may take; ``apprise`` has time limits of its own."""
+
+
+class ChannelError(Exception):
+    """A channel did not take a message; the text says why and what to do, and holds no URL."""
+
+
+class Channels:
+    """Sends to a person. ``names`` are the channels, and ``stages`` in which order they are used."""
+
+    def __init__(self, config: NotifyConfig) -> None:
+        self._urls = {channel_name(url): url for url in config.urls}
+        self.names = [*([DESKTOP] if config.desktop else []), *self._urls]
+        self.stages = [[DESKTOP] if config.desktop else [], list(self._urls)]
+
+    async def send(self, channel: str, title: str, text: str) -> None:
+        """Send a message; it has left this machine when this returns, and may have left it more than once.
+
+        Raises:
+            ChannelError: the channel did not take it, or is not configured any more.
+        """
+        if channel == DESKTOP:
+            await asyncio.to_thread(_to_desktop, title, text)
+        elif channel in self._urls:
+            await asyncio.to_thread(_by_apprise, channel, self._urls[channel], title, text)
+        else:
+            raise ChannelError("it is not in [notify] any more")
+
+
+def channel_name(url: str) -> str:
+    """The name of a channel: its scheme and a digest, which tells two of one scheme apart."""
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+-]{0,19}", url)
+    return f"{scheme[0].lower() if scheme else 'url'}:{sha256(url.encode()).hexdigest()[:8]}"
+
+
+def quiet_until(hours: str, now_ms: int, zone: tzinfo | None = None) -> int | None:
+    """When the quiet hours around a moment end, in ms UTC; ``None`` outside of them. ``zone`` defaults to local time.
+
+    ``hours`` is ``22:00-07:00``; empty: there are none.
+    """
+    if not hours:
+        return None
+    now = datetime.fromtimestamp(now_ms / 1000, zone).astimezone(zone)
+    begin, end = (int(part[:2]) * 60 + int(part[3:]) for part in hours.split("-"))
+    minute = now.hour * 60 + now.minute
+    inside = begin <= minute < end if begin <= end else minute >= begin or minute < end
+    if not inside:
+        return None
+    until = now.replace(hour=end // 60, minute=end % 60, second=0, microsecond=0)
+    if until <= now:
+        until += timedelta(days=1)
+    return round(until.timestamp() * 1000)
+
+
+def _to_desktop(title: str, text: str) -> None:
+    if sys.platform == "darwin":
+        script = f"display notification {json.dumps(text)} with title {json.dumps(title)}"
+        command, name = ["/usr/bin/osascript", "-e", script], "osascript"
+    else:
+        found = shutil.which("notify-send")
+        if found is None:
+            raise ChannelError("`notify-send` is not installed; install the package libnotify-bin or libnotify")
+        command, name = [found, "--app-name=durable-stream", "--", title, text], "notify-send"
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ChannelError(f"{name} failed ({type(error).__name__}); is a desktop session running?") from None
+    if done.returncode:
+        raise ChannelError(f"{name} ended with code {done.returncode}; is a desktop session running?")
+
+
+class _Codes(logging.Handler):
+    """Keeps the HTTP codes of apprise's complaints, and nothing else: a complaint may show the URL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.codes += re.findall(r"\berror=(\d{3})\b", record.getMessage())
+
+
+def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
+    try:
+        import apprise
+    except ImportError:
+        raise ChannelError(f"the library apprise is missing; install it: {extra_command('notify')}") from None
+    logger = logging.getLogger("apprise")
+    logger.propagate = False
+    heard = _Codes()
+    logger.addHandler(heard)
+    try:
+        target: Any = apprise.Apprise()
+        if not target.add(url):
+            raise ChannelError("apprise does not understand this URL; correct it in [notify] urls")
+        sent = target.notify(body=text, title=title)
+    except ChannelError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
+        raise ChannelError(f"apprise failed with {type(error).__name__}") from None
+    finally:
+        logger.removeHandler(heard)
+    if not sent:
+        why = f"HTTP {heard.codes[-1]}" if heard.codes else "no answer"
+        raise ChannelError(f"the service of {channel} did not take it ({why}); check the URL and the network")

@@ -1,0 +1,435 @@
+"""The built-in agent ``checkpoints``: what waits for a person's answer, and what became of it. Pure.
+
+Three kinds: a ``permission`` and a ``question`` are OpenCode's, captured as ``workflow.checkpoint``; an ``ask`` is
+the tool ``checkpoint_ask``. Asks of background sessions are opened here by themselves, because nobody sees them
+otherwise; asks of the user's own sessions too if a channel to a person is configured, else when somebody answers
+one through us. So a log without background work gets no events of this agent.
+
+Its inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), results of its effects,
+and what capture records. The first answer wins: a later one is recorded as ``checkpoint.late``.
+
+Source: seed 004, 3 (checkpoints); FEATURES D20, F7, U6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from sidecar.orchestrator.lifecycle import after
+from sidecar.runtime.agent import READY, HealthStatus, Output
+from streams.event import StreamEvent
+
+NAME: Final = "checkpoints"
+ANSWER: Final = "opencode.answer"
+
+KEPT_CLOSED: Final = 200
+"""How many closed checkpoints stay in the state; the log has them all."""
+
+MAX_TEXT: Final = 4000
+"""Most characters of what is asked that the state keeps."""
+
+CHECKPOINT: Final[dict[str, dict[str, str]]] = {
+    "open": {
+        "checkpoint.answering": "answering",
+        "checkpoint.answered": "answered",
+        "checkpoint.expired": "expired",
+        "checkpoint.withdrawn": "withdrawn",
+    },
+    "answering": {
+        "checkpoint.answered": "answered",
+        "checkpoint.unanswered": "open",
+        "checkpoint.withdrawn": "withdrawn",
+    },
+    "answered": {},
+    "expired": {},
+    "withdrawn": {},
+}
+"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: who asked does not wait any more."""
+
+CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """One thing that waits for a person. ``opened``, ``closed`` and ``expires`` are ms UTC."""
+
+    id: str
+    kind: str
+    session: str
+    text: str
+    opened: int
+    state: str = "open"
+    request: str = ""
+    """OpenCode's id of it; empty for an ``ask``."""
+    questions: int = 1
+    options: list[str] = field(default_factory=list)
+    tell: str | None = None
+    """The session of the user's whose screen shows that something waits."""
+    intent: str | None = None
+    expires: int | None = None
+    default: str = ""
+    answer: list[str] = field(default_factory=list)
+    by: str = ""
+    key: str = ""
+    """Names the answer that won, if it came through us."""
+    closed: int | None = None
+    waiting: bool = False
+    """Whether a tool call waits for the answer. If not, the answer is sent to the session as a message."""
+    told: bool = False
+    """Whether a tool call returned the answer."""
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the agent remembers."""
+
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+    phantoms: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    """Session of background work → its intent, and the session of the user's above it."""
+
+
+_STATE: Final = TypeAdapter(State)
+
+
+class CheckpointAgent:
+    """An ``Agent``. With ``everywhere`` it opens the asks of the user's own sessions too."""
+
+    def __init__(self, everywhere: bool = False) -> None:
+        self._everywhere = everywhere
+        self.data = State()
+
+    @property
+    def name(self) -> str:
+        """See ``Agent``."""
+        return NAME
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """See ``Agent``."""
+        return (
+            "workflow.checkpoint",
+            "turn.ended",
+            "lifecycle.session.created",
+            "lifecycle.session.ended",
+            "intent.started",
+            "intent.completed",
+            "intent.failed",
+            "intent.cancelled",
+        )
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """See ``Agent``."""
+        return True
+
+    def health(self) -> HealthStatus:
+        """See ``Agent``."""
+        return READY
+
+    def state(self) -> dict[str, Any]:
+        """See ``Agent``."""
+        dumped: dict[str, Any] = _STATE.dump_python(self.data, mode="json")
+        return dumped
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """See ``Agent``."""
+        self.data = State() if state is None else _STATE.validate_python(state)
+
+    def deadline(self) -> int | None:
+        """When the agent wants the next ``tick``, in ms UTC."""
+        return min((c.expires for c in self.data.checkpoints.values() if c.state == "open" and c.expires), default=None)
+
+    def waits(self, session: str) -> bool:
+        """Whether something in a session waits for a person: then its silence means nothing."""
+        return any(c.session == session and c.state not in CLOSED for c in self.data.checkpoints.values())
+
+    # --- deciding ---
+
+    def receive(self, event: StreamEvent) -> list[Output]:
+        """See ``Agent``."""
+        given = event.payload
+        match event.type:
+            case "checkpoint.ask":
+                return self._ask(given, event.ts)
+            case "checkpoint.answer":
+                return self._answer(given, event.ts)
+            case "checkpoint.later" | "checkpoint.told":
+                return self._no_longer_waits(given, told=event.type == "checkpoint.told")
+            case "tick":
+                return self._tick(given["now"])
+            case "effect.completed" | "effect.failed":
+                return self._effect_ended(event)
+            case "workflow.checkpoint":
+                return self._captured(given, event.ts)
+            case "turn.ended":
+                return [] if given.get("outcome") == "continued" else self._over(given, event.ts)
+            case "lifecycle.session.ended":
+                return self._over(given, event.ts, whole=True)
+            case "lifecycle.session.created":
+                return self._child(given)
+            case "intent.started":
+                above = self.data.phantoms.get(str(given.get("parent")))
+                tell = above[1] if above is not None else given.get("parent")
+                watched = {"session": given["session"], "intent": given["intent"], "tell": tell}
+                return [Output("checkpoint.watching", watched)]
+            case "intent.completed" | "intent.failed" | "intent.cancelled":
+                return self._intent_ended(str(given.get("intent")), event.type, event.ts)
+        return []
+
+    def _ask(self, given: dict[str, Any], ts: int) -> list[Output]:
+        """The tool asks; the same question of the same session joins the one that is there."""
+        known = self.data.checkpoints.get(given["checkpoint"])
+        if known is not None:
+            return [Output("checkpoint.waiting", {"checkpoint": known.id})]
+        intent, tell = self.data.phantoms.get(given["session"], (None, given["session"]))
+        opened = {**given, "kind": "ask", "intent": intent, "tell": tell, "ts": ts}
+        return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", {"checkpoint": given["checkpoint"]})]
+
+    def _answer(self, given: dict[str, Any], ts: int) -> list[Output]:
+        outputs: list[Output] = []
+        known = self.data.checkpoints.get(given["checkpoint"])
+        if known is None:
+            # An ask of the user's own session: whoever answers found it in the log.
+            payload = {**given["ask"], "ts": given["ask"].get("ts") or ts}
+            outputs.append(Output("checkpoint.opened", payload))
+            known = _checkpoint(payload)
+        if known.state != "open":
+            return [Output("checkpoint.late", {"checkpoint": known.id, "by": given["by"], "state": known.state})]
+        about = {"checkpoint": known.id, "answer": given["answer"], "by": given["by"], "key": given["key"]}
+        if known.kind == "ask":
+            return [
+                *outputs,
+                Output("checkpoint.answered", {**about, "ts": ts}),
+                *self._message(known, given["answer"]),
+            ]
+        args = {"session": known.session, "request": known.request, "kind": known.kind, "answer": given["answer"]}
+        return [*outputs, Output("checkpoint.answering", about), _effect(known.id, args)]
+
+    def _no_longer_waits(self, given: dict[str, Any], *, told: bool) -> list[Output]:
+        outputs = []
+        for identifier in given["checkpoints"]:
+            known = self.data.checkpoints.get(identifier)
+            if known is None or not known.waiting:
+                continue
+            outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
+            # It was answered in the moment in which the call gave up.
+            if not told and known.kind == "ask" and known.state in ("answered", "expired"):
+                outputs += self._message(known, known.answer, left=True)
+        return outputs
+
+    def _tick(self, now: int) -> list[Output]:
+        outputs = []
+        for known in self.data.checkpoints.values():
+            if known.state == "open" and known.expires is not None and known.expires <= now:
+                answer = [known.default] if known.default else []
+                expired = {"checkpoint": known.id, "answer": answer, "ts": now}
+                outputs += [Output("checkpoint.expired", expired), *self._message(known, answer, expired=True)]
+        return outputs[:90]
+
+    def _effect_ended(self, event: StreamEvent) -> list[Output]:
+        known = self.data.checkpoints.get(str(event.payload.get("node")))
+        if known is None or known.state != "answering":
+            return []
+        result = event.payload.get("result")
+        status = result.get("status") if event.type == "effect.completed" and isinstance(result, dict) else "failed"
+        about = {"checkpoint": known.id, "ts": event.ts}
+        if status == "answered":
+            return [Output("checkpoint.answered", {**about, "answer": known.answer, "by": known.by, "key": known.key})]
+        if status == "gone":
+            return [Output("checkpoint.withdrawn", {**about, "why": "it was answered elsewhere, or its turn ended"})]
+        why = str(event.payload.get("error") or status)
+        return [Output("checkpoint.unanswered", {**about, "why": why[:500]})]
+
+    # --- what capture saw ---
+
+    def _captured(self, given: dict[str, Any], ts: int) -> list[Output]:
+        session, request = str(given.get("session")), str(given.get("request"))
+        identifier = checkpoint_id(session, request)
+        known = self.data.checkpoints.get(identifier)
+        if given.get("state") == "asked":
+            if known is not None or not (self._everywhere or session in self.data.phantoms):
+                return []
+            intent, tell = self.data.phantoms.get(session, (None, session))
+            about = {"checkpoint": identifier, "intent": intent, "tell": tell, "ts": ts}
+            return [Output("checkpoint.opened", {**asked(given), **about})]
+        if known is None or known.state in CLOSED:
+            return []
+        answer = answer_of(given)
+        # OpenCode says that our own answer has arrived: who gave it is known better here.
+        rejected = answer[:1] == known.answer[:1] == ["reject"]
+        ours = known.state == "answering" and (answer == known.answer or rejected)
+        by = {"by": known.by, "key": known.key} if ours else {"by": "user", "key": ""}
+        return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **by})]
+
+    def _over(self, given: dict[str, Any], ts: int, *, whole: bool = False) -> list[Output]:
+        """A turn or a session ended; OpenCode's asks end with it."""
+        mine = [c for c in self.data.checkpoints.values() if c.session == str(given.get("session"))]
+        withdrawn = [
+            Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "its turn ended", "ts": ts})
+            for c in mine
+            if c.state not in CLOSED and (whole or c.kind != "ask")
+        ]
+        # A person stopped the turn: its call does not take the answer any more.
+        return withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
+
+    def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
+        """What background work asked is withdrawn when it was stopped; its sessions are forgotten."""
+        stopped = type_ != "intent.completed"
+        outputs = [
+            Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "the background work ended", "ts": ts})
+            for c in self.data.checkpoints.values()
+            if c.intent == intent and c.state not in CLOSED and (stopped or c.kind != "ask")
+        ]
+        for known in self.data.checkpoints.values():
+            untold = known.kind == "ask" and known.state in ("answered", "expired") and not known.told
+            if known.intent == intent and untold and known.tell is not None:
+                outputs.append(_notify(known, known.tell, known.answer))
+        if any(of == intent for of, _ in self.data.phantoms.values()):
+            outputs.append(Output("checkpoint.unwatched", {"intent": intent}))
+        return outputs
+
+    def _child(self, given: dict[str, Any]) -> list[Output]:
+        above = self.data.phantoms.get(str(given.get("parent")))
+        session = str(given.get("session"))
+        if above is None or session in self.data.phantoms:
+            return []
+        return [Output("checkpoint.watching", {"session": session, "intent": above[0], "tell": above[1]})]
+
+    def _message(
+        self, known: Checkpoint, answer: list[str], *, left: bool = False, expired: bool = False
+    ) -> list[Output]:
+        """The answer as a message for the session that asked, unless a call waits for it.
+
+        Background work that still runs asks again, by ``wait_for``. If it ended without, the session above gets it.
+        """
+        if known.waiting and not left:
+            return []
+        if known.intent is None:
+            return [_notify(known, known.session, answer, expired)]
+        if known.session in self.data.phantoms or known.tell is None:
+            return []
+        return [_notify(known, known.tell, answer, expired)]
+
+    # --- remembering ---
+
+    def apply(self, event: StreamEvent) -> None:
+        """See ``Agent``."""
+        given = event.payload
+        if event.type == "checkpoint.watching":
+            self.data.phantoms[given["session"]] = (given["intent"], given.get("tell"))
+        elif event.type == "checkpoint.unwatched":
+            kept = {s: of for s, of in self.data.phantoms.items() if of[0] != given["intent"]}
+            self.data.phantoms = kept
+        elif event.type == "checkpoint.opened":
+            self.data.checkpoints[given["checkpoint"]] = _checkpoint(given)
+            self._tidy()
+        elif event.type.startswith("checkpoint.") and given.get("checkpoint") in self.data.checkpoints:
+            self._apply(event.type, given, self.data.checkpoints[given["checkpoint"]])
+
+    def _apply(self, type_: str, given: dict[str, Any], known: Checkpoint) -> None:
+        if type_ in ("checkpoint.waiting", "checkpoint.left", "checkpoint.told"):
+            known.waiting = type_ == "checkpoint.waiting"
+            known.told = known.told or type_ == "checkpoint.told"
+            return
+        state = after(CHECKPOINT, known.state, type_)
+        if state == known.state:
+            return
+        known.state = state
+        if type_ == "checkpoint.unanswered":
+            known.answer, known.by, known.key = [], "", ""
+        elif type_ != "checkpoint.withdrawn":
+            known.answer = list(given.get("answer") or ())
+            known.by, known.key = given.get("by", ""), given.get("key", "")
+        known.closed = given.get("ts") if state in CLOSED else None
+
+    def _tidy(self) -> None:
+        closed = [c.id for c in self.data.checkpoints.values() if c.state in CLOSED and not c.waiting]
+        for old in closed[: max(len(closed) - KEPT_CLOSED, 0)]:
+            del self.data.checkpoints[old]
+
+
+def checkpoint_id(session: str, request: str) -> str:
+    """The id of a checkpoint: the same request of the same session has the same."""
+    return f"chk_{sha256(f'{session}:{request}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def asked(given: dict[str, Any]) -> dict[str, Any]:
+    """What a captured ``workflow.checkpoint`` asks, as ``checkpoint.opened`` keeps it."""
+    questions = [each for each in _list(given.get("questions")) if isinstance(each, dict)]
+    metadata = given.get("metadata") if isinstance(given.get("metadata"), dict) else {}
+    assert isinstance(metadata, dict)
+    if questions:
+        kind, text = "question", "\n".join(str(each.get("question", "")) for each in questions)
+        first = _list(questions[0].get("options"))
+        options = [str(each.get("label")) for each in first if isinstance(each, dict)] if len(questions) == 1 else []
+    else:
+        what = metadata.get("command") or " ; ".join(map(str, _list(given.get("patterns"))))
+        kind, text = str(given.get("kind") or "permission"), f"{given.get('permission', '')} {what}".strip()
+        options = ["once", "always", "reject"]
+    return {
+        "kind": kind,
+        "session": str(given.get("session")),
+        "request": str(given.get("request")),
+        "text": text[:MAX_TEXT],
+        "options": options,
+        "questions": max(len(questions), 1),
+    }
+
+
+def answer_of(given: dict[str, Any]) -> list[str]:
+    """The answer in a captured ``workflow.checkpoint``."""
+    if given.get("state") == "rejected":
+        return ["reject"]
+    if given.get("answers") is not None:
+        return [", ".join(map(str, one)) if isinstance(one, list) else str(one) for one in _list(given["answers"])]
+    return [str(given.get("reply", ""))]
+
+
+def answer_text(answer: list[str], expired: bool) -> str:
+    """What the model reads about an answer; with ``expired`` it is the default."""
+    if answer and not expired:
+        return f"The user answered: {'; '.join(answer)}"
+    if answer:
+        return f"Nobody answered in time; the default holds: {'; '.join(answer)}"
+    return "Nobody answered in time. Decide yourself, or leave it."
+
+
+def as_row(known: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as ``checkpoints --json`` prints it."""
+    return asdict(known)
+
+
+def _checkpoint(given: dict[str, Any]) -> Checkpoint:
+    return Checkpoint(
+        id=given["checkpoint"],
+        kind=given["kind"],
+        session=given["session"],
+        text=given["text"],
+        opened=given["ts"],
+        request=given.get("request", ""),
+        questions=given.get("questions", 1),
+        options=list(given.get("options") or ()),
+        tell=given.get("tell"),
+        intent=given.get("intent"),
+        expires=given.get("expires"),
+        default=given.get("default") or "",
+    )
+
+
+def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = False) -> Output:
+    came = answer_text(answer, expired or known.state == "expired")
+    text = f'<checkpoint id="{known.id}">\nYou asked: {known.text}\n{came}\n</checkpoint>'
+    payload = {"notice": f"ntc_{known.id[4:]}", "session": session, "text": text, "intent": None, "wake": True}
+    return Output("notify", payload, to="intents")
+
+
+def _effect(node: str, args: dict[str, Any]) -> Output:
+    return Output("effect.requested", args, effect=ANSWER, node=node)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,140 @@
+"""The effects of the orchestration: each is one act on a host, with a reconciler that asks what already happened.
+
+Every message carries the key of its effect, and every session the id of its intent. So a
+repetition after a crash, or after an answer that got lost, first looks for what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sidecar.orchestrator.host import Host, Part
+from sidecar.orchestrator.intents import ABORT, CHECK, CREATE, PROMPT, WAKE
+from sidecar.runtime.effects.policy import Effect, EffectClass
+from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
+
+
+class _Kind:
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+
+class Create(_Kind):
+    """``opencode.create``: a phantom session for an intent. Result: ``{"session": id}``."""
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        found = await self._host.find(args["intent"], directory=args["directory"], pid=args.get("pid"))
+        if found is None:
+            found = await self._host.create(
+                args["intent"],
+                title=args["title"],
+                directory=args["directory"],
+                parent=args.get("parent"),
+                pid=args.get("pid"),
+            )
+        return {"session": found}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        args = effect.args
+        found = await self._host.find(args["intent"], directory=args["directory"], pid=args.get("pid"))
+        return NotDone() if found is None else Done({"session": found})
+
+
+class Prompt(_Kind):
+    """``opencode.prompt``: a prompt for a phantom session."""
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        if not await self._holds(effect, key):
+            await self._host.prompt(
+                args["session"],
+                [Part(args["text"], key)],
+                directory=args["directory"],
+                agent=args.get("agent"),
+                model=args.get("model"),
+                pid=args.get("pid"),
+            )
+        return {}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return Done({}) if await self._holds(effect, key) else NotDone()
+
+    async def _holds(self, effect: Effect, key: str) -> bool:
+        args = effect.args
+        return await self._host.holds(args["session"], key, directory=args["directory"], pid=args.get("pid"))
+
+
+class Abort(_Kind):
+    """``opencode.abort``: stop a phantom session."""
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        await self._host.abort(effect.args["session"], directory=effect.args["directory"])
+        return {}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return NotDone()
+
+
+class Wake(_Kind):
+    """``opencode.wake``: notices for a session of the user's, only while it is idle, and only through its own host.
+
+    Result: ``{"status": "sent" | "busy" | "absent"}``. Busy and absent are no failures: the agent tries again
+    when the session's turn ends, or when its OpenCode is back.
+    """
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        session = args["session"]
+        status = await self._host.status(session)
+        if status != "idle":
+            return {"status": status}
+        about = self._host.about(session)
+        directory = about.get("directory", "")
+        parts = [Part(each["text"], each["key"]) for each in args["texts"]]
+        left = [part for part in parts if not await self._host.holds(session, part.key, directory=directory)]
+        if left:
+            await self._host.prompt(
+                session,
+                left,
+                directory=directory,
+                agent=about.get("agent"),
+                model=about.get("model"),
+                reply=bool(args.get("wake", True)),
+            )
+        return {"status": "sent"}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``: whatever was sent is found by the next attempt."""
+        return NotDone()
+
+
+class Check(_Kind):
+    """``opencode.check``: what a phantom's session did, where the log does not say it. Result: a ``Look``."""
+
+    effect_class: EffectClass = "safe"
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        look = await self._host.look(args["session"], directory=args["directory"], most=args["most"])
+        return {**look._asdict(), "resumes": args["resumes"]}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return NotDone()
+
+
+def effect_kinds(host: Host) -> Mapping[str, EffectKind]:
+    """Every effect of the orchestration, over a host."""
+    return {CREATE: Create(host), PROMPT: Prompt(host), ABORT: Abort(host), WAKE: Wake(host), CHECK: Check(host)}

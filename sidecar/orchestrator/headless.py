@@ -1,0 +1,211 @@
+"""The sidecar's own headless OpenCode 1, in which phantoms run: ``opencode serve`` on loopback, behind a password.
+
+It is started on first need, with the environment of the OpenCode that asked, and outlives
+the sidecar: its plugin links back, and the next sidecar finds it by ``headless.json``.
+It is stopped when no intent is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from sidecar.home import Home
+from sidecar.processes import still_runs
+from streams.files import write_durably
+
+log = logging.getLogger("sidecar.orchestrator")
+
+START_SECONDS: Final = 60.0
+LINK_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.05
+_REQUEST_SECONDS: Final = 2.0
+
+
+class HeadlessError(Exception):
+    """The headless OpenCode cannot be started or reached; the text says why."""
+
+
+class Headless:
+    """One process for all directories. ``links`` gives the open links; ``executable`` overrides what is found."""
+
+    def __init__(
+        self,
+        home: Home,
+        links: Callable[[], Iterable[Any]],
+        nonce: Callable[[], str],
+        now_ms: Callable[[], int],
+        executable: Path | None = None,
+    ) -> None:
+        self._home, self._links, self._nonce, self._now_ms = home, links, nonce, now_ms
+        self._executable = executable
+        self._file = home.path / "headless.json"
+        self._info: dict[str, Any] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if it runs."""
+        info = self._running()
+        return info["pid"] if info is not None else None
+
+    async def link(self, directory: str, pid: int | None) -> Any:
+        """The link to it for a directory; starts it if needed. ``pid`` is the OpenCode whose environment it gets.
+
+        Raises:
+            HeadlessError: it did not start, or did not link back.
+        """
+        async with self._starting:
+            info = self._running()
+            if info is None:
+                info = await self._start(pid)
+        found = self._linked(info["pid"], directory)
+        if found is None:
+            await asyncio.to_thread(_ask, info, f"/session?directory={quote(directory, safe='')}&limit=1", directory)
+            found = await self._until_linked(info["pid"], directory)
+        return found
+
+    async def stop(self) -> None:
+        """End it, if it runs."""
+        info = self._running()
+        self._info = None
+        if info is not None:
+            try:
+                os.kill(info["pid"], signal.SIGTERM)
+            except ProcessLookupError:
+                log.info("the headless OpenCode had ended")
+        self._file.unlink(missing_ok=True)
+
+    def _running(self) -> dict[str, Any] | None:
+        if self._info is None:
+            try:
+                self._info = json.loads(self._file.read_text())
+            except (OSError, ValueError):
+                return None
+        if self._process is not None:
+            self._process.poll()  # else a dead child stays a zombie
+        if not still_runs(self._info["pid"], self._info["started_ms"]):
+            self._info = None
+        return self._info
+
+    def _linked(self, pid: int, directory: str) -> Any:
+        return next((k for k in self._links() if k.is_open and k.pid == pid and k.directory == directory), None)
+
+    async def _until_linked(self, pid: int, directory: str) -> Any:
+        deadline = asyncio.get_running_loop().time() + LINK_SECONDS
+        while (found := self._linked(pid, directory)) is None:
+            if asyncio.get_running_loop().time() > deadline:
+                raise HeadlessError(f"the plugin of the headless OpenCode did not link back from {directory}")
+            await asyncio.sleep(_POLL_SECONDS)
+        return found
+
+    async def _start(self, pid: int | None) -> dict[str, Any]:
+        executable = self._executable or _executable_of(pid) or _on_path()
+        if executable is None:
+            raise HeadlessError("no `opencode` was found; set [phantom] executable in config.toml")
+        port, password = _free_port(), self._nonce()
+        environment = {
+            **_environment_of(pid),
+            "OPENCODE_SERVER_PASSWORD": password,
+            "DURABLE_STREAM_HOME": str(self._home.path),
+        }
+        environment.pop("OPENCODE_SERVER_USERNAME", None)
+        process = self._process = await asyncio.to_thread(
+            subprocess.Popen,
+            [str(executable), "serve", "--hostname", "127.0.0.1", "--port", str(port)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        info = {"pid": process.pid, "started_ms": self._now_ms(), "port": port, "password": password}
+        await asyncio.to_thread(write_durably, self._file, json.dumps(info).encode())
+        self._info = info
+        log.info("started a headless OpenCode, pid %d", process.pid)
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while not await asyncio.to_thread(_answers, info):
+            if process.poll() is not None:
+                self._info = None
+                raise HeadlessError(f"the headless OpenCode ended with code {process.returncode}")
+            if asyncio.get_running_loop().time() > deadline:
+                raise HeadlessError("the headless OpenCode did not answer")
+            await asyncio.sleep(_POLL_SECONDS)
+        return info
+
+
+def _answers(info: dict[str, Any]) -> bool:
+    try:
+        _ask(info, "/global/health")
+    except HeadlessError:
+        return False
+    return True
+
+
+def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
+    """One request; a request that comes too early may never be answered, so it has a time limit."""
+    login = base64.b64encode(f"opencode:{info['password']}".encode()).decode()
+    headers = {"Authorization": f"Basic {login}"}
+    if directory is not None:
+        headers["x-opencode-directory"] = quote(directory, safe="/")
+    seconds = _REQUEST_SECONDS if directory is None else LINK_SECONDS
+    connection = http.client.HTTPConnection("127.0.0.1", info["port"], timeout=seconds)
+    try:
+        connection.request("GET", path, headers=headers)
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        raise HeadlessError(f"the headless OpenCode does not answer ({type(error).__name__})") from None
+    finally:
+        connection.close()
+    if status != 200:
+        raise HeadlessError(f"the headless OpenCode answered {status}")
+
+
+def _executable_of(pid: int | None) -> Path | None:
+    """The program that a process runs, if it is an OpenCode."""
+    if not pid or sys.platform != "linux":
+        return None
+    try:
+        found = Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return None
+    return found if found.name.startswith("opencode") else None
+
+
+def _environment_of(pid: int | None) -> dict[str, str]:
+    """The environment that a process was started with; this one's where it cannot be read. Never kept on disk."""
+    if pid and sys.platform == "linux":
+        try:
+            raw = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return dict(os.environ)
+        pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry)
+        return {name: value for name, equals, value in pairs if equals}
+    return dict(os.environ)
+
+
+def _on_path() -> Path | None:
+    found = shutil.which("opencode")
+    return Path(found) if found else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

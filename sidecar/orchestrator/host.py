@@ -1,0 +1,92 @@
+"""The seam between orchestration and OpenCode: what a host of sessions can do, whatever its version.
+
+Source: DESIGN 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+Status = Literal["idle", "busy", "absent"]
+"""``absent``: no process that may act on the session can be reached now."""
+
+
+class HostError(Exception):
+    """A host could not do what it was asked; ``permanent`` if trying again cannot help."""
+
+    def __init__(self, reason: str, *, permanent: bool = False) -> None:
+        super().__init__(reason)
+        self.permanent = permanent
+
+
+class Part(NamedTuple):
+    """A text for a session. ``key`` marks it, so that it is recognised in the session's history."""
+
+    text: str
+    key: str
+
+
+class Look(NamedTuple):
+    """A look at a session that should be at work.
+
+    ``busy``: it is, or was prompted only just now. ``answered``: its last turn is over, with ``text``. ``unanswered``:
+    it rests in the middle of a turn, or before it. ``loop``: it made more than ``most`` answers to one prompt.
+    ``gone``: there is no such session.
+    """
+
+    state: Literal["busy", "answered", "unanswered", "loop", "gone"]
+    text: str = ""
+
+
+class Host(Protocol):
+    """Creates sessions, and acts on those that exist. Everything raises ``HostError`` if it fails."""
+
+    lacks: frozenset[str]
+    """What this version of OpenCode cannot do; shown by ``doctor``."""
+
+    async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
+        """Create a phantom session that bears the intent's id; return its id."""
+        ...
+
+    async def find(self, intent: str, *, directory: str, pid: int | None) -> str | None:
+        """The session that bears an intent's id, or ``None``."""
+        ...
+
+    async def prompt(
+        self,
+        session: str,
+        parts: Sequence[Part],
+        *,
+        directory: str,
+        agent: str | None = None,
+        model: str | None = None,
+        reply: bool = True,
+        pid: int | None = None,
+    ) -> None:
+        """Give a session a message. With ``reply`` the model answers it."""
+        ...
+
+    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+        """Whether a message with this key is in a session's history."""
+        ...
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        """Stop what a session does. Nothing to stop is not an error."""
+        ...
+
+    async def status(self, session: str) -> Status:
+        """What a session does in the process that hosts it."""
+        ...
+
+    async def look(self, session: str, *, directory: str, most: int) -> Look:
+        """What a phantom's session did with its last prompt, from its history; ``most``: messages to read."""
+        ...
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        """Show a short message where the session is open; false if nobody could see it."""
+        ...
+
+    def about(self, session: str) -> dict[str, Any]:
+        """What is known of a session: ``directory``, ``agent``, ``model``; empty if nothing."""
+        ...

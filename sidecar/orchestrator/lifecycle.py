@@ -1,0 +1,59 @@
+"""The life cycles of intents and notices, as transition tables. Pure.
+
+A state and an event that the table does not have change nothing.
+
+Source: seed 004, 2.3 and 3.3; DESIGN 11.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+INTENT: Final[dict[str, dict[str, str]]] = {
+    "queued": {
+        "intent.starting": "starting",
+        "intent.cancelled": "cancelled",
+        "intent.failed": "failed",
+    },
+    "starting": {
+        "intent.started": "running",
+        "intent.cancelled": "cancelled",
+        "intent.failed": "failed",
+    },
+    "running": {
+        "intent.interrupted": "resuming",
+        "intent.completed": "completed",
+        "intent.failed": "failed",
+        "intent.cancelling": "cancelling",
+        "intent.cancelled": "cancelled",
+    },
+    "resuming": {
+        "intent.resumed": "running",
+        "intent.completed": "completed",
+        "intent.failed": "failed",
+        "intent.cancelling": "cancelling",
+        "intent.cancelled": "cancelled",
+    },
+    "cancelling": {"intent.cancelled": "cancelled", "intent.completed": "cancelled", "intent.failed": "cancelled"},
+    "completed": {},
+    "failed": {},
+    "cancelled": {},
+}
+"""``queued`` waits for a free place. ``resuming``: its OpenCode died, and the session is prompted again in place."""
+
+NOTICE: Final[dict[str, dict[str, str]]] = {
+    "queued": {"notice.sending": "sending", "notice.observed": "observed"},
+    "sending": {"notice.sent": "sent", "notice.held": "queued", "notice.observed": "observed"},
+    "sent": {"notice.observed": "observed", "notice.held": "queued"},
+    "observed": {},
+}
+"""A notice is ``observed`` when its own message is seen in the parent's history; before that nothing counts."""
+
+ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+ACTIVE: Final = frozenset({"starting", "running", "resuming", "cancelling"})
+"""States that take one of the places of ``[phantom] max_running``."""
+
+
+def after(table: dict[str, dict[str, str]], state: str, event: str) -> str:
+    """The state after an event; unchanged if the table does not have it."""
+    return table[state].get(event, state)

@@ -1,0 +1,92 @@
+"""The effects that reach a person, or bring a person's answer to OpenCode.
+
+``opencode.toast`` and ``notify.send`` are at-least-once: nobody can ask a screen or a phone whether a message
+arrived, so one whose attempt was cut off is sent again. ``opencode.answer`` is once: OpenCode takes the first
+answer to a request and refuses the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from sidecar.orchestrator.alerts import SEND, TOAST
+from sidecar.orchestrator.channels import Channels
+from sidecar.orchestrator.checkpoints import ANSWER
+from sidecar.orchestrator.host import Host
+from sidecar.runtime.effects.policy import Effect, EffectClass
+from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled, Unknown
+
+
+class Answering(Host, Protocol):
+    """A host that can answer what OpenCode asks."""
+
+    async def answer(self, session: str, request: str, kind: str, answer: list[str]) -> str:
+        """Answer a ``permission`` (``once``, ``always``, or ``reject`` and a message) or a ``question``.
+
+        Returns ``answered``, or ``gone`` if nothing waits for it any more.
+
+        Raises:
+            HostError: OpenCode could not be asked.
+        """
+        ...
+
+
+class Toast:
+    """``opencode.toast``. Result: ``{"shown": bool}``."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        return {"shown": await self._host.toast(args["session"], args["title"], args["text"])}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return Unknown("a toast leaves no trace")
+
+
+class Answer:
+    """``opencode.answer``. Result: ``{"status": "answered" | "gone"}``."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, host: Answering) -> None:
+        self._host = host
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        return {"status": await self._host.answer(args["session"], args["request"], args["kind"], args["answer"])}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``: a second answer is refused, and then what capture saw says how it was answered."""
+        return NotDone()
+
+
+class Send:
+    """``notify.send``: a message on a channel to a person. Result: ``{"channel": name}``."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        await self._channels.send(args["channel"], args["title"], args["text"])
+        return {"channel": args["channel"]}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return Unknown("a channel cannot be asked")
+
+
+def notify_kinds(host: Answering, channels: Channels) -> Mapping[str, EffectKind]:
+    """The effects, over a host and the configured channels."""
+    return {TOAST: Toast(host), ANSWER: Answer(host), SEND: Send(channels)}

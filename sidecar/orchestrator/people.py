@@ -1,0 +1,296 @@
+"""What a person and a model ask of each other, over the agents ``checkpoints``, ``alerts`` and ``signals``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any, Final
+
+from pydantic import Field
+
+from bridge.opencode.link.link import RequestError
+from sidecar.config import NotifyConfig
+from sidecar.home import Home
+from sidecar.orchestrator import alerts, checkpoints, signals
+from sidecar.orchestrator.alerts import AlertAgent
+from sidecar.orchestrator.channels import ChannelError, Channels, quiet_until
+from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint, CheckpointAgent, answer_text, as_row, checkpoint_id
+from sidecar.orchestrator.notify_effects import Answering, notify_kinds
+from sidecar.orchestrator.reading import read_checkpoints
+from sidecar.orchestrator.signals import SignalAgent
+from sidecar.orchestrator.stream_read import open_reader, read_lines
+from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
+from sidecar.registry import Args, NoArgs, Requests
+from sidecar.runtime.effects.runner import EffectKind
+from sidecar.runtime.engine import AgentFailed, Handled, InputRefused
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.runtime import Runtime
+from streams.identity import Identity
+
+ANSWER_SECONDS: Final = 25.0
+"""How long an answer may take to reach OpenCode, with all its attempts."""
+
+TOAST_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.05
+
+
+class AnswerArgs(Args):
+    """See ``People.answer``."""
+
+    checkpoint: str = Field(min_length=1, max_length=200, description="its id, or a unique beginning of it")
+    answer: list[str] = Field(
+        min_length=1,
+        max_length=50,
+        description="a permission's `once`, `always` or `reject`, which a message may follow; "
+        "an answer for each question, or `reject`",
+    )
+
+
+class SignalArgs(Args):
+    """See ``People.signal``."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="the signal's name")
+    payload: Any = Field(default=None, description="what whoever waits for it gets")
+    key: str | None = Field(default=None, max_length=300, description="the same key raises it once")
+
+
+class People:
+    """``start`` it with the runtime; then ``keep_time`` often."""
+
+    def __init__(self, home: Home, config: NotifyConfig, identity: Identity, host: Answering) -> None:
+        self._home, self._identity = home, identity
+        self.channels = Channels(config)
+        self.checkpoints = CheckpointAgent(everywhere=bool(self.channels.names))
+        self.signals = SignalAgent()
+        self.alerts = AlertAgent(
+            self.channels.stages,
+            quiet_until=lambda now: quiet_until(config.quiet_hours, now),
+            min_ms=round(config.min_seconds * 1000),
+            children=config.children,
+            escalate_ms=round(config.escalate_after_seconds * 1000),
+        )
+        self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels)
+        self._runtime: Runtime | None = None
+        self._waited: Counter[str] = Counter()
+        """Checkpoints for which a call in this process waits."""
+
+    @property
+    def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
+        """The agents for the runtime."""
+        return self.checkpoints, self.alerts, self.signals
+
+    def attach(self, runtime: Runtime) -> None:
+        """Use this runtime, which runs ``agents``."""
+        self._runtime = runtime
+
+    def owes(self) -> bool:
+        """Whether a person is to be told something."""
+        return self.alerts.deadline() is not None
+
+    async def keep_time(self) -> None:
+        """Send the agents a tick whose deadline has passed, and note which calls do not wait any more."""
+        for agent in (self.checkpoints, self.alerts):
+            deadline = agent.deadline()
+            if deadline is not None and deadline <= (now := self._identity.now_ms()):
+                await self._command(agent.name, f"tick:{now}", "tick", {"now": now})
+        waiting = [c.id for c in self.checkpoints.data.checkpoints.values() if c.waiting]
+        if left := [identifier for identifier in waiting if not self._waited[identifier]]:
+            payload = {"checkpoints": left}
+            await self._command(checkpoints.NAME, f"later:{self._identity.ulid()}", "checkpoint.later", payload)
+
+    # --- tools ---
+
+    async def notify(self, session: str, args: NotifyArgs, context: Mapping[str, Any]) -> str:
+        """``notify_user``: raise an alert; say where it was shown."""
+        call = f"{session}:{context.get('messageID')}:{context.get('callID')}"
+        identifier = f"alr_{sha256(call.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+        payload = {
+            "alert": identifier,
+            "session": self._above(session),
+            "title": "OpenCode",
+            "text": args.message,
+        }
+        await self._command(alerts.NAME, f"alert:{identifier}", "alert.raise", payload)
+        data = self.alerts.data
+        await until(lambda: data.alerts[identifier].state not in ("raised", "toasting"), TOAST_SECONDS)
+        known = self.alerts.data.alerts[identifier]
+        if known.channels.get("toast") == "sent":
+            return "The user's OpenCode shows it."
+        if self.channels.names:
+            return "No OpenCode shows this session; it is being sent to the user's other channels."
+        return "Nobody could be told now: no OpenCode shows this session. `durable-stream notices` lists it."
+
+    async def ask(self, session: str, args: AskArgs, seconds: float = 600.0) -> str:
+        """``checkpoint_ask``: ask, and wait for a while."""
+        identifier, number = "", 0
+        known: Checkpoint | None = None
+        while not identifier or (known is not None and known.told):
+            # A question that was answered and heard may be asked anew; else the same one is the same checkpoint.
+            identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
+            known = self.checkpoints.data.checkpoints.get(identifier)
+        payload = {
+            "checkpoint": identifier,
+            "session": session,
+            "text": args.question,
+            "options": list(args.options),
+            "default": args.default,
+            "expires": self._identity.now_ms() + round(args.minutes * 60_000),
+        }
+        return await self._await_answer(identifier, payload, seconds)
+
+    async def wait_for_checkpoint(self, given: str, seconds: float) -> str:
+        """``wait_for`` with the id of a checkpoint."""
+        found = [c.id for c in self.checkpoints.data.checkpoints.values() if c.id.startswith(given)]
+        if len(found) != 1:
+            raise RequestError("no-checkpoint", f"no checkpoint has the id {given[:40]!a}")
+        return await self._await_answer(found[0], {"checkpoint": found[0]}, seconds)
+
+    async def wait_for_signal(self, name: str, seconds: float) -> str:
+        """``wait_for`` with the name of a signal; one that came before counts."""
+        known = self.signals.data.signals
+        if not await until(lambda: name in known or name in self.signals.data.signals, seconds):
+            return f"No signal {name} came yet. Call wait_for again to wait longer."
+        signal = self.signals.data.signals[name]
+        age = max(self._identity.now_ms() - signal.raised, 0) // 1000
+        return f"Signal {name} came {age} s ago. Payload: {signal.payload!r}"[:4000]
+
+    async def read(self, args: ReadArgs, directory: str) -> str:
+        """``stream_read``."""
+        return await read_lines(open_reader(self._home.store_path), directory, args.stream, args.last)
+
+    async def _await_answer(self, identifier: str, payload: dict[str, Any], seconds: float) -> str:
+        with self._waiting(identifier):
+            await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
+
+            def is_over() -> bool:
+                # It waits no more if its turn was stopped; then the answer goes another way.
+                now = self.checkpoints.data.checkpoints.get(identifier)
+                return now is not None and (now.state in CLOSED or not now.waiting)
+
+            await until(is_over, seconds)
+            known = self.checkpoints.data.checkpoints[identifier]
+            if known.state in CLOSED and known.waiting:
+                told = {"checkpoints": [identifier]}
+                await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
+                if known.state == "withdrawn":
+                    return "It was withdrawn before anybody answered."
+                return answer_text(known.answer, known.state == "expired")
+        later = f"Nobody has answered yet. Call wait_for with {identifier} to wait longer."
+        if known.intent is not None:
+            return f"{later} Do not end before: you get the answer from that call."
+        return f"{later} Or end your turn: the answer will come as a message."
+
+    @contextmanager
+    def _waiting(self, identifier: str) -> Iterator[None]:
+        self._waited[identifier] += 1
+        try:
+            yield
+        finally:
+            self._waited[identifier] -= 1
+            if not self._waited[identifier]:
+                del self._waited[identifier]
+
+    def _above(self, session: str) -> str | None:
+        """The session of the user's that shows what happens in a session."""
+        phantom = self.checkpoints.data.phantoms.get(session)
+        return phantom[1] if phantom is not None else session or None
+
+    # --- requests ---
+
+    def register(self, requests: Requests) -> None:
+        """Add its requests to the table."""
+        requests.register("checkpoints", NoArgs, self._listed, "`checkpoints`, oldest first")
+        requests.register("checkpoint_answer", AnswerArgs, self.answer, "the checkpoint")
+        requests.register("signal", SignalArgs, self.signal, "`name`, `count`")
+        requests.register("notify_test", NoArgs, self.test, "`channels`: `channel`, `ok`, `error`")
+
+    async def _listed(self, args: NoArgs) -> dict[str, Any]:
+        listed = await read_checkpoints(open_reader(self._home.store_path))
+        return {"checkpoints": [as_row(each) for each in listed]}
+
+    async def answer(self, args: AnswerArgs) -> dict[str, Any]:
+        """Answer a checkpoint as a person; returns when OpenCode took the answer.
+
+        Raises:
+            RequestError: there is none, it has an answer, the answer does not fit, or OpenCode cannot be reached.
+        """
+        listed = await read_checkpoints(open_reader(self._home.store_path))
+        found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]
+        if len(found) != 1:
+            several = "more than one" if found else "no"
+            what = f"{several} checkpoint begins with {args.checkpoint[:40]!a}"
+            raise RequestError("no-checkpoint", f"{what}; `durable-stream checkpoints` lists them")
+        known = found[0]
+        if known.state in CLOSED:
+            raise _late(known)
+        _check_answer(known, args.answer)
+        key = self._identity.ulid()
+        ask = {**as_row(known), "checkpoint": known.id, "ts": known.opened}
+        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": "user", "key": key, "ask": ask}
+        handled = await self._command(checkpoints.NAME, f"answer:{key}", "checkpoint.answer", payload)
+        known = self.checkpoints.data.checkpoints[known.id]
+        if any(record.event.type == "checkpoint.late" for record in handled.records):
+            raise _late(known)
+        await until(lambda: self.checkpoints.data.checkpoints[known.id].state != "answering", ANSWER_SECONDS)
+        known = self.checkpoints.data.checkpoints[known.id]
+        if known.state in CLOSED and known.key != key:
+            raise _late(known)
+        if known.state not in CLOSED:
+            raise RequestError("not-delivered", f"the OpenCode that asks {known.id} cannot be reached; try again")
+        return as_row(known)
+
+    async def signal(self, args: SignalArgs) -> dict[str, Any]:
+        """Raise a signal; durable when it returns."""
+        key = args.key or self._identity.ulid()
+        await self._command(signals.NAME, f"signal:{key}", "signal", {"name": args.name, "payload": args.payload})
+        return {"name": args.name, "count": self.signals.data.signals[args.name].count}
+
+    async def test(self, args: NoArgs) -> dict[str, Any]:
+        """Send a message on every channel, now and once."""
+        found = []
+        for channel in self.channels.names:
+            error = ""
+            try:
+                await self.channels.send(channel, "Durable Stream", "This channel works.")
+            except ChannelError as failed:
+                error = str(failed)
+            found.append({"channel": channel, "ok": not error, "error": error})
+        return {"channels": found}
+
+    async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:
+        assert self._runtime is not None
+        try:
+            return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
+        except (InputRefused, AgentFailed) as error:
+            raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+
+
+def _late(known: Checkpoint) -> RequestError:
+    how = {"answered": f"answered by {known.by or 'user'}: {'; '.join(known.answer)}"}.get(known.state, known.state)
+    return RequestError("already-answered", f"{known.id} waits no more: {how}"[:500])
+
+
+def _check_answer(known: Checkpoint, answer: list[str]) -> None:
+    """Refuse an answer that OpenCode would not understand."""
+    if known.kind == "permission":
+        if answer[0] not in ("once", "always", "reject") or len(answer) > (2 if answer[0] == "reject" else 1):
+            raise RequestError("unfit-answer", "a permission is answered by once, always, or reject and a message")
+    elif known.kind == "question":
+        if answer != ["reject"] and len(answer) != known.questions:
+            raise RequestError("unfit-answer", f"give {known.questions} answers, one for each question, or reject")
+    elif len(answer) != 1 or not answer[0]:
+        raise RequestError("unfit-answer", "one answer is wanted, and it must not be empty")
+
+
+async def until(condition: Callable[[], Any], seconds: float) -> bool:
+    """Wait until ``condition`` holds; false if that took too long."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        if loop.time() > end:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)
+    return True

@@ -1,0 +1,112 @@
+"""Intents, checkpoints and notices as the log has them, for commands that only read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sidecar.orchestrator import alerts, checkpoints
+from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent, asked, checkpoint_id
+from sidecar.orchestrator.intents import NAME, IntentAgent, State
+from sidecar.runtime.inputs import APPLIED, agent_stream
+from sidecar.views.select import catalog_of
+from streams.event import StreamEvent
+from streams.log.reader import LogReader
+from streams.store import StreamReader
+
+
+async def read_intents(reader: StreamReader) -> State:
+    """Fold the stream of the agent ``intents``; empty if there is none yet."""
+    agent = IntentAgent()
+    async for event in _outputs(reader, NAME):
+        agent.apply(event)
+    return agent.data
+
+
+async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
+    """Every checkpoint, oldest first: what the agent ``checkpoints`` knows, and what waits in any other session."""
+    agent = CheckpointAgent()
+    async for event in _outputs(reader, checkpoints.NAME):
+        agent.apply(event)
+    found = dict(agent.data.checkpoints)
+    catalog, _ = await catalog_of(reader)
+    for ask in catalog.asks():
+        identifier = checkpoint_id(ask.session, ask.request)
+        record = await reader.find_event(ask.event) if identifier not in found else None
+        if record is not None:
+            about = asked(record.event.payload)
+            names = ("kind", "session", "text", "request", "questions", "options")
+            given = {name: about[name] for name in names}
+            found[identifier] = Checkpoint(id=identifier, opened=ask.since_ms, tell=ask.session, **given)
+    return sorted(found.values(), key=lambda each: each.opened)
+
+
+async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
+    """Every notice and alert, oldest first, with the moments of its states and the channels that were used.
+
+    ``kind`` is ``wake`` for a message to a session's model, ``alert`` for a person.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    async for event in _outputs(reader, NAME):
+        if event.type.startswith("notice.") and "notice" in event.payload:
+            _wake(rows, event)
+    async for event in _outputs(reader, alerts.NAME):
+        if event.type.startswith("alert."):
+            _alert(rows, event)
+    return sorted(rows.values(), key=lambda row: row["queued"])
+
+
+def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
+    given = event.payload
+    if event.type == "notice.queued":
+        rows[given["notice"]] = {
+            "id": given["notice"],
+            "kind": "wake",
+            "session": given["session"],
+            "about": given.get("intent") or "",
+            "text": given["text"],
+            "state": "queued",
+            "queued": event.ts,
+            "channels": [],
+        }
+    elif (row := rows.get(given["notice"])) is not None:
+        state = event.type.removeprefix("notice.")
+        row["state"] = "queued" if state == "held" else state
+        row[state] = event.ts
+
+
+def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
+    given = event.payload
+    if event.type == "alert.raised":
+        rows[given["alert"]] = {
+            "id": given["alert"],
+            "kind": "alert",
+            "session": given.get("session"),
+            "about": given["about"],
+            "text": given["text"],
+            "state": "queued",
+            "queued": event.ts,
+            "channels": [],
+        }
+        return
+    row = rows.get(given["alert"])
+    if row is None:
+        return
+    if event.type == "alert.toasted":
+        row["channels"].append({"channel": "toast", "state": "sent" if given["shown"] else "absent", "ts": event.ts})
+        row["state"] = "sent" if given["shown"] else row["state"]
+    elif event.type in ("alert.sent_to", "alert.failed_to"):
+        state = event.type[6:-3]
+        told = {name: given[name] for name in ("channel", "attempt", "error") if given.get(name)}
+        row["channels"].append({**told, "state": state, "ts": event.ts})
+    elif event.type == "alert.sending":
+        row["state"], row["escalated"] = "escalated", event.ts
+    elif event.type == "alert.seen":
+        row["state"], row["observed"], row["why"] = "observed", event.ts, given["why"]
+
+
+async def _outputs(reader: StreamReader, agent: str) -> AsyncIterator[StreamEvent]:
+    """What an agent decided, oldest first."""
+    async for record in reader.read(agent_stream(agent)):
+        if record.event.metadata.get("role") in APPLIED:
+            yield record.event

@@ -1,0 +1,337 @@
+"""Orchestration in the sidecar: the façade ``DurableStream``, the model's tools, the requests, and the clock.
+
+Source: seed 004, 2.3 (``observe``, ``registerIntent``, ``resume``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Any, Final
+
+from pydantic import Field
+
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.link.link import CallError, RequestError
+from sidecar.components import in_background
+from sidecar.config import NotifyConfig, PhantomConfig
+from sidecar.home import Home
+from sidecar.orchestrator.effects import effect_kinds
+from sidecar.orchestrator.headless import Headless
+from sidecar.orchestrator.host import HostError
+from sidecar.orchestrator.intents import NAME, Intent, IntentAgent, as_row
+from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.orchestrator.people import People, until
+from sidecar.orchestrator.tools import (
+    AskArgs,
+    BadToolCall,
+    CancelArgs,
+    NotifyArgs,
+    ReadArgs,
+    ResultArgs,
+    SpawnArgs,
+    StatusArgs,
+    WaitArgs,
+    check,
+    tools_json,
+)
+from sidecar.orchestrator.v1 import V1Host
+from sidecar.registry import Args, NoArgs, Requests
+from sidecar.runtime.agent import Agent
+from sidecar.runtime.effects.runner import EffectKind
+from sidecar.runtime.engine import AgentFailed, InputRefused
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.runtime import Runtime
+from streams.errors import StreamError
+from streams.files import write_durably
+from streams.identity import Identity
+
+log = logging.getLogger("sidecar.orchestrator")
+
+DEFAULT_MINUTES: Final = 60.0
+IDLE_STOP_SECONDS: Final = 120.0
+"""How long the headless OpenCode stays without work."""
+
+_TICK_SECONDS: Final = 1.0
+
+
+class RegisterArgs(Args):
+    """See ``DurableStream.register_intent``."""
+
+    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent must know")
+    title: str = Field(default="", max_length=100, description="what it is, in a few words")
+    directory: str = Field(max_length=8192, description="the project directory, absolute")
+    parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
+    agent: str | None = Field(default=None, max_length=100, description="OpenCode's agent")
+    models: list[str] = Field(default=[], description="`provider/model`, the next one after a provider's error")
+    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long it may run")
+    key: str | None = Field(default=None, max_length=300, description="the same key registers one intent")
+
+
+class IntentArgs(Args):
+    """A request about one intent."""
+
+    intent: str = Field(max_length=100, description="its id, or a unique beginning of it")
+
+
+def write_tools(home: Home, wanted: bool) -> None:
+    """Tell plugins that load from now on which tools to register. A disk that refuses it costs only the tools."""
+    path = home.path / "tools.json"
+    text = json.dumps(tools_json() if wanted else {}, indent=1).encode()
+    try:
+        if not path.exists() or path.read_bytes() != text:
+            write_durably(path, text)
+    except OSError as error:
+        log.warning("the model gets no new tools: %s cannot be written (%s)", path, error.strerror)
+
+
+class DurableStream:
+    """A component: intents, phantoms and notices of one home."""
+
+    def __init__(
+        self,
+        home: Home,
+        config: PhantomConfig,
+        notify: NotifyConfig,
+        identity: Identity,
+        nonce: Any,
+        state: CaptureState,
+        ingest: Any,
+    ) -> None:
+        self.agent = IntentAgent(config.max_running)
+        self.links: Any = list
+        self._home, self._config, self._identity, self._state = home, config, identity, state
+        self.headless = Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable)
+        self.host = V1Host(
+            lambda: self.links(),
+            ingest.delivers,
+            state,
+            self.headless,
+            lambda session: session in self.data.sessions,
+            identity.now_ms,
+        )
+        self.people = People(home, notify, identity, self.host)
+        self._runtime: Runtime | None = None
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """Every agent of the orchestration."""
+        return (self.agent, *self.people.agents)
+
+    @property
+    def kinds(self) -> Mapping[str, EffectKind]:
+        """Every effect of the orchestration."""
+        return {**effect_kinds(self.host), **self.people.kinds}
+
+    @property
+    def data(self) -> Any:
+        """The agent's state."""
+        return self.agent.data
+
+    # --- life ---
+
+    def attach(self, runtime: Runtime) -> None:
+        """Use this runtime, which runs ``agent``. Call once, before ``start``."""
+        self._runtime = runtime
+        self.people.attach(runtime)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        await asyncio.to_thread(write_tools, self._home, self._config.tools)
+        in_background(stack, self._keep_time())
+        if any(intent.state not in ENDED for intent in self.data.intents.values()):
+            await self._tell("resume", f"resume:{self._identity.ulid()}", {})
+
+    def owes(self) -> bool:
+        """See ``Component``: an intent that is not ended, or a notice that can be delivered."""
+        running = any(intent.state not in ENDED for intent in self.data.intents.values())
+        return running or self.people.owes() or any(notice.state == "sending" for notice in self.data.notices.values())
+
+    async def _keep_time(self) -> None:
+        """Send a tick when a deadline has passed, and stop the headless OpenCode when nothing needs it."""
+        idle_since: float | None = None
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            deadline = self.agent.deadline()
+            # Without a deadline it does not read the clock, which a deterministic run advances with each reading.
+            if deadline is not None and deadline <= (now := self._identity.now_ms()):
+                await self._tell("tick", f"tick:{now}", {"now": now})
+            try:
+                await self.people.keep_time()
+            except (RequestError, StreamError) as error:
+                log.error("a tick was not handled: %s", error)
+            if self.owes() or self.headless.pid is None:
+                idle_since = None
+            elif idle_since is None:
+                idle_since = loop.time()
+            elif loop.time() - idle_since > IDLE_STOP_SECONDS:
+                await self.headless.stop()
+                idle_since = None
+
+    async def _tell(self, type_: str, key: str, payload: dict[str, Any]) -> None:
+        assert self._runtime is not None
+        try:
+            await self._runtime.command(NAME, Command(key, type_, payload, actor="sidecar", sender="sidecar"))
+        except (AgentFailed, InputRefused, StreamError) as error:
+            log.error("%s was not handled: %s", type_, error)
+
+    # --- seed 004: observe, register_intent, resume ---
+
+    async def observe(self, link: Any) -> None:
+        """An OpenCode linked: what waits for its sessions can be delivered now."""
+        sessions = self.host.waiting_for(link)
+        waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
+        wanted = sorted(waiting & set(sessions))
+        if wanted:
+            await self._tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
+
+    async def register_intent(self, given: RegisterArgs, *, pid: int | None = None, by: str = "user") -> Intent:
+        """Register work that survives every process; returns when it is durable. The same key returns the same intent.
+
+        Raises:
+            InputRefused, AgentFailed, StreamError: nothing was registered.
+        """
+        assert self._runtime is not None
+        key = given.key or self._identity.ulid()
+        intent = f"int_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+        payload = {
+            "intent": intent,
+            "prompt": given.prompt,
+            "title": given.title or " ".join(given.prompt.split())[:60],
+            "directory": given.directory,
+            "parent": given.parent,
+            "agent": given.agent,
+            "models": list(given.models),
+            "wall_ms": round(given.minutes * 60_000),
+            "pid": pid,
+        }
+        if intent not in self.data.intents:
+            command = Command(f"register:{intent}", "intent.register", payload, actor=by)
+            await self._runtime.command(NAME, command)
+        found: Intent = self.data.intents[intent]
+        return found
+
+    # --- the model's tools ---
+
+    async def tool(self, link: Any, name: str, args: dict[str, Any], context: dict[str, Any]) -> str:
+        """Answer a call of one of our tools: a text for the model.
+
+        Raises:
+            CallError: the call failed; the model reads the text.
+        """
+        try:
+            checked = check(name, args)
+            session = str(context.get("sessionID") or "")
+            match checked:
+                case SpawnArgs():
+                    return await self._spawn(link, session, checked, context)
+                case StatusArgs():
+                    return self._listing(session)
+                case ResultArgs():
+                    return self._result(self._find(checked.intent))
+                case CancelArgs():
+                    intent = self._find(checked.intent)
+                    await self._cancel(intent, "cancelled by the model")
+                    return f"{intent.id} is being cancelled."
+                case NotifyArgs():
+                    return await self.people.notify(session, checked, context)
+                case AskArgs():
+                    return await self.people.ask(session, checked)
+                case WaitArgs():
+                    return await self._wait_for(checked)
+                case ReadArgs():
+                    return await self.people.read(checked, str(context.get("worktree") or link.directory))
+        except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
+            raise CallError("tool", str(error)) from None
+        raise AssertionError(name)
+
+    async def _spawn(self, link: Any, session: str, args: SpawnArgs, context: dict[str, Any]) -> str:
+        key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
+        model = args.model or self.host.about(session).get("model")
+        given = RegisterArgs(
+            prompt=args.prompt,
+            title=args.title,
+            directory=str(context.get("directory") or link.directory),
+            parent=session or None,
+            agent=args.agent,
+            models=[model] if model else [],
+            minutes=args.minutes or DEFAULT_MINUTES,
+            key=key,
+        )
+        intent = await self.register_intent(given, pid=link.pid, by=str(context.get("agent") or "model"))
+        return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
+
+    def _listing(self, session: str) -> str:
+        mine = [intent for intent in self.data.intents.values() if intent.parent == session]
+        if not mine:
+            return "No background work was started from this session."
+        now = self._identity.now_ms()
+        lines = [f"{i.id} {i.state} {max(now - i.created, 0) // 1000}s {i.title}" for i in mine[-20:]]
+        return "\n".join(lines)
+
+    def _result(self, intent: Intent) -> str:
+        if intent.state not in ENDED:
+            return f"{intent.id} is {intent.state}; its result will come as a message."
+        return f"{intent.id} {intent.state}. {intent.reason}\n{intent.result}".strip()
+
+    async def _wait_for(self, args: WaitArgs) -> str:
+        if args.what.startswith("chk_"):
+            return await self.people.wait_for_checkpoint(args.what, args.seconds)
+        if not args.what.startswith("int_"):
+            return await self.people.wait_for_signal(args.what, args.seconds)
+        intent = self._find(args.what)
+        ended = await until(lambda: self.data.intents[intent.id].state in ENDED, args.seconds)
+        intent = self.data.intents[intent.id]
+        if not ended:
+            return f"{intent.id} is still {intent.state}. Call wait_for again, or go on: its result comes by itself."
+        return self._result(intent)
+
+    def _find(self, given: str) -> Intent:
+        found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]
+        if len(found) != 1:
+            several = "more than one" if found else "no"
+            raise RequestError("no-intent", f"{several} intent begins with {given[:40]!a}; `intents` lists them")
+        intent: Intent = found[0]
+        return intent
+
+    async def _cancel(self, intent: Intent, reason: str) -> None:
+        assert self._runtime is not None
+        payload = {"intent": intent.id, "reason": reason}
+        await self._runtime.command(NAME, Command(f"cancel:{intent.id}", "intent.cancel", payload))
+
+    # --- requests ---
+
+    def register(self, requests: Requests) -> None:
+        """Add its requests to the table."""
+        requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
+        requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
+        requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
+        self.people.register(requests)
+
+    async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
+        try:
+            return as_row(await self.register_intent(args))
+        except (InputRefused, AgentFailed) as error:
+            raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+
+    async def _request_intents(self, args: NoArgs) -> dict[str, Any]:
+        return self.status()
+
+    async def _request_cancel(self, args: IntentArgs) -> dict[str, Any]:
+        intent = self._find(args.intent)
+        await self._cancel(intent, "cancelled by the user")
+        return as_row(self.data.intents[intent.id])
+
+    def status(self) -> dict[str, Any]:
+        """Every intent and notice that the state holds."""
+        return {
+            "intents": [as_row(intent) for intent in self.data.intents.values()],
+            "notices": [asdict(notice) for notice in self.data.notices.values()],
+            "headless": self.headless.pid,
+        }

@@ -1,0 +1,165 @@
+"""The tools that the model gets: their descriptions, arguments and answers.
+
+OpenCode validates nothing, so every call is checked here. ``tools.json`` in the home tells the
+plugin what to register; it reads the file when it loads.
+
+Source: seed 004, 5 ("Migrate Tools"); DESIGN 11.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class ToolArgs(BaseModel):
+    """The base of every tool's arguments; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class SpawnArgs(ToolArgs):
+    """Start background work that survives restarts of the editor, and go on at once.
+
+    Use it for work that takes minutes and whose result you do not need for your next step. Do not use it for
+    something you must know now: use the task tool. Returns an intent id at once. When the work ends, this session
+    gets the result as a message; do not poll.
+    """
+
+    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent must know")
+    title: str = Field(min_length=1, max_length=100, description="three to six words for the user")
+    agent: str | None = Field(default=None, max_length=100, description="OpenCode agent; default: build")
+    model: str | None = Field(default=None, max_length=200, description="provider/model; default: yours")
+    minutes: float | None = Field(default=None, gt=0, le=1440, description="stop it after this long; default 60")
+
+
+class StatusArgs(ToolArgs):
+    """List background work of this session. Use it when the user asks what is running; do not poll with it.
+
+    Returns id, state, age and title of each.
+    """
+
+
+class IntentArgs(ToolArgs):
+    """Arguments that name one intent."""
+
+    intent: str = Field(min_length=1, max_length=100, description="the id that agent_spawn returned")
+
+
+class ResultArgs(IntentArgs):
+    """Read the result of background work that has ended. Use it to read one again; do not poll: results arrive by
+    themselves. Returns the text, or the state if it still runs.
+    """
+
+
+class CancelArgs(IntentArgs):
+    """Stop background work. Use it when the user no longer wants it. Do not use it because work is slow.
+
+    Returns at once.
+    """
+
+
+class NotifyArgs(ToolArgs):
+    """Tell the user something now, on the screen or, if configured, the phone. Use it for news they should not miss.
+
+    Do not use it for questions: use checkpoint_ask. Returns where it was shown.
+    """
+
+    message: str = Field(min_length=1, max_length=500, description="one or two sentences")
+
+
+class AskArgs(ToolArgs):
+    """Ask the user for a decision that survives restarts; they may answer hours later, from another terminal.
+
+    Use it when you cannot go on without them, above all in background work. Do not use it for news: use notify_user.
+    Returns the answer or the default; or, while nobody answers, an id for wait_for.
+    """
+
+    question: str = Field(min_length=1, max_length=2000, description="all they need to decide")
+    options: list[str] = Field(default=[], max_length=10, description="suggested answers; other text is allowed")
+    default: str = Field(default="", max_length=2000, description="the answer if nobody answers in time")
+    minutes: float = Field(default=1440, gt=0, le=43_200, description="time to answer; default a day")
+
+
+class WaitArgs(ToolArgs):
+    """Wait for a signal, background work or a checkpoint. Use it when your next step needs it.
+
+    Do not use it for results that may come later: they arrive by themselves. What happened before counts. Returns
+    the payload, result or answer; or, after the time, that you may call again.
+    """
+
+    what: str = Field(
+        min_length=1, max_length=200, description="an intent id (int_), a checkpoint id (chk_), or a signal's name"
+    )
+    seconds: float = Field(default=60, gt=0, le=600, description="how long; default 60, at most 600")
+
+
+class ReadArgs(ToolArgs):
+    """Read what happened in a recorded session of this project, such as one of background work or an earlier day.
+
+    Do not use it for this session: you have it. Returns the last lines: time, event, actor, what.
+    """
+
+    stream: str = Field(min_length=1, max_length=200, description="a session id, or its unique beginning")
+    last: int = Field(default=30, ge=1, le=200, description="how many lines; default 30")
+
+
+WAIT_MS: Final = 610_000
+"""How long the plugin waits for a tool that may wait for a person; a little longer than the tool itself."""
+
+WAITING: Final = frozenset({"checkpoint_ask", "wait_for"})
+
+TOOLS: Final[dict[str, type[ToolArgs]]] = {
+    "agent_spawn": SpawnArgs,
+    "intent_status": StatusArgs,
+    "intent_result": ResultArgs,
+    "intent_cancel": CancelArgs,
+    "wait_for": WaitArgs,
+    "notify_user": NotifyArgs,
+    "checkpoint_ask": AskArgs,
+    "stream_read": ReadArgs,
+}
+
+
+class BadToolCall(ValueError):
+    """The model called a tool wrongly; the text tells it what to change."""
+
+
+def tools_json() -> dict[str, Any]:
+    """What the plugin registers: by name, ``description``, ``args`` (property → JSON schema) and ``required``.
+
+    ``wait_ms`` says how long a call may take, if that is longer than usual.
+    """
+    return {name: _tool(args) | ({"wait_ms": WAIT_MS} if name in WAITING else {}) for name, args in TOOLS.items()}
+
+
+def check(name: str, given: dict[str, Any]) -> ToolArgs:
+    """The checked arguments of a call.
+
+    Raises:
+        BadToolCall: an argument is missing, unknown or wrong.
+    """
+    model = TOOLS.get(name)
+    if model is None:
+        raise BadToolCall(f"there is no tool {name[:50]!a}")
+    try:
+        # Models send null for what they leave out.
+        return model.model_validate({key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, each['loc']))[:50]}: {each['msg']}" for each in error.errors())
+        raise BadToolCall(f"wrong arguments for {name}: {faults}") from None
+
+
+def _tool(args: type[ToolArgs]) -> dict[str, Any]:
+    schema = args.model_json_schema()
+    properties = {name: _plain(each) for name, each in schema.get("properties", {}).items()}
+    description = " ".join((args.__doc__ or "").split())
+    return {"description": description, "args": properties, "required": schema.get("required", [])}
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """A property's schema in its shortest form: it costs the model tokens in every request."""
+    options = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
+    plain = {"type": options[0].get("type", "string"), "description": schema.get("description", "")}
+    return plain | ({"items": {"type": "string"}} if plain["type"] == "array" else {})

@@ -1,0 +1,267 @@
+"""``Host`` on OpenCode 1: through the links of its plugin, each to the one process that hosts the session.
+
+A session of the user's is touched only through the OpenCode that hosts it: no lock exists
+between processes, and a message from another one would not be shown. A phantom is hosted by
+the sidecar's own headless OpenCode.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.link.link import CallError
+from sidecar.orchestrator.headless import Headless, HeadlessError
+from sidecar.orchestrator.host import HostError, Look, Part, Status
+
+CALL_SECONDS: Final = 20.0
+SETTLE_MS: Final = 30_000
+"""A prompt younger than this may not have begun its turn."""
+
+HISTORY: Final = 60
+"""How many of a session's newest messages are searched for a key."""
+
+
+class Link(Protocol):
+    """The part of a ``ShimConnection`` that the host needs."""
+
+    boot_id: str
+    instance: str
+    pid: int
+    directory: str
+
+    @property
+    def is_open(self) -> bool: ...
+
+    async def call(self, method: str, args: dict[str, Any], timeout: float = ...) -> Any: ...  # noqa: ASYNC109
+
+
+class V1Host:
+    """``links`` gives the open links, ``delivers`` says whether one has ever delivered a hook."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        links: Callable[[], Iterable[Link]],
+        delivers: Callable[[Any], bool],
+        state: CaptureState,
+        headless: Headless,
+        is_phantom: Callable[[str], bool],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._now_ms = now_ms
+        self._links, self._delivers, self._state, self._headless = links, delivers, state, headless
+        self._is_phantom = is_phantom
+
+    # --- phantoms ---
+
+    async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
+        """See ``Host``."""
+        link = await self._phantoms(directory, pid)
+        body: dict[str, Any] = {
+            "title": title,
+            "metadata": {"intent": intent},
+        }
+        if parent is not None:
+            body["parentID"] = parent
+        made = await _call(link, "session.create", {"body": body, "query": {"directory": directory}})
+        if not isinstance(made, dict) or not isinstance(made.get("id"), str):
+            raise HostError("OpenCode created no session")
+        return str(made["id"])
+
+    async def find(self, intent: str, *, directory: str, pid: int | None) -> str | None:
+        """See ``Host``."""
+        link = await self._phantoms(directory, pid)
+        listed = await _call(link, "session.list", {"query": {"directory": directory}})
+        for each in listed if isinstance(listed, list) else []:
+            if isinstance(each, dict) and (each.get("metadata") or {}).get("intent") == intent:
+                return str(each["id"])
+        return None
+
+    async def prompt(
+        self,
+        session: str,
+        parts: Sequence[Part],
+        *,
+        directory: str,
+        agent: str | None = None,
+        model: str | None = None,
+        reply: bool = True,
+        pid: int | None = None,
+    ) -> None:
+        """See ``Host``."""
+        link = await self._of(session, directory, pid)
+        is_parent = not self._is_phantom(session)
+        body: dict[str, Any] = {
+            "parts": [
+                {
+                    "type": "text",
+                    "text": part.text,
+                    "synthetic": is_parent,
+                    "metadata": {"durable_stream": {"key": part.key}},
+                }
+                for part in parts
+            ]
+        }
+        if agent:
+            body["agent"] = agent
+        if model and "/" in model:
+            provider, _, name = model.partition("/")
+            body["model"] = {"providerID": provider, "modelID": name}
+        if not reply:
+            body["noReply"] = True
+        await _call(link, "session.promptAsync", {"path": {"id": session}, "body": body})
+
+    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+        """See ``Host``."""
+        link = await self._of(session, directory, pid)
+        found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": HISTORY}})
+        return any(
+            isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict) and mark.get("key") == key
+            for message in (found if isinstance(found, list) else [])
+            for part in message.get("parts", [])
+        )
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        """See ``Host``."""
+        link = self._hosting(session)
+        if link is not None:
+            await _call(link, "session.abort", {"path": {"id": session}})
+
+    async def look(self, session: str, *, directory: str, most: int) -> Look:
+        """See ``Host``."""
+        link = await self._of(session, directory, None)
+        statuses = await _call(link, "session.status", {})
+        status = statuses.get(session) if isinstance(statuses, dict) else None
+        try:
+            found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": most}})
+        except HostError as error:
+            if error.permanent:
+                return Look("gone")
+            raise
+        infos = [message.get("info") or {} for message in (found if isinstance(found, list) else [])]
+        prompted = max((n for n, info in enumerate(infos) if info.get("role") == "user"), default=-1)
+        if len(infos) - prompted - 1 >= most - 1:
+            return Look("loop")
+        if isinstance(status, dict) and status.get("type") != "idle":
+            return Look("busy")
+        last = infos[-1] if infos else {}
+        if last.get("role") != "assistant":
+            made = (last.get("time") or {}).get("created", 0)
+            return Look("busy" if self._now_ms() - made < SETTLE_MS else "unanswered")
+        over = last.get("finish") in ("stop", "length") or last.get("error")
+        if not over or not (last.get("time") or {}).get("completed"):
+            return Look("unanswered")
+        texts = [part.get("text", "") for part in found[-1].get("parts", []) if part.get("type") == "text"]
+        return Look("answered", "\n".join(texts))
+
+    # --- any session ---
+
+    async def status(self, session: str) -> Status:
+        """See ``Host``."""
+        link = self._hosting(session)
+        if link is None:
+            return "absent"
+        found = await _call(link, "session.status", {})
+        state = found.get(session) if isinstance(found, dict) else None
+        return "busy" if isinstance(state, dict) and state.get("type") != "idle" else "idle"
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        """See ``Host``."""
+        link = self._hosting(session)
+        if link is None:
+            return False
+        await _call(link, "tui.showToast", {"body": {"title": title, "message": text, "variant": "info"}})
+        return True
+
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        """See ``Answering``."""
+        link = self._hosting(session)
+        if link is None:
+            raise HostError("the OpenCode that asks is away")
+        reject = bool(answer) and answer[0] == "reject"
+        args: dict[str, Any]
+        if kind == "question":
+            method = "question.reject" if reject else "question.reply"
+            args = {"request_id": request} | ({} if reject else {"answers": [[each] for each in answer]})
+        else:
+            method = "permission.reply"
+            args = {"session_id": session, "permission_id": request, "response": answer[0]}
+            if answer[1:]:
+                args["message"] = answer[1]
+        try:
+            await link.call(method, args, timeout=CALL_SECONDS)
+        except CallError as error:
+            if error.status == 404:
+                return "gone"
+            raise HostError(f"{method}: {error}", permanent=error.status == 400) from None
+        return "answered"
+
+    def about(self, session: str) -> dict[str, Any]:
+        """See ``Host``."""
+        known = self._state.sessions.get(session)
+        if known is None:
+            return {}
+        turn = known.turn or known.last_turn
+        about: dict[str, Any] = {"directory": known.directory or ""}
+        if turn is not None:
+            about["agent"] = turn.agent
+            model = turn.model or {}
+            if model.get("provider") and model.get("model"):
+                about["model"] = f"{model['provider']}/{model['model']}"
+        return about
+
+    def waiting_for(self, link: Link) -> list[str]:
+        """The sessions that a process which just appeared may now be asked to act on."""
+        return [session for session in self._state.sessions if self._hosting(session) is link]
+
+    # --- who hosts what ---
+
+    def _hosting(self, session: str) -> Link | None:
+        """The link to the process that hosts a session; ``None`` while no process may act on it.
+
+        The process that last ran a turn of it, or sent its first hook. If that one is gone, the newest OpenCode of
+        the user's in the same directory: nobody else can host it any more.
+        """
+        known = self._state.sessions.get(session)
+        if known is None:
+            return None
+        opened = [link for link in self._links() if link.is_open]
+        alone = Counter((link.pid, link.directory) for link in opened)
+        # Of two instances in one process only one delivers, and only that one may be asked to act.
+        links = [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
+        turn = known.turn or known.last_turn
+        boots = {turn.boot} if turn is not None else set(known.boots)
+        for link in links:
+            if link.boot_id in boots and link.directory == known.directory:
+                return link
+        if self._is_phantom(session):
+            return None
+        near = [link for link in links if link.directory == known.directory and link.pid != self._headless.pid]
+        return near[-1] if near else None
+
+    async def _of(self, session: str, directory: str, pid: int | None) -> Link:
+        link = self._hosting(session)
+        if link is not None:
+            return link
+        if self._is_phantom(session) or session not in self._state.sessions:
+            return await self._phantoms(directory, pid)
+        raise HostError("the OpenCode that hosts this session is away")
+
+    async def _phantoms(self, directory: str, pid: int | None) -> Link:
+        """The link to the headless OpenCode for a directory; starts it if needed."""
+        try:
+            link: Link = await self._headless.link(directory, pid)
+        except HeadlessError as error:
+            raise HostError(str(error)) from None
+        return link
+
+
+async def _call(link: Link, method: str, args: dict[str, Any]) -> Any:
+    try:
+        return await link.call(method, args, timeout=CALL_SECONDS)
+    except CallError as error:
+        raise HostError(f"{method}: {error}", permanent=error.status in (400, 404)) from None

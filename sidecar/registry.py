@@ -1,0 +1,109 @@
+"""The table of requests: what the command line may ask a running sidecar.
+
+A request is a name, a pydantic model of its arguments, a handler, and a line of
+documentation. Every part of the sidecar registers its own; ``docs/protocol.md``
+lists them all, and a test compares.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bridge.nats.jetstream.errors import NatsUnavailable
+from bridge.opencode.link.link import RequestError
+from streams.errors import StreamError
+
+log = logging.getLogger("sidecar.registry")
+
+
+class Args(BaseModel):
+    """The base of every arguments model: unknown arguments are refused, because they may ask for less than is done."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+A = TypeVar("A", bound=Args)
+
+
+class NoArgs(Args):
+    """For requests without arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. ``value`` describes the answer, for ``docs/protocol.md``; a field's description, an argument."""
+
+    name: str
+    args: type[Args]
+    handler: Callable[[Any], Awaitable[Any]]
+    value: str
+
+    def as_json(self) -> dict[str, Any]:
+        """``name``, ``args`` (JSON Schema) and ``value``."""
+        return {"name": self.name, "args": self.args.model_json_schema(), "value": self.value}
+
+
+class Requests:
+    """The requests of one sidecar, by name. It answers ``requests`` itself: with the table."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self.register(
+            "requests", NoArgs, self._listed, "this table: a list of `name`, `args` (JSON Schema) and `value`"
+        )
+
+    def register(self, name: str, args: type[A], handler: Callable[[A], Awaitable[Any]], value: str) -> None:
+        """Add a request. ``handler`` gets the checked arguments and returns a JSON value.
+
+        The caller gets the code and the text of a ``RequestError``, ``StreamError``, ``NatsUnavailable`` or ``OSError``
+        that it raises.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self._requests:
+            raise ValueError(f"the request {name} is registered twice")
+        self._requests[name] = Request(name, args, handler, value)
+
+    @property
+    def table(self) -> tuple[Request, ...]:
+        """All requests, by name."""
+        return tuple(self._requests[name] for name in sorted(self._requests))
+
+    async def answer(self, method: str, args: dict[str, Any]) -> Any:
+        """Call the handler of ``method`` and return its answer.
+
+        Raises:
+            RequestError: the request is unknown, its arguments are wrong, or it failed in a way that the caller
+                should know.
+        """
+        request = self._requests.get(method)
+        if request is None:
+            raise RequestError("unknown-request", f"this sidecar does not know {method[:40]!r}: upgrade it")
+        try:
+            checked = request.args.model_validate(args)
+        except ValidationError as error:
+            # Names and reasons only: a value may be the user's text.
+            faults = "; ".join(
+                f"{'.'.join(map(str, each['loc']))[:80]}: {each['msg'][:200]}" for each in error.errors()
+            )
+            raise RequestError("bad-arguments", f"invalid arguments of {method}: {faults[:1000]}") from None
+        try:
+            return await request.handler(checked)
+        except (StreamError, NatsUnavailable) as error:
+            # The text is meant for the caller.
+            raise RequestError(error.code, str(error)) from None
+        except OSError as error:
+            log.warning("request %s failed: %s", method, error)
+            where = f"{error.filename}: " if error.filename else ""
+            told = f"the sidecar could not read or write its files: {where}{error.strerror or error}"
+            hint = "check that its disk has space, is writable and works, then run the same command again"
+            raise RequestError("disk-error", f"{told}; {hint}") from None
+
+    async def _listed(self, args: NoArgs) -> list[dict[str, Any]]:
+        return [request.as_json() for request in self.table]

@@ -1,0 +1,176 @@
+"""The contract of an agent, and what it may return.
+
+An agent decides and remembers; it never acts. ``receive`` looks at one event
+and returns what should follow, ``apply`` folds what was returned into the
+agent's state. Both are pure: the engine records their results and does the rest.
+
+What ``receive`` returns, each as a dictionary:
+
+* ``{"type": "shop.failed", "payload": {...}}``: an event in the agent's own stream.
+* ``{"to": "cleaner", "type": "tidy", "payload": {...}}``: a command for another agent.
+* ``{"effect": "http.post", "payload": {...}}``: an action on the outside world; its
+  result comes back as an ``effect.completed`` or ``effect.failed`` event.
+
+Source: seed 003, "Agent Runtime Adapter (ARA) Contract"; DESIGN 10.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from streams.event import EVENT_TYPE, MAX_TYPE, StreamEvent
+
+AGENT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
+
+MAX_OUTPUTS: Final = 100
+"""Most events that one call of ``receive`` may return."""
+
+RESERVED: Final = ("agent.", "capture.", "dlq.", "effect.", "execution.", "lifecycle.", "lineage.", "turn.")
+"""Families of types that only capture and the runtime write."""
+
+EFFECT_REQUESTED: Final = "effect.requested"
+
+Status = Literal["READY", "DEGRADED", "FAILED"]
+
+
+class HealthStatus(NamedTuple):
+    """How an agent is; ``reasons`` say why it is not ``READY``."""
+
+    status: Status
+    reasons: tuple[str, ...] = ()
+
+
+READY: Final = HealthStatus("READY")
+
+
+class Agent(Protocol):
+    """What the engine needs of an agent. A user's agent is wrapped by ``loading.UserAgent``."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the home: lower-case letters, digits and ``-``, at most 50."""
+        ...
+
+    @property
+    def events(self) -> Sequence[str]:
+        """The types of events in the log that it receives: exact, or ``execution.*``. Commands need no entry."""
+        ...
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether a new agent may see events that are older than itself.
+
+        If not, its beginning is recorded when it is first started.
+        """
+        ...
+
+    def receive(self, event: StreamEvent) -> Sequence[Output]:
+        """Decide what follows from an event or command. Pure: same state and event, same outputs.
+
+        An error here is this event's failure; the agent's state is unchanged.
+
+        Raises:
+            BadOutput: the agent returned something that cannot be recorded.
+        """
+        ...
+
+    def apply(self, event: StreamEvent) -> None:
+        """Fold one event that ``receive`` returned into the state: the only place where the state changes."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The whole state as JSON values, for its hash and for snapshots."""
+        ...
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Replace the state by one that ``state`` gave; ``None``: by the one of a new agent."""
+        ...
+
+    def health(self) -> HealthStatus:
+        """How the agent is. Asked by ``status`` and ``agents``; must return at once."""
+        ...
+
+
+class BadOutput(ValueError):
+    """An agent returned something that cannot be recorded; the text says what."""
+
+
+class Output(NamedTuple):
+    """One thing that an agent returned: an event, a command (``to``), or an effect (``effect``)."""
+
+    type: str
+    payload: dict[str, Any]
+    to: str | None = None
+    project: str = "_"
+    workspace: str = "_"
+    effect: str | None = None
+    node: str = ""
+    """Which step of the agent asks for the effect. Part of the effect's idempotency key."""
+
+    @classmethod
+    def of(cls, given: Any) -> Output:
+        """Check what an agent returned: a dictionary as described above, or a ``StreamEvent``.
+
+        Raises:
+            BadOutput: says what is wrong.
+        """
+        if isinstance(given, Output):
+            return given
+        if isinstance(given, StreamEvent):
+            given = {"type": given.type, "payload": given.payload}
+        if not isinstance(given, Mapping):
+            raise BadOutput(f"receive must return dictionaries, not {type(given).__name__}")
+        unknown = given.keys() - _KEYS
+        if unknown:
+            raise BadOutput(f"unknown key {sorted(unknown)[0]!r} in an output; there are {', '.join(sorted(_KEYS))}")
+        payload = given.get("payload", {})
+        if not isinstance(payload, dict):
+            raise BadOutput("the payload of an output must be a dictionary")
+        texts: dict[str, str] = {}
+        for key in _KEYS - {"payload"}:
+            value = given.get(key)
+            if value is not None:
+                if not isinstance(value, str) or not value:
+                    raise BadOutput(f"{key} of an output must be a text")
+                texts[key] = value
+        if "effect" in texts:
+            if "to" in texts or "type" in texts:
+                raise BadOutput("an effect has neither a type nor a receiver")
+            kind = _type(texts["effect"])
+            return cls(EFFECT_REQUESTED, payload, effect=kind, node=texts.get("node", ""))
+        if "type" not in texts:
+            raise BadOutput("an output needs a type")
+        type_ = _type(texts["type"])
+        if type_.startswith(RESERVED):
+            raise BadOutput(f"the type {type_} belongs to the recorder; choose another family")
+        to = texts.get("to")
+        if to is not None and AGENT_NAME.fullmatch(to) is None:
+            raise BadOutput(f"{to[:80]!a} cannot be an agent's name")
+        return cls(type_, payload, to, texts.get("project", "_"), texts.get("workspace", "_"))
+
+
+def outputs_of(returned: Any) -> list[Output]:
+    """Check everything that ``receive`` returned; ``None`` is nothing.
+
+    Raises:
+        BadOutput: it is not a list, is too long, or something in it is wrong.
+    """
+    if returned is None:
+        return []
+    if isinstance(returned, Mapping | str | bytes) or not hasattr(returned, "__iter__"):
+        raise BadOutput(f"receive must return a list, not {type(returned).__name__}")
+    outputs = [Output.of(given) for given in returned]
+    if len(outputs) > MAX_OUTPUTS:
+        raise BadOutput(f"receive returned {len(outputs)} outputs, more than {MAX_OUTPUTS}")
+    return outputs
+
+
+def _type(text: str) -> str:
+    if len(text) > MAX_TYPE or EVENT_TYPE.fullmatch(text) is None:
+        raise BadOutput(f"{text[:80]!a} is not a dotted event type")
+    return text
+
+
+_KEYS: Final = frozenset({"type", "payload", "to", "project", "workspace", "effect", "node"})

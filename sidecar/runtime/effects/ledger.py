@@ -1,0 +1,247 @@
+"""The ledger of effects: what was tried, and what came of it, as records of the log.
+
+Each attempt is ``effect.started``, written before anything is done, and then
+``effect.completed``, ``effect.failed``, or, if nobody knows, ``effect.in_doubt``.
+Their keys are derived from run, idempotency key and attempt, so the last step of
+an effect is found with a few lookups, however long the log is.
+
+Several requests may share an idempotency key. Each of them gets a final record of its
+own: the one that ends an attempt answers the request that made it; the others get one
+under a key of their own.
+
+Source: seed 001, B and C (``LedgerStore.get_last_by_key``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from typing import Any, Final, Literal, NamedTuple
+
+from sidecar.runtime.effects.policy import Effect, EffectClass
+from sidecar.runtime.inputs import ADAPTER, digest, effects_stream
+from streams.errors import StoreClosed, StoreUnavailable
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.identity import Identity
+from streams.store import NOTHING, Record, StreamStore
+
+log = logging.getLogger("sidecar.runtime")
+
+STARTED: Final = "effect.started"
+COMPLETED: Final = "effect.completed"
+FAILED: Final = "effect.failed"
+IN_DOUBT: Final = "effect.in_doubt"
+
+MAX_RESULT: Final = 256 * 1024
+"""Most bytes of a result in the log; of a longer one, digest, size and beginning are kept."""
+
+_HEAD: Final = 16 * 1024
+
+PAUSE_SECONDS: Final = 1.0
+"""How long a record waits after the log could not be written."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
+StepStatus = Literal["started", "completed", "failed", "in_doubt"]
+
+
+class StepRecord(NamedTuple):
+    """The last known state of an effect. ``retry_at`` is ms UTC; ``None`` if it will not be tried again.
+
+    ``request`` is the id of the request that made the attempt; ``ts`` and ``position`` are its record's.
+    """
+
+    run_id: str
+    idempotency_key: str
+    attempt: int
+    status: StepStatus
+    request: str
+    result: Any = None
+    error: str = ""
+    retry_at: int | None = None
+    final: bool = False
+    event_id: str = ""
+    ts: int = 0
+    position: int = NOTHING
+
+
+class Request(NamedTuple):
+    """A requested effect: the record that asked for it, and what it asked for."""
+
+    record: Record
+    effect: Effect
+    key: str
+
+    @property
+    def id(self) -> str:
+        return self.record.event.id
+
+    @property
+    def agent(self) -> str:
+        return self.record.event.actor
+
+
+def request_of(record: Record) -> Request:
+    """Read an ``effect.requested`` record."""
+    payload = record.event.payload
+    effect = Effect(
+        payload["kind"], payload["args"], payload["run"], payload["node"], payload["visit"], record.event.actor
+    )
+    return Request(record, effect, payload["key"])
+
+
+class Ledger:
+    """Reads and writes the steps of effects. While the log cannot be written, a step waits until it can."""
+
+    def __init__(self, store: StreamStore, identity: Identity, sleep: Sleep = asyncio.sleep) -> None:
+        self._store, self._identity, self._sleep = store, identity, sleep
+
+    async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
+        """The last step of an effect; ``None`` if it was never started. Four lookups and one for each attempt."""
+        base, attempt, last = _base(run_id, idempotency_key), 0, None
+        while (found := await self._store.find(_key(base, attempt + 1, STARTED))) is not None:
+            attempt, last = attempt + 1, found
+        if last is None:
+            return None
+        for type_ in (COMPLETED, FAILED, IN_DOUBT):
+            found = await self._store.find(_key(base, attempt, type_))
+            if found is not None:
+                return _step(found, run_id, idempotency_key)
+        return _step(last, run_id, idempotency_key)
+
+    async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> bool:
+        """Record the beginning of an attempt; false if it is recorded already: then somebody else makes it."""
+        about = {"kind": request.effect.kind, "class": effect_class, "of": of}
+        stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
+        # A write that failed may have been durable: then the record found is this one.
+        return (await self._append(stamped)).event.id == stamped.id
+
+    async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:
+        """Record a result.
+
+        Raises:
+            InvalidEvent: the result cannot be recorded.
+        """
+        return await self._settle(request, attempt, COMPLETED, {"result": bounded(result), "final": True, **about})
+
+    async def failed(self, request: Request, attempt: int, error: str, *, retry_at: int | None, **about: Any) -> Record:
+        """Record a failure; ``retry_at`` is when to try again, in ms UTC, and ``None`` makes it final."""
+        about = {"error": error[:500], "retry_at": retry_at, "final": retry_at is None, **about}
+        return await self._settle(request, attempt, FAILED, about)
+
+    async def in_doubt(self, request: Request, attempt: int, reason: str) -> Record:
+        """Record that nobody knows whether an attempt took effect."""
+        return await self._settle(request, attempt, IN_DOUBT, {"reason": reason[:500]})
+
+    async def reused(self, request: Request, step: StepRecord) -> Record:
+        """Record that an earlier result with the same key answers this request."""
+        about = {"result": step.result, "final": True, "reused": step.event_id}
+        return await self._answer(request, step.attempt, COMPLETED, about)
+
+    async def refused(self, request: Request, error: str, error_code: str, attempt: int = 0) -> Record:
+        """Record, for good, that a request is not executed: a failure that ends no attempt."""
+        about = {"error": error[:500], "retry_at": None, "final": True, "error_code": error_code}
+        return await self._answer(request, attempt, FAILED, about)
+
+    async def _settle(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
+        """Record the end of an attempt. If it has one already, answer this request all the same."""
+        stamped = self._stamp(request, attempt, type_, about, _key(_base_of(request), attempt, type_))
+        record = await self._append(stamped)
+        kept = record.event.payload
+        is_answer = kept.get("request") == request.id and kept.get("final") == about.get("final")
+        if is_answer or not (about.get("final") or type_ == IN_DOUBT):
+            return record
+        return await self._answer(request, attempt, type_, about)
+
+    async def _answer(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
+        key = f"{type_}:{request.id}" + (f":{attempt}" if type_ == IN_DOUBT else "")
+        return await self._append(self._stamp(request, attempt, type_, about, key))
+
+    async def _append(self, event: StreamEvent) -> Record:
+        while True:
+            try:
+                return (await self._store.append([event], on_known="keep_first"))[0]
+            except StoreClosed:
+                raise
+            except StoreUnavailable as error:
+                log.warning("an effect waits until the log can be written: %s", error)
+                await self._sleep(PAUSE_SECONDS)
+
+    def _stamp(self, request: Request, attempt: int, type_: str, about: dict[str, Any], key: str) -> StreamEvent:
+        event = request.record.event
+        return self._identity.stamp(
+            {
+                "type": type_,
+                "stream_id": effects_stream(request.agent),
+                "idempotency_key": key,
+                "causation_id": event.id,
+                "correlation_id": event.correlation_id,
+                "actor": request.agent,
+                "source": {"agent": request.agent, "adapter": ADAPTER},
+                "traceparent": event.traceparent,
+                "payload": {
+                    "request": event.id,
+                    "kind": request.effect.kind,
+                    "node": request.effect.node,
+                    "run": request.effect.run,
+                    "idempotency_key": request.key,
+                    "attempt": attempt,
+                    **about,
+                },
+                # A result is as far from the user as whoever asked: an effect is no step in a chain of agents.
+                "metadata": {"depth": max(event.metadata.get("depth", 0) - 1, 0)},
+            }
+        )
+
+
+def bounded(result: Any) -> Any:
+    """A result as the log keeps it: a long one as its digest, size and beginning."""
+    text = canonical(result)
+    if len(text) <= MAX_RESULT:
+        return result
+    return {
+        "$sha256": sha256(text).hexdigest(),
+        "bytes": len(text),
+        "beginning": text[:_HEAD].decode("utf-8", "replace"),
+    }
+
+
+def _base(run_id: str, key: str) -> str:
+    return digest(canonical([run_id, key]))
+
+
+def _base_of(request: Request) -> str:
+    return _base(request.effect.run, request.key)
+
+
+def _key(base: str, attempt: int, type_: str) -> str:
+    return f"{type_}:{base}:{attempt}"
+
+
+_STATUS: Final[dict[str, StepStatus]] = {
+    STARTED: "started",
+    COMPLETED: "completed",
+    FAILED: "failed",
+    IN_DOUBT: "in_doubt",
+}
+
+
+def _step(record: Record, run_id: str, key: str) -> StepRecord:
+    event, payload = record.event, record.event.payload
+    return StepRecord(
+        run_id,
+        key,
+        payload.get("attempt", 1),
+        _STATUS[event.type],
+        str(payload.get("request")),
+        payload.get("result"),
+        payload.get("error", ""),
+        payload.get("retry_at"),
+        payload.get("final") is True,
+        event.id,
+        event.ts,
+        record.position,
+    )

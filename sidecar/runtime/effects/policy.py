@@ -1,0 +1,90 @@
+"""How often an effect is tried, how long it waits in between, and what makes two effects the same. Pure.
+
+Source: seed 001, A ("Policy interface"); corrections in FEATURES.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final, Literal, Protocol
+
+from streams.hashing import canonical
+
+EffectClass = Literal["safe", "idempotent", "unsafe"]
+"""What a second execution does: nothing new, nothing if the other side honours the key, or the effect again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One requested action: ``kind`` names who executes it, ``args`` are JSON values.
+
+    ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step
+    ``node``. ``visit`` counts, from 1, how often that agent's run asked for the same at the
+    same node, so a loop that repeats a call gets a new result.
+    """
+
+    kind: str
+    args: dict[str, Any] = field(repr=False)
+    run: str
+    node: str = ""
+    visit: int = 1
+    agent: str = ""
+
+    @property
+    def base(self) -> str:
+        """The digest of everything but the visit: equal for the same call."""
+        return sha256(canonical([self.run, self.agent, self.node, self.kind, self.args])).hexdigest()[:32]
+
+
+class EffectPolicy(Protocol):
+    """Injected into the runtime by its constructor; ``[worker] policy`` names another one."""
+
+    def max_attempts(self, effect: Effect) -> int:
+        """How often to try, first attempt and attempts before a crash included; at least 1."""
+        ...
+
+    def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:
+        """Seconds between the failed ``attempt`` (from 1) and the next."""
+        ...
+
+    def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
+        """The key under which a result is kept. An effect whose key has a result is not executed again."""
+        ...
+
+    def deadline_seconds(self, effect: Effect) -> float:
+        """How long one attempt may take."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultPolicy:
+    """Five attempts, with a back-off that doubles, and a jitter that depends only on the effect's key."""
+
+    attempts: int = 5
+    first_seconds: float = 1.0
+    longest_seconds: float = 300.0
+    jitter: float = 0.2
+    """Largest part of the back-off that is added, so that effects that failed together do not return together."""
+    deadline: float = 60.0
+
+    def max_attempts(self, effect: Effect) -> int:
+        """See ``EffectPolicy``."""
+        return self.attempts
+
+    def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:
+        """See ``EffectPolicy``."""
+        pause = min(self.first_seconds * 2.0 ** min(attempt - 1, 30), self.longest_seconds)
+        drawn = sha256(f"{effect.base}:{effect.visit}:{attempt}".encode()).digest()[0] / 255
+        return float(pause * (1 + self.jitter * drawn))
+
+    def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
+        """See ``EffectPolicy``."""
+        return f"{effect.base}:{effect.visit}"
+
+    def deadline_seconds(self, effect: Effect) -> float:
+        """See ``EffectPolicy``."""
+        return self.deadline
+
+
+DEFAULT_POLICY: Final = DefaultPolicy()

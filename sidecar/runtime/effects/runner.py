@@ -1,0 +1,316 @@
+"""Executes requested effects, under a policy and with a ledger.
+
+========== ==================================== =====================================================
+last step  meaning                              then
+========== ==================================== =====================================================
+none       never tried                          attempt 1
+completed  it was done                          reuse the result
+failed     attempt n failed; ``retry_at``       wait until then, attempt n + 1
+started    a process died during attempt n      in doubt: ask the kind; else by class (below)
+in_doubt   nobody knows                         ask the kind again; else wait for a person
+========== ==================================== =====================================================
+
+Without an answer from the kind's ``reconcile``, a *safe* or *idempotent* effect is tried
+again, which counts as an attempt. An *unsafe* one stays in doubt until a person resolves it.
+Each request gets one final ``effect.completed`` or ``effect.failed``, whatever happens.
+
+An attempt that began after this runner was made belongs to another runner over the same
+store, which lives: the log has one writer process. This runner leaves it alone.
+
+So state and messages are exactly-once. An outside effect is at-least-once, and once where
+the other side honours the key.
+
+Source: seed 001, D ("Semantics"); DESIGN 10; FEATURES F3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from sidecar.runtime.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
+from sidecar.runtime.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
+from sidecar.runtime.metrics import Metrics, NoMetrics
+from sidecar.runtime.stops import Stop, never
+from streams.errors import InvalidEvent, StreamError
+from streams.identity import Identity
+from streams.store import Record, StreamStore
+
+log = logging.getLogger("sidecar.runtime")
+
+MAX_RUNNING: Final = 64
+"""Most effects that run at a time; others wait."""
+
+LONGEST_SLEEP: Final = 30.0
+"""A back-off is slept in pieces, so that a clock that was set forward ends it soon."""
+
+Resolution = Literal["done", "retry", "fail"]
+"""What a person says about an effect in doubt."""
+
+
+class Done(NamedTuple):
+    """What ``reconcile`` found: the effect took place, with this result."""
+
+    result: Any = None
+
+
+class NotDone(NamedTuple):
+    """What ``reconcile`` found: the effect did not take place."""
+
+
+class Unknown(NamedTuple):
+    """``reconcile`` cannot tell."""
+
+    reason: str = "the outside cannot be asked"
+
+
+Reconciled = Done | NotDone | Unknown
+
+
+class PermanentFailure(Exception):
+    """Raised by a kind: trying again cannot help. Any exception with a true ``permanent`` counts as one.
+
+    Every other exception is retryable: the attempt failed, and the policy says when the next one is due.
+    """
+
+    permanent = True
+
+
+class EffectKind(Protocol):
+    """Executes effects of one kind."""
+
+    @property
+    def effect_class(self) -> EffectClass:
+        """What a second execution does."""
+        ...
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        """Do it, once; return a JSON value. ``key`` is for the other side to recognise a repetition.
+
+        Cancelling leaves it in doubt. Any exception is a failed attempt, so it must mean that the effect did not
+        take place. If an *unsafe* kind cannot know, it raises ``TimeoutError``, which leaves it in doubt.
+
+        Raises:
+            PermanentFailure: trying again cannot help.
+        """
+        ...
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """Find out whether an attempt that was cut off took effect."""
+        ...
+
+
+class EffectRunner:
+    """Runs the effects of all agents. Belongs to its event loop."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        identity: Identity,
+        kinds: Mapping[str, EffectKind],
+        *,
+        clean: Callable[[Any], Any] = lambda value: value,
+        policy: EffectPolicy = DEFAULT_POLICY,
+        metrics: Metrics | None = None,
+        stop: Stop = never,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.kinds = dict(kinds)
+        self.ledger = Ledger(store, identity, sleep)
+        self._identity, self._clean, self._policy = identity, clean, policy
+        self._metrics, self._stop, self._sleep = metrics or NoMetrics(), stop, sleep
+        self._began = store.head
+        self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
+        """The requests that wait for a person, by key and id."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._keys: dict[tuple[str, str], asyncio.Lock] = {}
+        self._room = asyncio.Semaphore(MAX_RUNNING)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an effect runs, or waits for its next attempt."""
+        return bool(self._tasks)
+
+    def offer(self, record: Record) -> None:
+        """Execute a requested effect in the background; does nothing for one that is under way."""
+        request = request_of(record)
+        if request.id not in self._tasks:
+            task = asyncio.create_task(self._execute(request))
+            self._tasks[request.id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
+
+    async def close(self) -> None:
+        """Cancel what runs; the next process finds it in doubt, and what waits goes on waiting there."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def resolve(self, record: Record, how: Resolution, *, by: str = "user", result: Any = None) -> bool:
+        """Settle an effect in doubt, and all requests that share its key, as a person says.
+
+        ``result``: what the agent gets as the result of an effect that was done. Returns false if it is not in doubt.
+        """
+        request = request_of(record)
+        if (task := self._tasks.get(request.id)) is not None:
+            await asyncio.wait([task])
+        step = await self.ledger.get_last_by_key(request.effect.run, request.key)
+        if step is None or step.status != "in_doubt":
+            return False
+        waiting = {record.event.id: record} | self._doubtful.pop((request.effect.run, request.key), {})
+        if how == "done":
+            await self.ledger.completed(request, step.attempt, self._clean(result), resolved_by=by)
+        elif how == "fail":
+            for each in waiting.values():
+                error = "resolved as failed"
+                await self.ledger.failed(request_of(each), step.attempt, error, retry_at=None, resolved_by=by)
+            return True
+        else:
+            now = self._identity.now_ms()
+            await self.ledger.failed(request, step.attempt, "resolved as not done", retry_at=now, resolved_by=by)
+        for each in waiting.values():
+            self.offer(each)
+        return True
+
+    async def _execute(self, request: Request) -> None:
+        lock = self._keys.setdefault((request.effect.run, request.key), asyncio.Lock())
+        try:
+            async with lock:  # another request with the same key waits for this one's result
+                await self._to_its_end(request)
+        except StreamError as error:
+            log.error("the ledger cannot be written, so effect %s waits: %s", request.id, error)
+        except Exception as error:
+            # The policy, or the runner itself: without an answer the agent would wait for ever.
+            log.exception("effect %s of agent %s failed", request.id, request.agent)
+            said = f"{type(error).__name__} while it was prepared; see sidecar.log"
+            await self.ledger.refused(request, said, "internal")
+        finally:
+            if not lock.locked():
+                self._keys.pop((request.effect.run, request.key), None)
+
+    async def _to_its_end(self, request: Request) -> None:
+        effect, kind = request.effect, self.kinds.get(request.effect.kind)
+        step = await self.ledger.get_last_by_key(effect.run, request.key)
+        attempt = step.attempt if step is not None else 0
+        if step is not None:
+            if step.status == "completed":
+                if step.request != request.id:
+                    await self.ledger.reused(request, step)
+                return
+            if step.final and step.request == request.id:
+                return
+            if step.status == "started" and step.position > self._began:
+                return
+        if kind is None:
+            await self._without_kind(request, step)
+            return
+        attempts = max(self._policy.max_attempts(effect), 1)
+        if step is not None and step.status in ("started", "in_doubt"):
+            step = await self._reconcile(request, kind, step, attempts)
+            if step is None:
+                return
+        if step is not None:
+            await self._until(step.retry_at, step.ts)
+        while attempt < attempts:
+            attempt += 1
+            if attempt > 1:
+                self._metrics.retried(effect.kind)
+            retry_at = await self._attempt(request, kind, attempt, attempts)
+            if retry_at is None:
+                return
+            await self._until(retry_at, self._identity.now_ms())
+        # The policy allows fewer attempts than were made, or requests with the same key made them.
+        await self.ledger.refused(request, f"gave up after {attempt} attempts", "attempts-exhausted", attempt)
+
+    async def _without_kind(self, request: Request, step: StepRecord | None) -> None:
+        """Nobody can execute this kind; nor ask about an attempt that was cut off."""
+        error = f"no effect of kind {request.effect.kind} is configured"
+        if step is not None and step.status in ("started", "in_doubt"):
+            await self._doubt(request, step.attempt, error)
+        else:
+            await self.ledger.refused(request, error, "unknown-kind", step.attempt if step is not None else 0)
+
+    async def _doubt(self, request: Request, attempt: int, reason: str) -> None:
+        self._doubtful.setdefault((request.effect.run, request.key), {})[request.id] = request.record
+        await self.ledger.in_doubt(request, attempt, reason)
+
+    async def _attempt(self, request: Request, kind: EffectKind, attempt: int, attempts: int) -> int | None:
+        """Try once; when to try again, in ms UTC, or ``None`` if there is nothing left to do."""
+        effect = request.effect
+        async with self._room:
+            if not await self.ledger.started(request, attempt, kind.effect_class, attempts):
+                return None
+            self._stop("effect-started")
+            try:
+                async with asyncio.timeout(self._policy.deadline_seconds(effect)):
+                    result = await kind.run(effect, request.key)
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                return await self._failed(request, kind, attempt, attempts, TimeoutError("it was cancelled"))
+            except Exception as error:  # noqa: BLE001 - every error of a kind is a failed attempt
+                return await self._failed(request, kind, attempt, attempts, error)
+            self._stop("effect-done")
+            try:
+                await self.ledger.completed(request, attempt, self._clean(result))
+            except (InvalidEvent, TypeError, ValueError) as error:
+                # Trying again would do it again, so that is final.
+                said = f"it was done, but its result cannot be recorded ({type(error).__name__})"
+                await self.ledger.failed(request, attempt, said, retry_at=None, error_code="bad-result")
+            self._stop("effect-recorded")
+        return None
+
+    async def _failed(
+        self, request: Request, kind: EffectKind, attempt: int, attempts: int, error: Exception
+    ) -> int | None:
+        said = f"{type(error).__name__}: {self._clean(str(error))}" if str(error) else type(error).__name__
+        if isinstance(error, TimeoutError) and kind.effect_class == "unsafe":
+            await self._doubt(request, attempt, "it did not end within its deadline")
+            return None
+        is_last = attempt >= attempts or bool(getattr(error, "permanent", False))
+        retry_at = None
+        if not is_last:
+            pause = max(self._policy.backoff_seconds(effect=request.effect, attempt=attempt), 0.0)
+            retry_at = self._identity.now_ms() + round(pause * 1000)
+        await self.ledger.failed(request, attempt, said, retry_at=retry_at)
+        return retry_at
+
+    async def _reconcile(
+        self, request: Request, kind: EffectKind, step: StepRecord, attempts: int
+    ) -> StepRecord | None:
+        """Decide about an attempt that was cut off; ``None`` if that settles it."""
+        try:
+            async with asyncio.timeout(self._policy.deadline_seconds(request.effect)):
+                found = await kind.reconcile(request.effect, request.key)
+        except Exception as error:  # noqa: BLE001 - foreign code
+            found = Unknown(f"reconcile raised {type(error).__name__}")
+        if isinstance(found, Done):
+            await self.ledger.completed(request, step.attempt, self._clean(found.result), reconciled=True)
+            return None
+        if isinstance(found, Unknown) and kind.effect_class == "unsafe":
+            await self._doubt(request, step.attempt, found.reason)
+            return None
+        said = "the process ended during this attempt"
+        about: dict[str, Any] = {"reconciled": isinstance(found, NotDone)}
+        if step.attempt >= attempts:
+            about["error_code"] = "attempts-exhausted"
+            await self.ledger.failed(request, step.attempt, said, retry_at=None, **about)
+            return None
+        now = self._identity.now_ms()
+        await self.ledger.failed(request, step.attempt, said, retry_at=now, **about)
+        return step._replace(status="failed", retry_at=now, ts=now)
+
+    async def _until(self, moment_ms: int | None, since_ms: int) -> None:
+        """Wait until a moment of the clock, but no longer than it lay ahead when the wait was recorded.
+
+        So a restart neither shortens nor lengthens a back-off, and a clock that was set back does not either.
+        """
+        if moment_ms is None:
+            return
+        budget = (moment_ms - since_ms) / 1000
+        while (left := min((moment_ms - self._identity.now_ms()) / 1000, budget)) > 0:
+            piece = min(left, LONGEST_SLEEP)
+            await self._sleep(piece)
+            budget -= piece

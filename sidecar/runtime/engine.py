@@ -1,0 +1,568 @@
+"""The engine of one agent: inputs in, one batch for each, exactly once.
+
+For each input: look its key up → ``receive`` → ``apply`` its outputs → one
+batch with the input, the outputs and the hash of the new state → durable →
+answer. Inputs that wait together share one batch.
+
+``apply`` runs before the commit, so that the next input of the same batch
+sees the new state, and so that an agent that cannot apply its own output
+fails before anything is recorded. Nothing leaves the engine before the
+commit. If the commit fails, the engine reads the agent's state from the log
+again.
+
+Source: seed 000, "Reliability & Idempotency Protocol", with the correction in FEATURES; DESIGN 10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
+
+from sidecar.runtime.agent import READY, RESERVED, Agent, BadOutput, HealthStatus, outputs_of
+from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
+from sidecar.runtime.inputs import (
+    APPLIED,
+    MAX_DEPTH,
+    PLACED,
+    Command,
+    Input,
+    Outbox,
+    agent_stream,
+    command_input,
+    installed,
+    log_input,
+    scoped,
+    state_hash,
+    with_state,
+)
+from sidecar.runtime.metrics import Metrics, NoMetrics
+from sidecar.runtime.stops import Stop, never
+from streams.errors import Conflict, IdempotencyConflict, InvalidEvent, StreamError
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.identity import Identity
+from streams.store import NOTHING, Record, Snapshot, StreamStore
+
+log = logging.getLogger("sidecar.runtime")
+
+MAX_GROUP: Final = 64
+"""Most inputs in one batch."""
+
+MAX_EVENTS: Final = 400
+"""A batch with this many events accepts no more inputs; one input adds at most 101, and a batch holds 512."""
+
+MAX_WAITING: Final = 1024
+"""Most inputs that wait; ``submit`` and ``offer`` wait for room."""
+
+SNAPSHOT_RECORDS: Final = 1000
+SNAPSHOT_VERSION: Final = 1
+
+PAUSE_SECONDS: Final = 1.0
+"""How long inputs of the log wait after the log could not be written."""
+
+Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
+"""What became of an input.
+
+``nothing``: an event of the log that the agent did not react to; nothing was recorded. ``dead``: an event of the log
+that the agent failed on; it is a dead letter now, because a pure function fails again.
+"""
+
+
+class Handled(NamedTuple):
+    """An input whose results are durable. ``records``: what was recorded now; empty for a duplicate."""
+
+    outcome: Outcome
+    records: tuple[Record, ...] = ()
+
+
+class AgentFailed(Exception):
+    """``receive`` or ``apply`` raised, or returned something unusable. The input may be tried again."""
+
+    def __init__(self, agent: str, reason: str) -> None:
+        super().__init__(agent, reason)
+        self.agent, self.reason = agent, reason
+
+    def __str__(self) -> str:
+        return f"agent {self.agent}: {self.reason}"
+
+
+class InputRefused(Exception):
+    """The input can never be handled: its key is known with another body, or it breaks the envelope."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code, self.reason = code, reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class _Waiting(NamedTuple):
+    input: Input
+    future: asyncio.Future[Handled]
+
+
+class Engine:
+    """Runs one agent over a store. Call ``start`` first. Belongs to its event loop.
+
+    Two engines may run the same agent over one store: the one whose commit comes
+    second reads what the other recorded, and decides again.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        store: StreamStore,
+        identity: Identity,
+        *,
+        clean: Callable[[Any], Any] = lambda value: value,
+        policy: EffectPolicy = DEFAULT_POLICY,
+        is_local: Callable[[str], bool] = lambda name: False,
+        max_depth: int = MAX_DEPTH,
+        metrics: Metrics | None = None,
+        stop: Stop = never,
+    ) -> None:
+        self.agent, self.name = agent, agent.name
+        self.position = NOTHING
+        """Place in the log of the last event that this agent is done with."""
+        self.last_error = ""
+        self.is_broken = False
+        """Whether the agent's own history cannot be applied any more."""
+        self.handled = 0
+        self._from_log = 0
+        """Events of the log that were handed in and are not answered."""
+        self._passed = NOTHING
+        self._store, self._identity, self._clean = store, identity, clean
+        self._metrics, self._stop = metrics or NoMetrics(), stop
+        self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
+        self._max_depth = max_depth
+        self._next = 0
+        self._since_snapshot = 0
+        self._last_own = NOTHING
+        self._removed: set[str] = set()
+        """Keys of pruned records that were sent again: known, but not found any more."""
+        self._waiting: deque[_Waiting] = deque()
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Restore the state from the log and begin to handle inputs. A new agent sees events from now on.
+
+        Raises:
+            StreamError: the log cannot be read or written.
+        """
+        await self._restore()
+        if self._next == 0 and not self.agent.begins_anywhere:
+            # Written down, so that a crash before the first input does not move the agent's beginning.
+            event = installed(self.name, self._store.head, self._identity)
+            self._next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
+            await self._restore()
+        kept = await self._store.cursor(self._cursor)
+        if self._next == 0 and kept == NOTHING:
+            kept = self._store.head
+        self.position = max(self.position, kept)
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Handle what waits, keep a snapshot, and stop. Idempotent."""
+        if self._task is None:
+            return
+        self._closing = True
+        self._news.set()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        for waiting in self._waiting:
+            waiting.future.cancel()
+        await self._keep_snapshot()
+        await self.keep_place()
+
+    def health(self) -> HealthStatus:
+        """The agent's health; ``FAILED`` if its own history cannot be applied, ``DEGRADED`` after an error."""
+        if self.is_broken:
+            return HealthStatus("FAILED", (self.last_error,))
+        try:
+            found = self.agent.health()
+        except Exception as error:  # noqa: BLE001 - an agent is foreign code
+            return HealthStatus("FAILED", (f"health raised {type(error).__name__}",))
+        if found.status == "READY" and self.last_error:
+            return HealthStatus("DEGRADED", (self.last_error,))
+        return found if found.status != "READY" else READY
+
+    @property
+    def waiting(self) -> int:
+        """How many inputs wait."""
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no input waits or is being handled."""
+        return not self._waiting and not self._from_log
+
+    def passed(self, position: int) -> None:
+        """Note that no event up to ``position`` is for this agent, unless one is still being handled."""
+        self._passed = position
+        if not self._from_log and not self.is_broken:
+            self.position = max(self.position, position)
+
+    async def keep_place(self) -> None:
+        """Keep a hint of the place in the log, so that a restart need not read what was passed."""
+        if self.position > NOTHING:
+            with hinted(f"the place of agent {self.name}"):
+                await self._store.advance(self._cursor, self.position)
+
+    # --- inputs ---
+
+    async def command(self, command: Command) -> Handled:
+        """Handle a command; returns when its results are durable. Cancelling ends only the wait.
+
+        Types of the recorder's own families are refused: a command must not pass for what the runtime records.
+
+        Raises:
+            InputRefused: it can never be handled.
+            AgentFailed: the agent could not handle it now.
+            StreamError: the log cannot be written; nothing was recorded.
+        """
+        if command.type.startswith(RESERVED):
+            raise InputRefused("reserved-type", f"the family of {command.type[:80]} belongs to the recorder")
+        try:
+            given = command_input(self.name, command, self._identity, self._clean)
+        except InvalidEvent as error:
+            raise InputRefused("invalid-command", str(error)) from None
+        return await asyncio.shield(await self._enqueue(given))
+
+    async def offer(self, record: Record) -> asyncio.Future[Handled]:
+        """Hand in an event of the log, in the order of the log; waits for room. The future tells what became of it."""
+        self._from_log += 1
+        return await self._enqueue(log_input(self.name, record.event, record.position, self._identity))
+
+    async def again(self, record: Record, key: str) -> Handled:
+        """Handle an event of the log once more, under another key; returns when its results are durable.
+
+        Raises:
+            AgentFailed: the agent failed again.
+            StreamError: the log cannot be written.
+        """
+        given = log_input(self.name, record.event, record.position, self._identity, key=key)
+        return await asyncio.shield(await self._enqueue(replace(given, position=None)))
+
+    async def bury(self, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
+        """Record a command as a dead letter; durable on return. ``key`` names its message: one letter each.
+
+        ``about`` is redacted and recorded with it; with a ``body`` the letter cannot be redriven.
+
+        Raises:
+            InputRefused: the command breaks the envelope; bury its body instead.
+            StreamError: the log cannot be written.
+        """
+        try:
+            given = command_input(self.name, command, self._identity, self._clean)
+            event = self._outbox.dead(given, reason, self._clean(about), scoped("message", self.name, key))
+        except InvalidEvent as error:
+            raise InputRefused("invalid-command", str(error)) from None
+        try:
+            record = (await self._store.append([event], on_known="keep_first"))[0]
+            if not record.duplicate:
+                self._metrics.dead(self.name)
+            return record
+        finally:
+            # The record is in the agent's stream, so the next commit must expect one offset more.
+            self._next = -1
+
+    async def _enqueue(self, given: Input) -> asyncio.Future[Handled]:
+        while len(self._waiting) >= MAX_WAITING and not self._closing:
+            self._room.clear()
+            await self._room.wait()
+        future: asyncio.Future[Handled] = asyncio.get_running_loop().create_future()
+        # Nobody may wait for it any more; its error is noted in ``last_error``.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._waiting.append(_Waiting(given, future))
+        self._news.set()
+        return future
+
+    # --- the loop ---
+
+    async def _run(self) -> None:
+        while True:
+            if not self._waiting:
+                if self._closing:
+                    return
+                self._news.clear()
+                await self._news.wait()
+                continue
+            group = [self._waiting.popleft() for _ in range(min(MAX_GROUP, len(self._waiting)))]
+            self._room.set()
+            try:
+                left = await self._handle(group)
+                self._waiting.extendleft(reversed(left))
+            except Conflict as error:
+                # Another engine recorded something for this agent: read it, then decide again.
+                self._waiting.extendleft(reversed(group))
+                await self._restore_or_break()
+                await self._note_removed(error)
+            except StreamError as error:
+                await self._wait_for_the_log(group, error)
+            except Exception as error:
+                log.exception("the engine of agent %s failed", self.name)
+                self._fail(group, AgentFailed(self.name, f"{type(error).__name__} in the engine; see sidecar.log"))
+                self.is_broken = True
+
+    async def _wait_for_the_log(self, group: list[_Waiting], error: StreamError) -> None:
+        """Commands are sent again by whoever sent them; events of the log stay at the front."""
+        self._fail([waiting for waiting in group if waiting.input.position is None], error)
+        self._waiting.extendleft(reversed([waiting for waiting in group if waiting.input.position is not None]))
+        if self._closing:
+            self._waiting.clear()
+            return
+        await asyncio.sleep(PAUSE_SECONDS)
+        await self._restore_or_break()
+
+    def _fail(self, group: list[_Waiting], error: Exception) -> None:
+        self.last_error = str(error)[:300]
+        for waiting in group:
+            self._from_log -= waiting.input.position is not None
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
+
+    async def _handle(self, group: list[_Waiting]) -> list[_Waiting]:
+        """Handle inputs up to a full batch; return those that are left."""
+        if self.is_broken:
+            self._fail(group, AgentFailed(self.name, self.last_error))
+            return []
+        if self._next < 0:
+            await self._restore()
+        batch: list[StreamEvent] = []
+        answers: list[tuple[_Waiting, Handled | Exception, int, int]] = []
+        in_batch: dict[str, StreamEvent] = {}
+        left: list[_Waiting] = []
+        for at, waiting in enumerate(group):
+            if len(batch) >= MAX_EVENTS:
+                left = group[at:]
+                break
+            self._metrics.received(self.name)
+            first = len(batch)
+            result: Handled | Exception
+            try:
+                outcome, events = await self._one(waiting.input, in_batch, batch)
+                batch += events
+                in_batch |= {event.idempotency_key: event for event in events}
+                result = Handled(outcome)
+            except InputRefused as error:
+                result = error
+            except AgentFailed as error:
+                result = error
+                if waiting.input.position is not None:
+                    letter = self._outbox.dead(waiting.input, error.reason, {})
+                    is_known = await self._is_known(letter.idempotency_key)
+                    batch += [] if is_known else [letter]
+                    self.last_error = str(error)[:300]
+                    result = Handled("duplicate" if is_known else "dead")
+            answers.append((waiting, result, first, len(batch)))
+        records: list[Record] = []
+        if batch:
+            self._stop("before-commit")
+            started = asyncio.get_running_loop().time()
+            records = await self._store.append(batch, expected={agent_stream(self.name): self._next})
+            self._metrics.committed(asyncio.get_running_loop().time() - started, len(batch))
+            self._stop("after-commit")
+            if records[-1].duplicate:
+                # Another engine recorded the very same a moment ago, and perhaps something before it.
+                answers = [
+                    (waiting, Handled("duplicate") if isinstance(result, Handled) else result, 0, 0)
+                    for waiting, result, _, _ in answers
+                ]
+                await self._restore_or_break()
+            else:
+                self._next = records[-1].offset + 1
+                self._last_own = records[-1].position
+                self._since_snapshot += len(records)
+        self._answer(answers, records)
+        if self._since_snapshot >= SNAPSHOT_RECORDS:
+            await self._keep_snapshot()
+        return left
+
+    def _answer(self, answers: list[tuple[_Waiting, Handled | Exception, int, int]], records: list[Record]) -> None:
+        for waiting, result, first, end in answers:
+            if isinstance(result, Exception):
+                self.last_error = str(result)[:300]
+                self._metrics.failed(self.name)
+                if not waiting.future.done():
+                    waiting.future.set_exception(result)
+                continue
+            if waiting.input.position is not None:
+                self._from_log -= 1
+                self.position = max(self.position, waiting.input.position, NOTHING if self._from_log else self._passed)
+            if result.outcome == "dead":
+                self._metrics.failed(self.name)
+                self._metrics.dead(self.name)
+            elif result.outcome == "duplicate":
+                self._metrics.duplicate(self.name)
+                log.info("agent %s: duplicate of %s, not handled again", self.name, waiting.input.key[:80])
+            elif result.outcome != "nothing":
+                self.handled += 1
+                self.last_error = ""
+                self._metrics.emitted(self.name, max(end - first - 1, 0))
+            if not waiting.future.done():
+                waiting.future.set_result(result._replace(records=tuple(records[first:end])))
+
+    async def _one(
+        self, given: Input, in_batch: dict[str, StreamEvent], batch: list[StreamEvent]
+    ) -> tuple[Outcome, list[StreamEvent]]:
+        """Decide about one input: its outcome and the events to record."""
+        known = in_batch.get(given.key)
+        if known is None and (found := await self._store.find(given.key)) is not None:
+            known = found.event
+        if known is not None:
+            if given.position is None and not _is_same(known, given.record):
+                raise InputRefused("key-conflict", "this key was used for another command; use a new key")
+            return "duplicate", []
+        if given.refusal is not None:
+            code, reason = given.refusal
+            return "refused", [given.record, self._outbox.refused(given, code, reason=reason)]
+        if given.depth >= self._max_depth:
+            reason = f"depth {given.depth} is not below the limit of {self._max_depth}"
+            return "refused", [given.record, self._outbox.refused(given, "recursion_depth_exceeded", reason=reason)]
+        started = asyncio.get_running_loop().time()
+        try:
+            outputs = outputs_of(self.agent.receive(given.event))
+        except BadOutput as error:
+            raise AgentFailed(self.name, str(error)) from None
+        except Exception as error:
+            log.warning("agent %s failed on %s: %s", self.name, given.event.type, type(error).__name__)
+            raise AgentFailed(self.name, f"receive raised {type(error).__name__}") from error
+        self._stop("received")
+        if not outputs and given.position is not None:
+            return "nothing", []
+        events = [given.record]
+        try:
+            for number, output in enumerate(outputs):
+                if output.effect is None:
+                    events.append(self._outbox.event(given, number, output))
+                    continue
+                effect = self._outbox.effect(given, number, output)
+                taken = {*in_batch, *(event.idempotency_key for event in events)}
+                visit = await self._visit(partial(self._outbox.visit_key, effect), taken)
+                effect = replace(effect, visit=visit)
+                events.append(self._outbox.requested(given, number, effect, self._outbox.visit_key(effect, visit)))
+        except InvalidEvent as error:
+            raise AgentFailed(self.name, str(error)) from None
+        if any(event.idempotency_key in self._removed for event in events):
+            return "duplicate", []
+        try:
+            for event in events[1:]:
+                self.agent.apply(event)
+            hash_ = state_hash(self.agent.state())
+        except Exception as error:
+            log.warning("agent %s could not apply its output: %s", self.name, type(error).__name__)
+            await self._restore()
+            for event in batch:
+                if event.metadata.get("role") in APPLIED:
+                    self.agent.apply(event)
+            raise AgentFailed(self.name, f"apply raised {type(error).__name__}") from error
+        events[-1] = with_state(events[-1], hash_)
+        self._metrics.processed(self.name, asyncio.get_running_loop().time() - started)
+        return "done", events
+
+    async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
+        """The number of the next visit, found with few lookups also in a long loop."""
+
+        async def is_known(visit: int) -> bool:
+            key = key_of(visit)
+            return key in taken or await self._is_known(key)
+
+        high = 1
+        while await is_known(high):
+            high *= 2
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if await is_known(middle) else (low, middle)
+        return high
+
+    async def _is_known(self, key: str) -> bool:
+        return key in self._removed or await self._store.find(key) is not None
+
+    async def _note_removed(self, error: Conflict) -> None:
+        """Remember a key that the store knows but ``find`` does not: its record was pruned."""
+        try:
+            if isinstance(error, IdempotencyConflict) and await self._store.find(error.key) is None:
+                self._removed.add(error.key)
+        except StreamError as failed:
+            self.last_error = str(failed)[:300]
+
+    # --- state ---
+
+    @property
+    def _cursor(self) -> str:
+        return f"agent-{self.name}"
+
+    async def _restore_or_break(self) -> None:
+        try:
+            await self._restore()
+        except StreamError as error:
+            self._next = -1
+            self.last_error = str(error)[:300]
+
+    async def _restore(self) -> None:
+        """Read the agent's state from its snapshot and its stream."""
+        self.agent.load(None)
+        self._next, position = 0, NOTHING
+        snapshot = await self._store.snapshot(self._cursor, SNAPSHOT_VERSION)
+        if snapshot is not None:
+            try:
+                kept = json.loads(snapshot.state)
+                self.agent.load(kept["state"])
+                self._next, position, self._last_own = kept["next"], kept["position"], snapshot.position
+            except Exception as error:  # noqa: BLE001 - a snapshot is a hint: without it the whole stream is read
+                log.warning("agent %s: its snapshot cannot be used (%s)", self.name, type(error).__name__)
+                self.agent.load(None)
+                self._next, position = 0, NOTHING
+        async for record in self._store.read(agent_stream(self.name), from_offset=self._next):
+            event = record.event
+            self._next, self._last_own = record.offset + 1, record.position
+            role = event.metadata.get("role")
+            if role in APPLIED:
+                try:
+                    self.agent.apply(event)
+                except Exception as error:
+                    self.is_broken = True
+                    self.last_error = f"apply raised {type(error).__name__} on its own event at offset {record.offset}"
+                    log.exception("agent %s cannot apply its own history", self.name)
+                    return
+            elif role in PLACED and isinstance(event.payload.get("position"), int):
+                position = max(position, event.payload["position"])
+        self.position = max(self.position, position)
+        self.is_broken = False
+
+    async def _keep_snapshot(self) -> None:
+        if self._last_own == NOTHING or self._next < 0 or self.is_broken or not self._since_snapshot:
+            return
+        kept = {"state": self.agent.state(), "next": self._next, "position": self.position}
+        with hinted(f"the state of agent {self.name}"):
+            await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, self._last_own, canonical(kept)))
+            self._since_snapshot = 0
+
+
+@contextmanager
+def hinted(what: str) -> Iterator[None]:
+    """Keep something that only saves time: a disk that refuses it ends nothing."""
+    try:
+        yield
+    except (OSError, StreamError) as error:
+        log.warning("%s was not kept: %s", what, error)
+
+
+def _is_same(known: StreamEvent, given: StreamEvent) -> bool:
+    """Whether a command is the recorded one. A forgotten payload can no longer be compared."""
+    if known.type != given.type:
+        return False
+    return set(known.payload) == {"$sha256"} or canonical(known.payload) == canonical(given.payload)

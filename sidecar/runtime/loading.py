@@ -1,0 +1,235 @@
+"""Loads agents and effects that a user names as ``module:attr`` or ``path.py:attr``, and checks their contract.
+
+A user's agent is a class without arguments, or a function that returns an object. It needs
+``receive(event)``, and imports nothing of ours: events are plain dictionaries. ``apply``,
+``health``, ``state``, ``load``, ``name`` and ``events`` are optional.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sidecar.runtime.agent import AGENT_NAME, READY, HealthStatus, Output, Status, outputs_of
+from sidecar.runtime.effects.policy import Effect, EffectClass
+from sidecar.runtime.effects.runner import Done, NotDone, Reconciled, Unknown
+from streams.event import EVENT_TYPE, StreamEvent
+from streams.hashing import canonical
+
+
+class LoadError(Exception):
+    """An agent or effect cannot be used; the text says which, why, and what to change."""
+
+    code: ClassVar[str] = "bad-agent"
+
+    def __init__(self, spec: str, reason: str) -> None:
+        super().__init__(spec, reason)
+        self.spec, self.reason = spec, reason
+
+    def __str__(self) -> str:
+        return f"[worker] {self.spec}: {self.reason}"
+
+
+def load_object(spec: str, base: Path) -> Any:
+    """The object that ``module:attr`` or ``path.py:attr`` names; a path is relative to ``base``.
+
+    Raises:
+        LoadError: it cannot be imported, or is not there.
+    """
+    where, colon, attr = spec.rpartition(":")
+    if not colon or not where or not attr:
+        raise LoadError(spec, "write it as module:attribute or path/to/file.py:attribute")
+    try:
+        if not where.endswith(".py"):
+            return pkgutil.resolve_name(spec)
+        return getattr(_from_file(base / Path(where).expanduser()), attr)
+    except AttributeError:
+        raise LoadError(spec, f"{where} has no {attr}") from None
+    except Exception as error:
+        raise LoadError(spec, f"cannot be imported ({type(error).__name__}: {error})") from error
+
+
+def _from_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"durable_stream_agent_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class UserAgent:
+    """Wraps a user's agent as an ``Agent``: plain dictionaries in, checked outputs out."""
+
+    def __init__(self, spec: str, make: Callable[[], Any]) -> None:
+        self._spec, self._make = spec, make
+        self._agent = self._new()
+        given = getattr(self._agent, "name", None) or _dashed(type(self._agent).__name__)
+        if not isinstance(given, str) or AGENT_NAME.fullmatch(given) is None:
+            raise LoadError(spec, f"{given!a} cannot be a name: use lower-case letters, digits and -, at most 50")
+        events = getattr(self._agent, "events", ())
+        if isinstance(events, str) or not all(isinstance(each, str) and _is_wanted(each) for each in events):
+            raise LoadError(spec, 'events must be a list of types, such as ["execution.step", "agent.*"]')
+        self._name, self._events = given, tuple(events)
+        for method, arguments in (("receive", 1), ("apply", 1), ("health", 0), ("state", 0), ("load", 1)):
+            self._check(method, arguments)
+        self._check_state()
+
+    @property
+    def name(self) -> str:
+        """See ``Agent``."""
+        return self._name
+
+    @property
+    def events(self) -> Sequence[str]:
+        """See ``Agent``."""
+        return self._events
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """See ``Agent``: a user's agent never sees what was before it."""
+        return False
+
+    def receive(self, event: StreamEvent) -> list[Output]:
+        """See ``Agent``."""
+        return outputs_of(self._agent.receive(_plain(event)))
+
+    def apply(self, event: StreamEvent) -> None:
+        """See ``Agent``."""
+        if hasattr(self._agent, "apply"):
+            self._agent.apply(_plain(event))
+
+    def state(self) -> dict[str, Any]:
+        """See ``Agent``: what its ``state`` returns, else its attributes that do not begin with ``_``."""
+        if hasattr(self._agent, "state"):
+            found: dict[str, Any] = self._agent.state()
+            return found
+        return {name: value for name, value in vars(self._agent).items() if not name.startswith("_")}
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """See ``Agent``."""
+        self._agent = self._new()
+        if state is None:
+            return
+        if hasattr(self._agent, "load"):
+            self._agent.load(state)
+        else:
+            for name, value in state.items():
+                setattr(self._agent, name, value)
+
+    def health(self) -> HealthStatus:
+        """See ``Agent``: ``health`` may return ``"READY"`` or ``("DEGRADED", ["why"])``; without it, ``READY``."""
+        if not hasattr(self._agent, "health"):
+            return READY
+        found = self._agent.health()
+        status, reasons = found if isinstance(found, tuple) else (found, ())
+        if status not in Status.__args__:  # type: ignore[attr-defined]
+            return HealthStatus("FAILED", (f"health returned {status!a}",))
+        return HealthStatus(status, tuple(str(reason) for reason in reasons))
+
+    def _new(self) -> Any:
+        try:
+            return self._make()
+        except Exception as error:
+            raise LoadError(self._spec, f"cannot be created ({type(error).__name__}: {error})") from error
+
+    def _check(self, method: str, arguments: int) -> None:
+        found = getattr(self._agent, method, None)
+        if found is None:
+            if method == "receive":
+                raise LoadError(self._spec, "it has no method receive(event)")
+            return
+        if inspect.iscoroutinefunction(found):
+            raise LoadError(self._spec, f"{method} must not be async: it only decides; the runtime acts")
+        try:
+            inspect.signature(found).bind(*[None] * arguments)
+        except TypeError:
+            takes = "one argument" if arguments else "no argument"
+            raise LoadError(self._spec, f"{method} must take {takes}") from None
+
+    def _check_state(self) -> None:
+        try:
+            state = json.loads(json.dumps(self.state()))
+        except (TypeError, ValueError) as error:
+            hint = "keep only JSON values, or write state() and load(state)"
+            raise LoadError(self._spec, f"its state is not JSON ({error}); {hint}") from None
+        if not isinstance(state, dict):
+            raise LoadError(self._spec, "state() must return a dictionary")
+
+
+class UserEffect:
+    """Wraps a user's coroutine ``run(args, key)`` as an ``EffectKind``.
+
+    Its attribute ``effect_class`` is ``safe``, ``idempotent`` or ``unsafe`` (the default). Its attribute
+    ``reconcile``, a coroutine of the same arguments, returns ``{"done": true, "result": …}``,
+    ``{"done": false}``, or ``None`` if it cannot tell.
+    """
+
+    def __init__(self, spec: str, run: Any) -> None:
+        if not inspect.iscoroutinefunction(run):
+            raise LoadError(spec, "an effect must be an async function of (args, key)")
+        try:
+            inspect.signature(run).bind({}, "")
+        except TypeError:
+            raise LoadError(spec, "an effect must take two arguments, args and key") from None
+        effect_class: Any = getattr(run, "effect_class", "unsafe")
+        if effect_class not in EffectClass.__args__:  # type: ignore[attr-defined]
+            raise LoadError(spec, "effect_class must be safe, idempotent or unsafe")
+        self._run = run
+        self._class: EffectClass = effect_class
+
+    @property
+    def effect_class(self) -> EffectClass:
+        """See ``EffectKind``."""
+        return self._class
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        """See ``EffectKind``."""
+        return await self._run(effect.args, key)
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        ask = getattr(self._run, "reconcile", None)
+        found = await ask(effect.args, key) if ask is not None else None
+        if not isinstance(found, dict):
+            return Unknown()
+        return Done(found.get("result")) if found.get("done") else NotDone()
+
+
+def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:
+    """Load every configured agent.
+
+    Raises:
+        LoadError: one cannot be used, or two have the same name.
+    """
+    agents: dict[str, UserAgent] = {}
+    for spec in specs:
+        made = load_object(spec, base)
+        if not callable(made):
+            raise LoadError(spec, "it must be a class, or a function that returns an agent")
+        agent = UserAgent(spec, made)
+        if agent.name in agents:
+            raise LoadError(spec, f"another agent is named {agent.name}; both would take the same commands")
+        agents[agent.name] = agent
+    return list(agents.values())
+
+
+def _plain(event: StreamEvent) -> dict[str, Any]:
+    """An event as a dictionary of its own, so that an agent that changes it changes nothing else."""
+    plain: dict[str, Any] = json.loads(canonical(event.fields()))
+    return plain
+
+
+def _dashed(name: str) -> str:
+    return "".join(f"-{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def _is_wanted(type_: str) -> bool:
+    return EVENT_TYPE.fullmatch(type_.removesuffix(".*")) is not None

@@ -1,0 +1,72 @@
+"""What the runtime counts, in words (seed 003, "Metrics Emission"). The composition root decides how it is exported."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Metrics(Protocol):
+    """Takes note of what happened. Every method returns at once and never raises.
+
+    ``agent`` is an agent's configured id, ``kind`` an effect's kind, ``seconds`` a duration on a monotonic clock.
+    """
+
+    def received(self, agent: str) -> None:
+        """A command or event was pulled for this agent, duplicates included."""
+        ...
+
+    def processed(self, agent: str, seconds: float) -> None:
+        """It was handled, from the pull to the durable outcome."""
+        ...
+
+    def emitted(self, agent: str, count: int) -> None:
+        """The agent put ``count`` events out; they are durable."""
+        ...
+
+    def duplicate(self, agent: str) -> None:
+        """Its idempotency key was known, so the agent was not called."""
+        ...
+
+    def failed(self, agent: str) -> None:
+        """The agent raised an error, or what it returned was refused; it will be delivered again, or is dead."""
+        ...
+
+    def dead(self, agent: str) -> None:
+        """It was given up and recorded as a dead letter."""
+        ...
+
+    def retried(self, kind: str) -> None:
+        """An effect is tried again after a failure."""
+        ...
+
+    def committed(self, seconds: float, events: int) -> None:
+        """A batch of ``events`` became durable, ``seconds`` after it was handed to the log."""
+        ...
+
+
+class NoMetrics:
+    """Counts nothing."""
+
+    def received(self, agent: str) -> None:
+        """See ``Metrics``."""
+
+    def processed(self, agent: str, seconds: float) -> None:
+        """See ``Metrics``."""
+
+    def emitted(self, agent: str, count: int) -> None:
+        """See ``Metrics``."""
+
+    def duplicate(self, agent: str) -> None:
+        """See ``Metrics``."""
+
+    def failed(self, agent: str) -> None:
+        """See ``Metrics``."""
+
+    def dead(self, agent: str) -> None:
+        """See ``Metrics``."""
+
+    def retried(self, kind: str) -> None:
+        """See ``Metrics``."""
+
+    def committed(self, seconds: float, events: int) -> None:
+        """See ``Metrics``."""

@@ -1,0 +1,318 @@
+"""All agents of a home: one reader of the log hands each event to the engines that want it.
+
+Commands from agents of this home are taken from the log too, so agents work together
+without a NATS server. Effects are handed to the effect runner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from sidecar.runtime.agent import Agent
+from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
+from sidecar.runtime.effects.runner import EffectKind, EffectRunner
+from sidecar.runtime.engine import AgentFailed, Engine, Handled, InputRefused, hinted
+from sidecar.runtime.inputs import ADAPTER, MAX_DEPTH, Command, agent_stream, effects_stream
+from sidecar.runtime.metrics import Metrics
+from sidecar.runtime.stops import Stop, never
+from sidecar.runtime.view import (
+    COMPLETED,
+    DROPPED,
+    FAILED,
+    IN_DOUBT,
+    REDRIVEN,
+    REQUESTED,
+    VIEW,
+    VIEW_VERSION,
+    RuntimeView,
+)
+from streams.errors import StreamError
+from streams.event import StreamEvent
+from streams.identity import Identity
+from streams.projection import resume
+from streams.query import type_matches
+from streams.store import NOTHING, Record, Snapshot, StreamStore
+
+log = logging.getLogger("sidecar.runtime")
+
+KEEP_EVERY: Final = 5000
+"""After how many records of the log hints are kept."""
+
+LOOK_SECONDS: Final = 0.01
+LEVEL_SECONDS: Final = 5.0
+
+_RESULTS: Final = frozenset({COMPLETED, FAILED, IN_DOUBT})
+
+
+class UnknownAgent(LookupError):
+    """No agent of this name is configured."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"no agent is named {self.name[:80]!a}; `durable-stream agents` lists them"
+
+
+class Runtime:
+    """The agents over one store. ``start`` before anything else; belongs to its event loop."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        identity: Identity,
+        agents: Sequence[Agent],
+        *,
+        kinds: Mapping[str, EffectKind] | None = None,
+        clean: Callable[[Any], Any] = lambda value: value,
+        policy: EffectPolicy = DEFAULT_POLICY,
+        max_depth: int = MAX_DEPTH,
+        metrics: Metrics | None = None,
+        stop: Stop = never,
+    ) -> None:
+        self._store, self._identity, self.max_depth = store, identity, max_depth
+        names = {agent.name for agent in agents}
+        self.engines = {
+            agent.name: Engine(
+                agent,
+                store,
+                identity,
+                clean=clean,
+                policy=policy,
+                is_local=names.__contains__,
+                max_depth=max_depth,
+                metrics=metrics,
+                stop=stop,
+            )
+            for agent in agents
+        }
+        self.view = RuntimeView()
+        self.effects = EffectRunner(
+            store, identity, kinds or {}, clean=clean, policy=policy, metrics=metrics, stop=stop
+        )
+        self._reading: asyncio.Task[None] | None = None
+        self._kept = NOTHING
+        self._problem = ""
+        self._is_level = False
+        """Whether the view holds everything that was in the log at the start."""
+
+    async def start(self) -> None:
+        """Restore every agent from the log, then begin to hand out events.
+
+        Commands are accepted when this returns. What the runtime owes is folded in the background, because without
+        a snapshot that reads the whole log.
+
+        Raises:
+            StreamError: the log cannot be read or written.
+        """
+        self.view, _ = await resume(self._store, VIEW, VIEW_VERSION, RuntimeView.load, RuntimeView)
+        self._kept = self.view.position
+        for engine in self.engines.values():
+            await engine.start()
+        self._reading = asyncio.create_task(self._read())
+
+    async def close(self) -> None:
+        """Stop handing out events, finish what the engines hold, and keep snapshots. Idempotent."""
+        if self._reading is None:
+            return
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        self._reading = None
+        await self.effects.close()
+        for engine in self.engines.values():
+            await engine.close()
+        await self._keep()
+
+    async def command(self, agent: str, command: Command) -> Handled:
+        """Hand a command to an agent; returns when its results are durable.
+
+        Raises:
+            UnknownAgent: there is none of this name.
+            InputRefused, AgentFailed, StreamError: see ``Engine.command``.
+        """
+        engine = self.engines.get(agent)
+        if engine is None:
+            raise UnknownAgent(agent)
+        return await engine.command(command)
+
+    async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
+        """Record a command as an agent's dead letter. Raises as ``Engine.bury``, and ``UnknownAgent``."""
+        engine = self.engines.get(agent)
+        if engine is None:
+            raise UnknownAgent(agent)
+        return await engine.bury(command, reason, about, key=key)
+
+    def owes(self) -> bool:
+        """Whether work is left that only this process will do."""
+        if not self._is_level and self._reading is not None and not self._reading.done():
+            return True
+        return self.effects.is_busy or any(not engine.is_idle for engine in self.engines.values())
+
+    def status(self) -> list[dict[str, Any]]:
+        """Every agent: ``name``, ``health``, ``reasons``, ``events``, ``handled``, ``waiting``, ``position``, ``lag``
+        (records of the log that it has not seen), ``last_error``, ``dead`` (letters), ``effects`` (open), ``in_doubt``.
+        """
+        head = self._store.head
+        rows = []
+        for name, engine in self.engines.items():
+            health = engine.health()
+            open_effects = [effect for effect in self.view.effects.values() if effect.agent == name]
+            rows.append(
+                {
+                    "name": name,
+                    "health": health.status,
+                    "reasons": list(health.reasons),
+                    "events": list(engine.agent.events),
+                    "handled": engine.handled,
+                    "waiting": engine.waiting,
+                    "position": engine.position,
+                    "lag": max(head - engine.position, 0),
+                    "last_error": engine.last_error,
+                    "dead": sum(letter.agent == name for letter in self.view.dead.values()),
+                    "effects": len(open_effects),
+                    "in_doubt": sum(effect.in_doubt for effect in open_effects),
+                }
+            )
+        return rows
+
+    async def until_level(self) -> None:
+        """Wait until the view holds everything that is in the log now, but not longer than ``LEVEL_SECONDS``."""
+        head, loop = self._store.head, asyncio.get_running_loop()
+        end = loop.time() + LEVEL_SECONDS
+        while True:
+            is_reading = self._reading is not None and not self._reading.done()
+            # The record at the head may have been pruned.
+            if self.view.position >= head or not is_reading or loop.time() > end:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    # --- dead letters ---
+
+    async def redrive(self, letter_id: str) -> str:
+        """Hand a dead letter to its agent again; returns what became of it. It dies again if it fails again.
+
+        Raises:
+            LookupError: no open dead letter has this id.
+            UnknownAgent, InputRefused, AgentFailed, StreamError: it stays a dead letter.
+        """
+        letter = self.view.dead.get(letter_id)
+        if letter is None:
+            raise LookupError(letter_id)
+        payload = (await self._letter(letter_id)).event.payload
+        engine = self.engines.get(letter.agent)
+        if engine is None:
+            raise UnknownAgent(letter.agent)
+        if "position" in payload:
+            found = await self._at(payload["position"])
+            if found is None:
+                raise InputRefused("gone", "the event of this dead letter was removed from the log")
+            handled = await engine.again(found, f"redrive:{letter_id}")
+        else:
+            given = payload.get("payload")
+            if not isinstance(given, dict):
+                raise InputRefused("undecodable", "this message never was a command; drop it")
+            handled = await engine.command(
+                Command(f"redrive:{letter_id}", letter.type, given, sender="dlq", causation_id=letter_id)
+            )
+        await self._settle(REDRIVEN, letter_id)
+        return handled.outcome
+
+    async def drop(self, letter_id: str) -> None:
+        """Mark a dead letter as dropped; its record stays. Raises ``LookupError`` if no open one has this id."""
+        if letter_id not in self.view.dead:
+            raise LookupError(letter_id)
+        await self._settle(DROPPED, letter_id)
+
+    async def _letter(self, letter_id: str) -> Record:
+        letter = self.view.dead[letter_id]
+        async for record in self._store.read(letter.stream, from_offset=letter.offset):
+            return record
+        raise LookupError(letter_id)
+
+    async def _at(self, position: int) -> Record | None:
+        async for record in self._store.read_all(after=position - 1):
+            return record if record.position == position else None
+        return None
+
+    async def _settle(self, type_: str, letter_id: str) -> None:
+        letter = self.view.dead[letter_id]
+        event = self._identity.stamp(
+            {
+                "type": type_,
+                "stream_id": f"{agent_stream(letter.agent)}/dead",
+                "idempotency_key": f"{type_}:{letter_id}",
+                "causation_id": letter_id,
+                "actor": "user",
+                "source": {"agent": letter.agent, "adapter": ADAPTER},
+                "payload": {"letter": letter_id},
+            }
+        )
+        await self._store.append([event], on_known="keep_first")
+        self.view.dead.pop(letter_id, None)
+
+    # --- the log ---
+
+    async def _read(self) -> None:
+        try:
+            async for record in self._store.read_all(after=self.view.position):
+                self.view.apply(record)
+            for request in list(self.view.effects.values()):
+                async for record in self._store.read(request.stream, from_offset=request.offset):
+                    if record.offset == request.offset:
+                        self.effects.offer(record)
+                    break
+            self._is_level = True
+            places = [engine.position for engine in self.engines.values() if not engine.is_broken]
+            async for record in self._store.subscribe(after=min([self.view.position, *places])):
+                await self._hand_out(record)
+        except StreamError as error:
+            self._problem = str(error)
+            log.error("the runtime stopped reading the log: %s", error)
+
+    async def _hand_out(self, record: Record) -> None:
+        event = record.event
+        is_new = record.position > self.view.position
+        self.view.apply(record)
+        if is_new and event.type == REQUESTED and event.metadata.get("role") == "effect":
+            self.effects.offer(record)
+        for engine in self.engines.values():
+            if record.position <= engine.position:
+                continue
+            if wants(engine.agent, event):
+                await engine.offer(record)
+            else:
+                engine.passed(record.position)
+        if record.position - self._kept >= KEEP_EVERY:
+            await self._keep()
+
+    async def _keep(self) -> None:
+        self._kept = self.view.position
+        if self.view.position > NOTHING:
+            with hinted("what the runtime owes"):
+                await self._store.put_snapshot(VIEW, Snapshot(VIEW_VERSION, self.view.position, self.view.dump()))
+        for engine in self.engines.values():
+            await engine.keep_place()
+
+
+def wants(agent: Agent, event: StreamEvent) -> bool:
+    """Whether an event of the log is for an agent.
+
+    A command goes only to its receiver, an effect's result only to who asked for it; everything else to whoever
+    lists its type. An agent never gets its own events.
+    """
+    if event.metadata.get("role") == "command":
+        return event.metadata.get("to") == agent.name and event.metadata.get("route") == "log"
+    if event.stream_id == agent_stream(agent.name):
+        return False
+    if event.stream_id.endswith("/effects") and event.type in _RESULTS:
+        if event.stream_id != effects_stream(agent.name):
+            return False
+        return event.type == IN_DOUBT or event.payload.get("final") is True
+    return any(type_matches(event.type, wanted) for wanted in agent.events)
+
+
+__all__ = ["AgentFailed", "InputRefused", "Runtime", "UnknownAgent", "wants"]

@@ -1,0 +1,33 @@
+"""The points at which a test ends the process: every step between a message's arrival and its acknowledgement.
+
+Whoever builds the runtime injects a ``Stop``; outside of tests it does nothing.
+
+Source: RELIABILITY 10; FEATURES F2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+Point = Literal[
+    "pulled",
+    "received",
+    "before-commit",
+    "after-commit",
+    "before-publish",
+    "after-publish",
+    "before-ack",
+    "after-ack",
+    "effect-started",
+    "effect-done",
+    "effect-recorded",
+]
+
+POINTS: Final[tuple[Point, ...]] = Point.__args__  # type: ignore[attr-defined]
+
+Stop = Callable[[Point], None]
+
+
+def never(point: Point) -> None:
+    """Do not stop anywhere."""

@@ -1,0 +1,30 @@
+"""What a permission or a question is about, in words. Pure.
+
+Payloads come from other programs, so any field may be missing or have another type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidecar.views.fields import as_list, as_mapping, as_text, first_text
+from sidecar.views.wording import one_line
+
+CHECKPOINT = "workflow.checkpoint"
+
+
+def what_is_asked(payload: dict[str, Any]) -> str:
+    """What an ask is about, on one line: the command, else the patterns; the questions.
+
+    The patterns of a command are its parts, so only the command itself shows how they are joined.
+    """
+    if questions := as_list(payload.get("questions")):
+        return one_line("; ".join(as_text(each.get("question")) for each in questions if isinstance(each, dict)))
+    command = as_text(as_mapping(payload.get("metadata")).get("command"))
+    return one_line(command or " ; ".join(map(as_text, as_list(payload.get("patterns")))))
+
+
+def asked_text(payload: dict[str, Any]) -> str:
+    """An ask on one line, the same wherever it is shown: ``bash rm -rf build``, or the question."""
+    what = what_is_asked(payload)
+    return what if payload.get("questions") else one_line(f"{first_text(payload, 'permission', 'kind')} {what}")

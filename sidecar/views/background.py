@@ -1,0 +1,130 @@
+"""What agents, effects, intents, notices, checkpoints, alerts and signals did, in one line each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from sidecar.views.fields import as_list
+from sidecar.views.wording import one_line
+
+Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
+"""The kind of a line: a person's words, the model's words, success, failure, a question, or of little interest."""
+
+Told = tuple[str, str, Tone]
+"""Label, text and tone, as in ``describe.Line``."""
+
+_LONGEST: Final = 2000
+
+NEWS: Final = frozenset(
+    {
+        "agent.dead_letter",
+        "agent.refused",
+        "checkpoint.answered",
+        "checkpoint.expired",
+        "checkpoint.opened",
+        "effect.in_doubt",
+        "intent.cancelled",
+        "intent.completed",
+        "intent.created",
+        "intent.failed",
+        "intent.interrupted",
+        "intent.refused",
+        "notice.observed",
+        "signal.raised",
+    }
+)
+"""What a person who follows everything wants to see of the agents' streams; the rest is bookkeeping."""
+
+
+def is_news(stream_id: str, type_: str) -> bool:
+    """Whether an event is shown to a person who follows everything."""
+    return not stream_id.startswith("agent/") or type_ in NEWS
+
+
+def tell(type_: str, payload: dict[str, Any]) -> Told | None:
+    """The line of an event; ``None`` if its type is none of these."""
+    teller = _TELLERS.get(type_)
+    return teller(payload) if teller is not None else None
+
+
+def _intent(label: str, tone: Tone, *names: str) -> Callable[[dict[str, Any]], Told]:
+    return _said(label, tone, "intent", *names)
+
+
+def _said(label: str, tone: Tone, *names: str) -> Callable[[dict[str, Any]], Told]:
+    def teller(payload: dict[str, Any]) -> Told:
+        said = [_text(payload.get(name)) for name in names]
+        return label, " · ".join(filter(None, said)), tone
+
+    return teller
+
+
+def _effect(label: str, tone: Tone, *names: str) -> Callable[[dict[str, Any]], Told]:
+    def teller(payload: dict[str, Any]) -> Told:
+        attempt = payload.get("attempt")
+        tried = f"attempt {attempt}" if isinstance(attempt, int) and attempt > 1 else ""
+        said = [_text(payload.get("kind")), tried, *(_text(payload.get(name)) for name in names)]
+        return label, " · ".join(filter(None, said)), tone
+
+    return teller
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool | dict | list):
+        return ""
+    return one_line(str(value)[:_LONGEST])
+
+
+_TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
+    "agent.installed": lambda payload: ("agent", "first start", "quiet"),
+    "agent.received": lambda payload: ("received", _text(payload.get("type")), "quiet"),
+    "agent.refused": lambda payload: (
+        "refused",
+        " · ".join(filter(None, (_text(payload.get("type")), _text(payload.get("error_code"))))),
+        "bad",
+    ),
+    "agent.dead_letter": lambda payload: (
+        "dead letter",
+        " · ".join(filter(None, (_text(payload.get("type")), _text(payload.get("reason"))))),
+        "bad",
+    ),
+    "effect.requested": _effect("effect", "plain", "node"),
+    "effect.started": _effect("starts", "quiet"),
+    "effect.completed": _effect("done", "quiet"),
+    "effect.failed": _effect("failed", "bad", "error"),
+    "effect.in_doubt": _effect("in doubt", "asks", "reason"),
+    "intent.created": _intent("background", "plain", "title"),
+    "intent.starting": _intent("starting", "quiet"),
+    "intent.started": _intent("started", "quiet", "session"),
+    "intent.output": _intent("answers", "output", "text"),
+    "intent.interrupted": _intent("interrupted", "bad"),
+    "intent.resumed": _intent("resumed", "quiet"),
+    "intent.fallback": _intent("next model", "quiet", "from"),
+    "intent.completed": _intent("done", "good"),
+    "intent.failed": _intent("failed", "bad", "reason"),
+    "intent.cancelling": _intent("cancelling", "quiet", "reason"),
+    "intent.cancelled": _intent("cancelled", "bad", "reason"),
+    "notice.queued": lambda payload: ("notice", _text(payload.get("text")), "plain"),
+    "notice.sending": lambda payload: ("sending", _text(payload.get("notice")), "quiet"),
+    "notice.sent": lambda payload: ("sent", _text(payload.get("notice")), "quiet"),
+    "notice.held": lambda payload: ("waits", _text(payload.get("why")), "quiet"),
+    "notice.observed": lambda payload: ("delivered", _text(payload.get("notice")), "good"),
+    "checkpoint.opened": _said("asks", "asks", "checkpoint", "text"),
+    "checkpoint.answering": _said("answering", "quiet", "checkpoint"),
+    "checkpoint.answered": lambda payload: (
+        "answered",
+        " · ".join(filter(None, (_text(payload.get("checkpoint")), *map(_text, as_list(payload.get("answer")))))),
+        "good",
+    ),
+    "checkpoint.unanswered": _said("failed", "bad", "checkpoint", "why"),
+    "checkpoint.expired": _said("expired", "bad", "checkpoint"),
+    "checkpoint.withdrawn": _said("withdrawn", "quiet", "checkpoint", "why"),
+    "checkpoint.late": _said("too late", "bad", "checkpoint"),
+    "alert.raised": _said("alert", "plain", "alert", "text"),
+    "alert.toasted": _said("toast", "quiet", "alert"),
+    "alert.sent_to": _said("told", "good", "alert", "channel"),
+    "alert.failed_to": _said("failed", "bad", "alert", "channel", "error"),
+    "alert.seen": _said("seen", "good", "alert", "why"),
+    "signal.raised": _said("signal", "plain", "name"),
+}

@@ -1,0 +1,195 @@
+"""The runtime in the sidecar: built-in agents, the user's agents and effects from ``[worker]``, and its requests.
+
+An agent that cannot be loaded keeps nothing else from working: it is listed as FAILED, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from pydantic import Field
+
+from bridge.opencode.link.link import RequestError
+from sidecar.config import WorkerConfig
+from sidecar.home import Home
+from sidecar.registry import Args, NoArgs, Requests
+from sidecar.runtime.agent import Agent
+from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
+from sidecar.runtime.effects.runner import EffectKind
+from sidecar.runtime.engine import AgentFailed, InputRefused
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
+from sidecar.runtime.metrics import Metrics
+from sidecar.runtime.runtime import Runtime, UnknownAgent
+from streams.identity import Identity
+from streams.store import StreamStore
+
+log = logging.getLogger("sidecar.worker")
+
+_POLICY = ("max_attempts", "backoff_seconds", "idempotency_key", "deadline_seconds")
+
+
+class SendArgs(Args):
+    """See ``Worker.send``."""
+
+    agent: str = Field(max_length=100, description="the agent's name")
+    type: str = Field(max_length=160, description="the command's type")
+    payload: dict[str, Any] = Field(default={}, description="the command's payload")
+    key: str | None = Field(default=None, max_length=300, description="names the command: the same key is handled once")
+
+
+class LetterArgs(Args):
+    """See ``Worker.redrive`` and ``Worker.drop``."""
+
+    letter: str = Field(max_length=100, description="the id of the dead letter")
+
+
+class Worker:
+    """A component: all agents of the home, and their effects."""
+
+    def __init__(
+        self,
+        home: Home,
+        config: WorkerConfig,
+        store: StreamStore,
+        identity: Identity,
+        clean: Callable[[Any], Any],
+        *,
+        built_in: Sequence[Agent] = (),
+        kinds: Mapping[str, EffectKind] | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._identity = identity
+        self.problems: list[dict[str, str]] = []
+        users = self._users_agents(home, config, {agent.name for agent in built_in})
+        self.users = [agent.name for agent in users]
+        """The names of the user's agents."""
+        agents = [*built_in, *users]
+        self.runtime = Runtime(
+            store,
+            identity,
+            agents,
+            kinds={**self._users_effects(home, config), **(kinds or {})},
+            clean=clean,
+            policy=self._policy(home, config.policy),
+            max_depth=config.max_recursion_depth,
+            metrics=metrics,
+        )
+
+    def _users_agents(self, home: Home, config: WorkerConfig, taken: set[str]) -> list[UserAgent]:
+        loaded: dict[str, UserAgent] = {}
+        for spec in config.agents:
+            try:
+                (agent,) = load_agents([spec], home.path)
+                if agent.name in taken or agent.name in loaded:
+                    raise LoadError(spec, f"another agent is named {agent.name}; both would take the same commands")
+            except LoadError as error:
+                self._complain(spec, error)
+                continue
+            loaded[agent.name] = agent
+        return list(loaded.values())
+
+    def _users_effects(self, home: Home, config: WorkerConfig) -> dict[str, EffectKind]:
+        kinds: dict[str, EffectKind] = {}
+        for kind, spec in config.effects.items():
+            try:
+                kinds[kind] = UserEffect(spec, load_object(spec, home.path))
+            except LoadError as error:
+                self._complain(spec, error)
+        return kinds
+
+    def _policy(self, home: Home, spec: str | None) -> EffectPolicy:
+        """The configured policy of effects, else the default."""
+        if spec is None:
+            return DEFAULT_POLICY
+        try:
+            found = load_object(spec, home.path)
+            policy = found() if isinstance(found, type) else found
+            for method in _POLICY:
+                if not callable(getattr(policy, method, None)):
+                    raise LoadError(spec, f"a policy needs the method {method}")
+        except LoadError as error:
+            self._complain(spec, error)
+            return DEFAULT_POLICY
+        except Exception as error:  # noqa: BLE001 - a policy is foreign code
+            self._complain(spec, LoadError(spec, f"cannot be made ({type(error).__name__})"))
+            return DEFAULT_POLICY
+        return policy  # type: ignore[no-any-return]  # checked above
+
+    def _complain(self, spec: str, error: LoadError) -> None:
+        log.error("%s", error)
+        self.problems.append({"spec": spec, "reason": error.reason})
+
+    # --- life ---
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        await self.runtime.start()
+        stack.push_async_callback(self.runtime.close)
+
+    def owes(self) -> bool:
+        """See ``Component``."""
+        return self.runtime.owes()
+
+    # --- requests ---
+
+    def register(self, requests: Requests) -> None:
+        """Add its requests to the table."""
+        requests.register("agents", NoArgs, self.agents, "`agents`: each agent's health, lag and counts; `problems`")
+        requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
+
+        requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: what became of it")
+        requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
+
+    async def redrive(self, args: LetterArgs) -> dict[str, Any]:
+        """Hand a dead letter to its agent again; it stays one if it fails again."""
+        await self.runtime.until_level()
+        try:
+            outcome = await self.runtime.redrive(args.letter)
+        except UnknownAgent as error:
+            raise RequestError("unknown-agent", str(error)) from None
+        except LookupError:
+            raise _no_letter(args.letter) from None
+        except InputRefused as error:
+            raise RequestError(error.code, str(error)) from None
+        except AgentFailed as error:
+            raise RequestError("agent-failed", str(error)) from None
+        return {"letter": args.letter, "outcome": outcome}
+
+    async def drop(self, args: LetterArgs) -> dict[str, Any]:
+        """Mark a dead letter as dropped."""
+        await self.runtime.until_level()
+        try:
+            await self.runtime.drop(args.letter)
+        except LookupError:
+            raise _no_letter(args.letter) from None
+        return {"letter": args.letter, "outcome": "dropped"}
+
+    def status(self) -> dict[str, Any]:
+        """For ``status``: every agent, and what could not be loaded."""
+        return {"agents": self.runtime.status(), "problems": self.problems}
+
+    async def agents(self, args: NoArgs) -> dict[str, Any]:
+        """Say how every agent is."""
+        return self.status()
+
+    async def send(self, args: SendArgs) -> dict[str, Any]:
+        """Hand a command to an agent, as a person; answers when its results are durable."""
+        key = args.key or self._identity.ulid()
+        try:
+            handled = await self.runtime.command(args.agent, Command(f"cli:{key}", args.type, args.payload))
+        except UnknownAgent as error:
+            raise RequestError("unknown-agent", str(error)) from None
+        except InputRefused as error:
+            raise RequestError(error.code, str(error)) from None
+        except AgentFailed as error:
+            raise RequestError("agent-failed", str(error)) from None
+        return {"outcome": handled.outcome, "key": key, "records": [record.as_json() for record in handled.records]}
+
+
+def _no_letter(letter: str) -> RequestError:
+    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` shows them"
+    return RequestError("no-dead-letter", text)

@@ -1,0 +1,40 @@
+"""Reading events that an older version wrote: the table from a ``schema_version`` to the function to the next.
+
+The log is never rewritten: hashes, moves and ``verify`` work on the bytes as they
+were written, and only what a reader gets is of the newest version. An event of a
+newer version has no entry, so it is read as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+"""Takes the fields of an event and returns those of the next version. Pure; may change the dictionary it gets.
+
+It is not called for an event whose payload was forgotten. An error that it raises makes the record unreadable.
+"""
+
+UPCASTERS: Final[dict[int, Upcaster]] = {}
+"""The upcaster from each version to the next. Empty: version 1 is the first and the newest."""
+
+KEPT: Final = ("id", "ts", "type", "stream_id", "idempotency_key", "causation_id", "correlation_id", "actor")
+"""Fields that no upcaster changes: the stores find records by what was written there."""
+
+
+def upcast(fields: dict[str, Any], table: Mapping[int, Upcaster]) -> dict[str, Any]:
+    """Return the fields of the newest version that ``table`` leads to; without an entry, ``fields`` itself.
+
+    ``fields`` becomes the function's own. If the payload was forgotten, only the version rises.
+    """
+    if fields["schema_version"] not in table:
+        return fields
+    from streams.hashing import is_digest  # which imports the event
+
+    while (upcaster := table.get(fields["schema_version"])) is not None:
+        kept: dict[str, Any] = {name: fields[name] for name in KEPT if name in fields}
+        kept["schema_version"] = fields["schema_version"] + 1
+        found = fields if is_digest(fields.get("payload")) else upcaster(fields)
+        fields = {**found, **kept}
+    return dict(sorted(fields.items()))

@@ -1,0 +1,148 @@
+"""Checkpoints with the real client: asked in the background, answered from the command line, the first answer wins."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+
+pytestmark = pytest.mark.real_opencode
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[DurableStream]:
+    with DurableStream(tmp_path / "home") as stream:
+        yield stream
+
+
+@pytest.fixture
+def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
+    durable.cli("agents")  # the sidecar says which tools there are
+    config = {"permission": {"bash": "ask"}, "subagent_depth": 2}
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode(opencode_binary, model.port, plugins=plugins, plugin_scope="global", config=config) as opencode:
+        yield opencode
+
+
+def spawn(prompt: str) -> str:
+    return f"CALL:agent_spawn {json.dumps({'prompt': prompt, 'title': 'ask for it'})}THEN: SAY:started"
+
+
+def waiting(durable: DurableStream) -> list[dict[str, Any]]:
+    return durable.lines("checkpoints")
+
+
+def only(durable: DurableStream, kind: str) -> dict[str, Any]:
+    """The one thing that waits for a person."""
+    wait_until(lambda: [each["kind"] for each in waiting(durable)] == [kind], f"a {kind} that waits")
+    return waiting(durable)[0]
+
+
+def result(durable: DurableStream) -> str:
+    wait_until(lambda: [i["state"] for i in durable.lines("intents")] == ["completed"], "the end of the intent")
+    return str(durable.lines("intents")[0]["result"])
+
+
+def refused(durable: DurableStream, *arguments: str) -> str:
+    """The code with which a command ends."""
+    done = durable._run(*arguments)
+    assert done.returncode == 1, done.stdout
+    return done.stderr.strip().rpartition("[")[2].rstrip("]")
+
+
+def test_a_permission_below_background_work_is_answered_from_the_command_line(
+    client: RealOpenCode, durable: DurableStream
+) -> None:
+    parent = client.create_session("parent")
+    child = {"prompt": 'CALL:bash {"command": "echo in the child", "description": "say it"}'}
+    task = json.dumps({"description": "below", "subagent_type": "general", **child})
+    client.prompt(parent, spawn(f"CALL:task {task}"))
+    asked = only(durable, "permission")
+    (intent,) = durable.lines("intents")
+    assert asked["session"] not in (parent, intent["session"])
+    assert (asked["intent"], asked["tell"]) == (intent["id"], parent)
+    assert "echo in the child" in asked["text"]
+
+    durable.cli("checkpoints", asked["id"], "--answer", "once")
+    assert "in the child" in result(durable)
+    assert waiting(durable) == []
+    assert refused(durable, "checkpoints", asked["id"], "--answer", "reject") == "already-answered"
+    (alert,) = (each for each in durable.lines("notices") if each["about"] == asked["id"])
+    assert alert["session"] == parent
+    assert [each["channel"] for each in alert["channels"]] == ["toast"]
+    wait_until(lambda: [e["state"] for e in durable.lines("notices") if e["id"] == alert["id"]] == ["observed"], "it")
+
+
+def test_a_permission_survives_a_kill_of_the_sidecar(client: RealOpenCode, durable: DurableStream) -> None:
+    command = {"command": "echo after the kill", "description": "say it"}
+    client.prompt(client.create_session("parent"), spawn(f"CALL:bash {json.dumps(command)}"))
+    asked = only(durable, "permission")
+    killed = durable.wait_running()
+    os.kill(killed, signal.SIGKILL)
+    assert [each["id"] for each in waiting(durable)] == [asked["id"]], "it is listed while nothing runs"
+    durable.wait_running([killed])
+    durable.cli("checkpoints", asked["id"], "--answer", "once")
+    assert "after the kill" in result(durable)
+
+
+def test_a_rejection_with_a_message_reaches_the_model(client: RealOpenCode, durable: DurableStream) -> None:
+    client.prompt(client.create_session("parent"), spawn('CALL:bash {"command": "rm -rf build", "description": "x"}'))
+    asked = only(durable, "permission")
+    durable.cli("checkpoints", asked["id"], "--answer", "reject", "--answer", "use make clean")
+    assert "use make clean" in result(durable)
+
+
+def test_a_question_of_background_work_is_answered_from_the_command_line(
+    client: RealOpenCode, durable: DurableStream
+) -> None:
+    options = [{"label": "Blue", "description": "b"}, {"label": "Red", "description": "r"}]
+    question = {"questions": [{"question": "Which colour?", "header": "Colour", "options": options}]}
+    client.prompt(client.create_session("parent"), spawn(f"CALL:question {json.dumps(question)}"))
+    asked = only(durable, "question")
+    assert asked["options"] == ["Blue", "Red"]
+    assert refused(durable, "checkpoints", asked["id"], "--answer", "a", "--answer", "b") == "unfit-answer"
+    durable.cli("checkpoints", asked["id"], "--answer", "Blue")
+    assert "Blue" in result(durable)
+
+
+def test_an_answer_in_opencode_closes_the_checkpoint(client: RealOpenCode, durable: DurableStream) -> None:
+    client.prompt_async(client.create_session("parent"), 'CALL:bash {"command": "echo x", "description": "x"}')
+    asked = only(durable, "permission")
+    client.reply_permission(asked["request"], "once")
+    wait_until(lambda: waiting(durable) == [], "the end of the checkpoint")
+    assert refused(durable, "checkpoints", asked["request"], "--answer", "once") == "no-checkpoint"
+
+
+def test_background_work_waits_for_checkpoint_ask(client: RealOpenCode, durable: DurableStream) -> None:
+    ask = json.dumps({"question": "Ship it?", "options": ["yes", "no"]})
+    client.prompt(client.create_session("parent"), spawn(f"CALL:checkpoint_ask {ask}"))
+    asked = only(durable, "ask")
+    assert asked["text"] == "Ship it?"
+    durable.cli("checkpoints", asked["id"], "--answer", "yes, on Monday")
+    assert "yes, on Monday" in result(durable)
+
+
+def test_a_signal_that_came_before_counts(client: RealOpenCode, durable: DurableStream) -> None:
+    session = client.create_session("parent")
+    durable.cli("signal", "deployed", '{"version": 7}')
+    client.prompt(session, 'CALL:wait_for {"what": "deployed", "seconds": 5}')
+    assert "version" in json.dumps(client.messages(session)[-1])
+    client.prompt(session, 'CALL:wait_for {"what": "never", "seconds": 0.1}')
+    assert "No signal never" in json.dumps(client.messages(session)[-1])
+
+
+def test_a_session_of_the_project_is_read(client: RealOpenCode, durable: DurableStream) -> None:
+    first, second = client.create_session("first"), client.create_session("second")
+    client.prompt(first, "SAY:the secret word is xyzzy")
+    wait_until(lambda: "xyzzy" in json.dumps(durable.log(first)), "the first session in the log")
+    client.prompt(second, f"CALL:stream_read {json.dumps({'stream': first})}")
+    assert "xyzzy" in json.dumps(client.messages(second)[-1])

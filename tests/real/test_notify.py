@@ -1,0 +1,77 @@
+"""The "done" on the phone, with the real client: its terminal is closed, and the phone's service fails twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tests.sidecar.orchestrator.receiver import SECRET, Receiver
+
+pytestmark = pytest.mark.real_opencode
+
+
+def test_the_phone_is_told_when_opencode_is_closed(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:
+    with Receiver(failing=2) as phone, DurableStream(tmp_path / "home") as durable:
+        durable.home.mkdir(mode=0o700)
+        config = durable.home / "config.toml"
+        notify = f"[notify]\nurls = [{json.dumps(phone.url)}]\nmin_seconds = 0\nescalate_after_seconds = 0.5\n"
+        config.write_text(notify)
+        durable.cli("agents")
+        options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
+        with RealOpenCode(opencode_binary, model.port, **options) as client:  # type: ignore[arg-type]
+            parent = client.create_session("parent")
+            prompt = json.dumps({"prompt": "HOLD:closed SAY:forty two", "title": "count to it"})
+            client.prompt(parent, f"CALL:agent_spawn {prompt}THEN: SAY:started")
+            wait_until(lambda: [i["state"] for i in durable.lines("intents")] == ["running"], "the work")
+            client.terminate()
+            model.release("closed")
+            wait_until(lambda: phone.taken, "the message on the phone")
+            (intent,) = durable.lines("intents")
+            assert intent["state"] == "completed"
+            (alert,) = (each for each in durable.lines("notices") if each["kind"] == "alert")
+            assert (alert["about"], alert["session"], alert["state"]) == (intent["id"], parent, "escalated")
+            assert [(e["channel"].split(":")[0], e["state"]) for e in alert["channels"]] == [
+                ("toast", "absent"),
+                ("json", "sent"),
+            ]
+            assert "count to it" in phone.taken[0]["message"]
+        assert (phone.asked, len(phone.taken)) == (3, 1)
+        durable.stop()
+        files = [path for path in durable.home.rglob("*") if path.is_file() and path != config]
+        assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_what_the_model_tells_the_user_is_durable(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:
+    with DurableStream(tmp_path / "home") as durable:
+        durable.cli("agents")
+        options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
+        with RealOpenCode(opencode_binary, model.port, **options) as client:  # type: ignore[arg-type]
+            session = client.create_session("parent")
+            client.prompt(session, 'CALL:notify_user {"message": "the build is green"}')
+            assert "shows it" in json.dumps(client.messages(session)[-1])
+            (alert,) = durable.lines("notices")
+            assert (alert["kind"], alert["session"], alert["text"]) == ("alert", session, "the build is green")
+            assert alert["state"] == "sent"
+            client.prompt(session, "SAY:fine")
+            wait_until(lambda: durable.lines("notices")[0]["state"] == "observed", "the person's next words")
+
+
+def test_an_answer_after_a_stopped_turn_comes_as_a_message(
+    opencode_binary: Path, model: ModelServer, tmp_path: Path
+) -> None:
+    with DurableStream(tmp_path / "home") as durable:
+        durable.cli("agents")
+        options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
+        with RealOpenCode(opencode_binary, model.port, **options) as client:  # type: ignore[arg-type]
+            session = client.create_session("parent")
+            client.prompt_async(session, 'CALL:checkpoint_ask {"question": "Ship it?"}')
+            wait_until(lambda: durable.lines("checkpoints"), "the question")
+            client.abort(session)
+            wait_until(lambda: not durable.lines("checkpoints")[0]["waiting"], "the end of the turn")
+            durable.cli("checkpoints", "chk_", "--answer", "on Monday")
+            wait_until(lambda: "on Monday" in json.dumps(client.messages(session)), "the answer")

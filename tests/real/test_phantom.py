@@ -1,0 +1,87 @@
+"""Background work with the real client: spawned by the model, run by a headless OpenCode, told to the parent once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tests.real.terminal import ENTER, READY, Terminal
+
+pytestmark = pytest.mark.real_opencode
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[DurableStream]:
+    with DurableStream(tmp_path / "home") as stream:
+        yield stream
+
+
+@pytest.fixture
+def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
+    durable.cli("agents")  # the sidecar says which tools there are
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode(opencode_binary, model.port, plugins=plugins, plugin_scope="global") as opencode:
+        yield opencode
+
+
+def spawn(prompt: str, title: str = "count things") -> str:
+    return f"CALL:agent_spawn {json.dumps({'prompt': prompt, 'title': title})}THEN: SAY:started"
+
+
+def intents(durable: DurableStream) -> list[dict[str, Any]]:
+    return durable.lines("intents")
+
+
+def window(client: RealOpenCode, *arguments: str) -> Terminal:
+    environment = client.environment() | {"PWD": str(client.project)}
+    return Terminal([str(client.binary), *arguments], client.project, environment)
+
+
+def one(durable: DurableStream, state: str) -> dict[str, Any]:
+    """The only intent, once it is in this state."""
+    wait_until(lambda: [i["state"] for i in intents(durable)] == [state], f"an intent that is {state}")
+    return intents(durable)[0]
+
+
+def test_the_terminal_is_closed_and_the_result_waits_for_it(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    durable.cli("agents")
+    plugins = {PLUGIN: durable.plugin()}
+    options: dict[str, Any] = {"plugins": plugins, "plugin_scope": "global", "serve": False}
+    with RealOpenCode(opencode_binary, model.port, **options) as client:
+        with window(client) as screen:
+            screen.wait_for(READY)
+            screen.press(spawn("HOLD:gate SAY:forty two").encode())
+            screen.wait_for("agent_spawn")
+            screen.press(ENTER)
+            screen.wait_for("started")
+            running = one(durable, "running")
+            screen.wait_until(lambda lines: any("started" in line for line in lines), "the end of the turn")
+        model.release("gate")
+        assert one(durable, "completed")["result"] == "forty two"
+        with window(client, "--session", running["parent"]) as screen:
+            screen.wait_for("background-agent")
+        seen = [m for m in client_messages(durable, running["parent"]) if "forty two" in json.dumps(m)]
+        assert len([m for m in seen if m["event"]["type"] == "agent.input"]) == 1, "the parent is woken once"
+
+
+def client_messages(durable: DurableStream, session: str) -> list[dict[str, Any]]:
+    return [r for r in durable.log(session) if r["event"]["payload"].get("session") == session]
+
+
+def test_the_whole_line(client: RealOpenCode, durable: DurableStream) -> None:
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("SAY:the answer is 42"))
+    wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"], "the end of the intent")
+    (intent,) = intents(durable)
+    assert intent["result"] == "the answer is 42"
+    assert intent["parent"] == parent
+    wait_until(lambda: "42" in json.dumps(client.messages(parent)[-1]), "the parent's answer")

@@ -1,0 +1,53 @@
+"""``notify test``, ``signal``, and answers to what does not wait."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sidecar.cli.helpers import run, run_and_stop
+from tests.sidecar.orchestrator.receiver import SECRET, Receiver
+
+
+def configured(home: Path, *urls: str) -> Path:
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text(f"[notify]\nurls = {json.dumps(urls)}\n")
+    return home
+
+
+def test_each_channel_is_proved(tmp_path: Path) -> None:
+    with Receiver() as phone, Receiver(failing=9) as broken:
+        home = configured(tmp_path / "home", phone.url, broken.url)
+        done = run_and_stop(home, "notify", "test", "--json")
+        assert done.code == 1
+        found = done.objects()[0]["channels"]
+        assert [each["ok"] for each in found] == [True, False]
+        assert "500" in found[1]["error"]
+        assert len(phone.taken) == 1
+        assert SECRET not in done.out + done.err
+        kept = [path for path in home.rglob("*") if path.is_file() and path.name != "config.toml"]
+        assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_all_is_well_if_every_channel_works(tmp_path: Path) -> None:
+    with Receiver() as phone:
+        assert run_and_stop(configured(tmp_path / "home", phone.url), "notify", "test").code == 0
+
+
+def test_without_a_channel_nothing_is_proved(tmp_path: Path) -> None:
+    assert run_and_stop(tmp_path / "home", "notify", "test").code == 1
+
+
+def test_a_signal_is_counted_and_the_same_key_counts_once(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for arguments, count in (((), 1), (("--key", "k"), 2), (("--key", "k"), 2)):
+        assert run(home, "signal", "deployed", "7", *arguments, "--json").objects()[0]["count"] == count
+    assert run_and_stop(home, "signal", "deployed", "{7").err.endswith("[bad-json]\n")
+
+
+@pytest.mark.parametrize("arguments", [("chk_1", "--answer", "once"), ("--answer", "once"), ("chk_1",)])
+def test_what_does_not_wait_cannot_be_answered(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = run_and_stop(tmp_path / "home", "checkpoints", *arguments)
+    assert (done.code, done.err.rstrip()[-15:]) == (1, "[no-checkpoint]")

@@ -1,0 +1,92 @@
+"""``replay``: an agent's stream run again; captured streams have nothing to run again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.home import Home
+from sidecar.orchestrator.intents import IntentAgent
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.runtime import Runtime
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from tests.sidecar.bad_stores import snapshot
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.runtime.agents import Counter
+from tests.sidecar.runtime.support import command, running, steps
+
+SPEC = "tests.sidecar.runtime.agents:Counter"
+
+
+class Changed(Counter):
+    """Adds up in another way."""
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**output, "type": "counter.other"} for output in super().receive(event)]
+
+
+@pytest.fixture(params=["jsonl", "sqlite"])
+async def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.create()
+    store = await Log.open(home.store_path, seeded_identity(1), backend=request.param)
+    async with running(store, Counter) as runtime:
+        await store.append(steps("completed"))
+        for n in range(5):
+            await runtime.command("counter", command(f"k{n}", by=n))
+    await store.close()
+    return home
+
+
+def test_an_agent_that_is_as_it_was_replays(home: Home) -> None:
+    before = snapshot(home.store_path)
+    done = run(home.path, "replay", "agent/counter", "--agent", SPEC, "--json")
+    (found,) = done.objects()
+    assert (done.code, found["difference"], found["inputs"], found["snapshot"]) == (0, None, 5, "equal")
+    assert run(home.path, "replay", "agent/counter", "--agent", SPEC).code == 0
+    assert snapshot(home.store_path) == before
+
+
+def test_the_agents_of_the_config_are_used(home: Home) -> None:
+    home.config_path.write_text(f'[worker]\nagents = ["no.such:Agent", "{SPEC}"]\n')
+    assert run(home.path, "replay", "agent/counter").code == 0
+
+
+async def test_the_agent_of_intents_is_known(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    store = await Log.open(home.store_path, seeded_identity(1), backend="jsonl")
+    runtime = Runtime(store, seeded_identity(2), [IntentAgent()])
+    await runtime.start()
+    notice = {"notice": "n", "session": "ses_1", "text": "hello", "wake": True}
+    await runtime.command("intents", Command("a", "notify", notice))
+    await runtime.close()
+    await store.close()
+    done = await asyncio.to_thread(run, home.path, "replay", "agent/intents", "--json")
+    assert (done.code, done.objects()[0]["inputs"]) == (0, 1)
+
+
+def test_a_changed_agent_is_shown_at_its_first_difference(home: Home) -> None:
+    done = run(home.path, "replay", "agent/counter", "--agent", "tests.sidecar.cli.test_replay:Changed", "--json")
+    assert done.code == 1
+    assert (done.objects()[0]["difference"]["what"], done.objects()[0]["difference"]["offset"]) == ("outputs", 2)
+    assert "counter.other" in run(home.path, "replay", "agent/counter", "--agent", f"{__name__}:Changed").out
+
+
+@pytest.mark.parametrize(
+    ("stream", "more", "code"),
+    [
+        ("ses_1", ["--agent", SPEC], "no-agent-stream"),
+        ("agent/counter", [], "unknown-agent"),
+        ("agent/counter", ["--agent", "no.such:Agent"], "unknown-agent"),
+        ("agent/nobody", ["--agent", SPEC], "not-found"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(home: Home, stream: str, more: list[str], code: str) -> None:
+    done = run(home.path, "replay", stream, *more)
+    assert done.code == 1
+    assert done.err.strip().endswith(f"[{code}]")

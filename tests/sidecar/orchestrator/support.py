@@ -1,0 +1,95 @@
+"""Built-in agents over a store, and events as capture and other agents record them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sidecar.runtime.agent import Agent
+from sidecar.runtime.effects.policy import Effect, EffectClass
+from sidecar.runtime.effects.runner import EffectKind, Reconciled, Unknown
+from sidecar.runtime.inputs import Command, agent_stream, effects_stream
+from sidecar.runtime.runtime import Runtime
+from streams.store import Record, StreamStore
+from tests.sidecar.runtime.kinds import Clock, Policy
+from tests.sidecar.runtime.support import records, settled
+
+
+class Script:
+    """A kind that returns what it is given for an effect's arguments, and keeps them."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, result: Any = None) -> None:
+        self.result, self.runs = result, list[dict[str, Any]]()
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        self.runs.append(effect.args)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        return Unknown()
+
+
+class Bench:
+    """A runtime with these agents, a clock that the test moves, and a log that it writes."""
+
+    def __init__(self, runtime: Runtime, store: StreamStore, clock: Clock) -> None:
+        self.runtime, self.store, self.clock = runtime, store, clock
+        self._count = 0
+
+    async def command(self, agent: str, type_: str, **payload: Any) -> list[str]:
+        """Send a command; the types of what it led to."""
+        self._count += 1
+        handled = await self.runtime.command(agent, Command(f"c{self._count}", type_, payload))
+        await self.settled()
+        return [record.event.type for record in handled.records[1:]]
+
+    async def tick(self, agent: str, later_s: float = 0.0) -> list[str]:
+        """Move the clock and let the agent see it."""
+        self.clock.now_ms += round(later_s * 1000)
+        return await self.command(agent, "tick", now=self.clock.now_ms)
+
+    async def happened(self, type_: str, stream: str = "ses_1", **payload: Any) -> Record:
+        """Something that capture, or another agent, recorded."""
+        self._count += 1
+        event = self.clock.identity(self._count).stamp(
+            {
+                "type": type_,
+                "stream_id": stream,
+                "idempotency_key": f"happened:{self._count}",
+                "actor": "build",
+                "source": {"agent": "build", "adapter": "opencode"},
+                "payload": payload,
+            }
+        )
+        (record,) = await self.store.append([event])
+        await self.settled()
+        return record
+
+    async def settled(self) -> None:
+        await settled(self.runtime, self.store)
+
+    async def types(self, agent: str) -> list[str]:
+        return [record.event.type for record in await records(self.store, agent_stream(agent))]
+
+    async def steps(self, agent: str, kind: str) -> list[str]:
+        """The ledger of an agent's effects of one kind."""
+        found = await records(self.store, effects_stream(agent))
+        return [record.event.type for record in found if record.event.payload["kind"] == kind]
+
+
+@asynccontextmanager
+async def bench(
+    store: StreamStore, agents: Sequence[Agent], kinds: Mapping[str, EffectKind], clock: Clock | None = None
+) -> AsyncIterator[Bench]:
+    clock = clock or Clock()
+    runtime = Runtime(store, clock.identity(), agents, kinds=kinds, policy=Policy(attempts=5))
+    await runtime.start()
+    try:
+        yield Bench(runtime, store, clock)
+    finally:
+        await runtime.close()

@@ -1,0 +1,201 @@
+"""Telling a person: stages, retries, quiet hours, and what counts as seen."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.config import NotifyConfig
+from sidecar.orchestrator.alerts import ALERT, NAME, SEND, TOAST, AlertAgent
+from sidecar.orchestrator.channels import ChannelError, Channels, channel_name, quiet_until
+from sidecar.orchestrator.notify_effects import Send
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from streams.stores.memory import MemoryStore
+from tests.sidecar.orchestrator.receiver import SECRET, Receiver
+from tests.sidecar.orchestrator.support import Script, bench
+from tests.sidecar.runtime.kinds import Clock
+
+# apprise imports `imghdr`, which Python 3.11 says will go.
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
+
+PHONE = [["json:1"]]
+HOUR = 3600.0
+
+
+def at(hour: int, minute: int = 0) -> int:
+    return round(datetime(2026, 11, 23, hour, minute, tzinfo=UTC).timestamp() * 1000)
+
+
+def ended(clock: Clock, *, after_s: float = 600.0, **about: Any) -> dict[str, Any]:
+    """The payload of the end of background work."""
+    created = clock.now_ms - round(after_s * 1000)
+    known = {"intent": "int_1", "title": "tests", "parent": "ses_1", "created": created, "child": False}
+    return {**known, "ts": clock.now_ms, **about}
+
+
+async def test_a_phone_that_fails_twice_gets_the_message_once(tmp_path: Path) -> None:
+    store = await Log.open(tmp_path / "store", seeded_identity(1))
+    with Receiver(failing=2) as phone:
+        channels = Channels(NotifyConfig(urls=(phone.url,)))
+        agent = AlertAgent(channels.stages)
+        async with bench(store, [agent], {SEND: Send(channels)}) as run:
+            await run.happened("intent.completed", **ended(run.clock, parent=None))
+            (alert,) = agent.data.alerts.values()
+            assert alert.channels == {channel_name(phone.url): "sent"}
+            assert [taken["message"] for taken in phone.taken] == [alert.text]
+            steps = await run.steps(NAME, SEND)
+            assert steps.count("effect.started") == 3
+            assert steps[-1] == "effect.completed"
+    await store.close()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+async def test_one_stage_after_another_until_somebody_saw_it() -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+        assert (len(toast.runs), send.runs) == (1, [])
+        await run.tick(NAME, 59)
+        assert send.runs == []
+        await run.tick(NAME, 1)
+        assert [args["channel"] for args in send.runs] == ["desktop"]
+        await run.happened("human.input", session="ses_2")
+        await run.tick(NAME, 60)
+        assert [args["channel"] for args in send.runs[1:]] == ["json:1", "ntfy:2"]
+        assert agent.data.alerts["alr_1"].state == "sent"
+        assert agent.deadline() is None
+        await run.happened("human.input", session="ses_1")
+        assert agent.data.alerts["alr_1"].state == "seen"
+
+
+async def test_what_was_seen_goes_no_further() -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent(PHONE, escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        await run.happened("intent.failed", **ended(run.clock, reason="timeout"))
+        assert toast.runs == [], "the result itself comes first"
+        await run.happened("notice.observed", stream="agent/intents", notice="ntc_1")
+        assert agent.data.alerts["alr_1"].state == "seen"
+        await run.tick(NAME, HOUR)
+        assert (toast.runs, send.runs) == ([], [])
+
+
+async def test_a_stage_that_reached_nobody_is_followed_at_once() -> None:
+    toast, send = Script({"shown": False}), Script(ChannelError("no"))
+    agent = AlertAgent([["desktop"], ["json:1"]])
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+        (alert,) = agent.data.alerts.values()
+        assert alert.channels == {"toast": "absent", "desktop": "failed", "json:1": "failed"}
+        assert (alert.state, alert.due) == ("failed", None)
+
+
+async def test_quiet_hours_hold_everything_but_the_toast() -> None:
+    toast, send, clock = Script({"shown": False}), Script({}), Clock(at(23))
+    agent = AlertAgent(PHONE, quiet_until=lambda now: quiet_until("22:00-07:00", now, UTC))
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}, clock) as run:
+        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+        assert (len(toast.runs), send.runs) == (1, [])
+        assert agent.deadline() == at(23) + 8 * 3_600_000
+        await run.tick(NAME, 8 * HOUR)
+        assert len(send.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        ({"after_s": 59}, False),
+        ({"after_s": 60}, True),
+        ({"child": True}, False),
+    ],
+)
+async def test_short_work_and_work_of_work_bother_nobody(about: dict[str, Any], told: bool) -> None:
+    agent = AlertAgent(PHONE, min_ms=60_000)
+    async with bench(MemoryStore(), [agent], {SEND: Script({})}) as run:
+        await run.happened("intent.completed", **ended(run.clock, **about))
+        assert bool(agent.data.alerts) == told
+
+
+@pytest.mark.parametrize(
+    ("about", "toasts"),
+    [
+        ({"kind": "permission", "intent": "int_1"}, 1),
+        ({"kind": "ask", "intent": None}, 1),
+        ({"kind": "permission", "intent": None}, 0),
+    ],
+)
+async def test_what_opencode_shows_by_itself_gets_no_toast(about: dict[str, Any], toasts: int) -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent(PHONE, escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        opened = {"checkpoint": "chk_1", "text": "bash make", "tell": "ses_1", **about}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **opened)
+        assert (len(toast.runs), len(send.runs)) == (toasts, 0)
+        await run.tick(NAME, 60)
+        assert len(send.runs) == 1
+        await run.happened("checkpoint.answered", stream="agent/checkpoints", checkpoint="chk_1")
+        assert agent.data.alerts["alr_1"].state == "seen"
+
+
+async def test_the_same_alert_is_raised_once() -> None:
+    toast = Script({"shown": True})
+    agent = AlertAgent()
+    async with bench(MemoryStore(), [agent], {TOAST: toast}) as run:
+        for _ in range(2):
+            await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+        assert len(toast.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("hours", "now", "until"),
+    [
+        ("", at(3), None),
+        ("22:00-07:00", at(21, 59), None),
+        ("22:00-07:00", at(22), at(7) + 86_400_000),
+        ("22:00-07:00", at(6, 59), at(7)),
+        ("22:00-07:00", at(7), None),
+        ("12:30-13:30", at(13), at(13, 30)),
+        ("00:00-00:00", at(5), None),
+    ],
+)
+def test_the_end_of_the_quiet_hours(hours: str, now: int, until: int | None) -> None:
+    assert quiet_until(hours, now, UTC) == until
+
+
+def test_quiet_hours_are_local() -> None:
+    assert quiet_until("22:00-07:00", at(20, 30), timezone(timedelta(hours=2))) == at(5) + 86_400_000
+
+
+async def test_the_desktop_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = tmp_path / "heard"
+    tool = tmp_path / "notify-send"
+    tool.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {heard}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    channels = Channels(NotifyConfig(desktop=True))
+    await channels.send("desktop", "a title", "--help $(x)")
+    assert heard.read_text().split("|")[-3:] == ["a title", "--help $(x)", ""]
+    tool.unlink()
+    with pytest.raises(ChannelError):
+        await channels.send("desktop", "a title", "a text")
+
+
+async def test_a_url_that_apprise_does_not_know_is_not_shown() -> None:
+    url = f"nonsense://{SECRET}"
+    with pytest.raises(ChannelError) as failed:
+        await Channels(NotifyConfig(urls=(url,))).send(channel_name(url), "t", "x")
+    assert SECRET not in str(failed.value)
+    assert SECRET not in channel_name(url)
+
+
+def test_the_table_reaches_every_state() -> None:
+    reached = {"raised"} | {state for row in ALERT.values() for state in row.values()}
+    assert reached == set(ALERT)

@@ -1,0 +1,75 @@
+"""``serve --deterministic``: the same recording and seed give the same records; secrets stay secret (seed 003)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sidecar.capture.play import play
+from sidecar.home import Home
+from streams.identity import seeded_identity, system_identity
+from streams.log.reader import LogReader
+from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start
+
+FIRST, SECOND = RECORDINGS / "chat.jsonl", RECORDINGS / "task_parallel.jsonl"
+
+
+async def recorded(path: Path, seed: int, backend: str, *, between: Sequence[str] = ()) -> list[str]:
+    """The hashes of all records that a deterministic sidecar made of two recordings; ``between`` are commands."""
+    home = Home(path)
+    home.create()
+    home.config_path.write_text(f'[store]\nbackend = "{backend}"\n')
+    process = start(home, "--deterministic", "--seed", str(seed))
+    try:
+        await asyncio.to_thread(running, home)
+        await play(home, FIRST, nonce=system_identity().nonce)
+        for command in between:
+            assert run(home, command).stdout
+        await play(home, SECOND, nonce=system_identity().nonce)
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
+    reader = LogReader(home.store_path)
+    try:
+        return [record.hash async for record in reader.read_all()]
+    finally:
+        await reader.close()
+
+
+async def test_the_same_seed_gives_the_same_records_on_every_backend(tmp_path: Path) -> None:
+    first = await recorded(tmp_path / "1", 7, "jsonl")
+    assert first and await recorded(tmp_path / "2", 7, "jsonl") == first
+    assert await recorded(tmp_path / "3", 7, "sqlite") == first
+    assert await recorded(tmp_path / "4", 8, "jsonl") != first
+
+
+async def test_who_only_looks_changes_no_record(tmp_path: Path) -> None:
+    seen = await recorded(tmp_path / "1", 7, "jsonl", between=["status", "metrics", "streams", "status"])
+    assert seen and await recorded(tmp_path / "2", 7, "jsonl") == seen
+
+
+async def test_a_home_with_records_is_refused_and_unchanged(tmp_path: Path) -> None:
+    before = await recorded(tmp_path / "1", 7, "jsonl")
+    home = Home(tmp_path / "1")
+    refused = run(home, "serve", "--deterministic")
+    assert refused.returncode == 1 and "[home-not-empty]" in refused.stderr
+    reader = LogReader(home.store_path)
+    assert [record.hash async for record in reader.read_all()] == before
+    await reader.close()
+
+
+async def test_a_seed_does_not_tell_the_token(tmp_path: Path) -> None:
+    tokens = set()
+    for name in "ab":
+        await recorded(tmp_path / name, 7, "jsonl")
+        tokens.add(Home(tmp_path / name).read_token())
+    assert len(tokens) == 2 and seeded_identity(7).nonce() not in tokens
+
+
+@pytest.mark.parametrize("arguments", [("--seed", "3"), ("--deterministic", "--seed", "many")])
+def test_a_seed_needs_deterministic_mode(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    assert run(Home(tmp_path / "home"), "serve", *arguments).returncode == 2
+    assert not (tmp_path / "home").exists()

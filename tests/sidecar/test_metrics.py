@@ -1,0 +1,210 @@
+"""The sidecar's metrics: bounded labels, a registry of its own, and the table in docs/operations.md."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from bridge.opencode.link.link import RequestError
+from sidecar.capture.play import play
+from sidecar.home import Home
+from sidecar.link.client import ControlClient
+from sidecar.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
+from sidecar.nats.mirror.task import MirrorTask
+from sidecar.runtime.metrics import Metrics, NoMetrics
+from streams.identity import system_identity
+from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, run, running, start
+
+METHODS = [name for name in vars(Metrics) if not name.startswith("_")]
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """The values by name and label."""
+    families = text_string_to_metric_families(text)
+    return {(s.name, "".join(s.labels.values())): s.value for f in families for s in f.samples}
+
+
+def test_what_the_runtime_says_is_counted() -> None:
+    metrics = SidecarMetrics(agents=["oracle"], kinds=["http"])
+    said: Metrics = metrics
+    said.received("oracle")
+    said.processed("oracle", 0.03)
+    said.emitted("oracle", 3)
+    said.duplicate("oracle")
+    said.failed("oracle")
+    said.dead("oracle")
+    said.retried("http")
+    said.committed(0.002, 5)
+    found = samples(metrics.text().decode())
+    assert found["events_received_total", "oracle"] == 1
+    assert found["events_emitted_total", "oracle"] == 3
+    assert found["event_processing_duration_ms_sum", "oracle"] == 30
+    assert found["event_processing_duration_ms_bucket", "oracle25.0"] == 0
+    assert found["event_processing_duration_ms_bucket", "oracle50.0"] == 1
+    for name in ("agent_duplicates", "agent_failures", "dead_letters"):
+        assert found[f"durable_stream_{name}_total", "oracle"] == 1
+    assert found["durable_stream_effect_retries_total", "http"] == 1
+    assert found["durable_stream_commit_duration_ms_sum", ""] == 2
+    assert found["durable_stream_commit_events_sum", ""] == 5
+
+
+@given(st.lists(st.text(), max_size=30))
+def test_labels_cannot_explode(names: list[str]) -> None:
+    metrics = SidecarMetrics(agents=["oracle"], kinds=["http"])
+    for name in ("oracle", *names):
+        for count in (metrics.received, metrics.duplicate, metrics.failed, metrics.dead, metrics.retried):
+            count(name)
+        metrics.processed(name, 0.1)
+        metrics.emitted(name, 1)
+    labels = {(name, value) for f in metrics.registry.collect() for s in f.samples for name, value in s.labels.items()}
+    assert {name for name, _ in labels} <= {"agent", "kind", "le"}
+    assert {value for name, value in labels if name != "le"} <= {"oracle", "http", "other"}
+
+
+def test_two_sidecars_share_nothing() -> None:
+    first, second = SidecarMetrics(agents=["a"]), SidecarMetrics(agents=["a"])
+    first.received("a")
+    assert ("events_received_total", "a") not in samples(second.text().decode())
+    names = {family.name for family in REGISTRY.collect()}
+    assert not any(name.startswith(("durable_stream", "event")) for name in names)
+
+
+def test_a_part_that_is_off_has_no_value() -> None:
+    metrics = SidecarMetrics()
+    status: dict[str, Any] = {"log": {"head": 7}, "links": [{}, {}], "nats": {"connected": False, "mirror": None}}
+    metrics.read_from(lambda: status)
+    found = samples(metrics.text().decode())
+    assert found["durable_stream_log_head", ""] == 7 and found["durable_stream_links", ""] == 2
+    assert found["durable_stream_nats_connected", ""] == 0
+    assert ("durable_stream_mirror_lag", "") not in found
+    status["nats"]["mirror"] = {"lag": 4, "state": "publishing"}
+    found = samples(metrics.text().decode())
+    assert found["durable_stream_mirror_lag", ""] == 4
+    states = {label: value for (name, label), value in found.items() if name == "durable_stream_mirror_state"}
+    assert states == dict.fromkeys((*MIRROR_STATES, "other"), 0) | {"publishing": 1}
+    status["nats"]["mirror"]["state"] = "dancing"
+    assert samples(metrics.text().decode())["durable_stream_mirror_state", "other"] == 1
+
+
+def test_each_agent_has_its_depths_and_unknown_ones_share_a_label() -> None:
+    metrics = SidecarMetrics(agents=["oracle"])
+    figures = {"waiting": 3, "lag": 4, "dead": 1, "effects": 2, "in_doubt": 0}
+    rows = [{"name": name, **figures} for name in ("oracle", "x", "y")]
+    metrics.read_from(lambda: {"worker": {"agents": rows, "problems": []}})
+    found = samples(metrics.text().decode())
+    for fact in AGENT_FACTS:
+        value = figures[fact.path[0]]
+        assert {k[1]: v for k, v in found.items() if k[0] == fact.name} == {"oracle": value, "other": 2 * value}
+
+
+def test_the_mirrors_states_are_those_that_it_names() -> None:
+    named = re.search(r"``state`` \((.*?)\)", MirrorTask.status.__doc__ or "", re.DOTALL)
+    assert named is not None and re.findall(r"``(\w+)``", named[1]) == list(MIRROR_STATES)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_metrics_takes_all_that_metrics_takes(method: str) -> None:
+    arguments = {"processed": ("a", 1.0), "emitted": ("a", 1), "committed": (0.1, 1)}.get(method, ("a",))
+    assert getattr(NoMetrics(), method)(*arguments) is None
+    getattr(SidecarMetrics(), method)(*arguments)
+
+
+def test_the_operations_page_lists_the_metrics_as_they_are_registered() -> None:
+    metrics = SidecarMetrics()
+    metrics.read_from(dict)
+    registered = {
+        f.name + ("_total" if f.type == "counter" else ""): [f.type, f.documentation]
+        for f in metrics.registry.collect()
+    }
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    section = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\| (.*) \|$", section, re.MULTILINE)
+    assert {name: [kind, text] for name, kind, _, text in rows} == registered and len(rows) == len(registered)
+    labelled = {name for name, _, labels, _ in rows if labels.strip()}
+    assert labelled == {name for name in registered if not name.startswith("durable_stream")} | {
+        "durable_stream_agent_duplicates_total",
+        "durable_stream_agent_failures_total",
+        "durable_stream_dead_letters_total",
+        "durable_stream_effect_retries_total",
+        "durable_stream_mirror_state",
+        *(fact.name for fact in AGENT_FACTS),
+    }
+
+
+async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path: Path) -> None:
+    home = Home(tmp_path / 'a "home"')
+    assert run(home, "metrics").returncode == 1 and "[not-running]" in run(home, "metrics", "--scrape-config").stderr
+    process = start(home)
+    try:
+        info = running(home)
+        await play(home, RECORDINGS / "chat.jsonl", nonce=system_identity().nonce)
+        printed = run(home, "metrics", "--scrape-config")
+        assert printed.returncode == 0 and "[link] port" in printed.stderr
+        assert f'["127.0.0.1:{info.port}"]' in printed.stdout
+        (file,) = re.findall(r"credentials_file: (.*)", printed.stdout)
+        credentials = Path(file[1:-1].replace('\\"', '"'))
+        assert credentials.parent == home.path and stat.S_IMODE(credentials.stat().st_mode) == 0o600
+        bearer = credentials.read_text().strip()
+        assert bearer != home.read_token()
+
+        address = f"http://127.0.0.1:{info.port}/metrics"
+        with urlopen(Request(address, headers={"Authorization": f"Bearer {bearer}"}), timeout=HANG_SECONDS) as answer:
+            scraped = samples(answer.read().decode())
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(address, headers={"Authorization": f"Bearer {home.read_token()}"}), timeout=HANG_SECONDS)
+        refused.value.close()
+        assert refused.value.code == 401
+
+        asked = samples(run(home, "metrics").stdout)
+        assert scraped.keys() == asked.keys()
+        head = scraped["durable_stream_log_head", ""]
+        assert head == asked["durable_stream_log_head", ""] >= 5
+        written = scraped["durable_stream_capture_events_total", ""]
+        assert scraped["durable_stream_commit_events_sum", ""] == written == head + 1
+        assert 0 < scraped["durable_stream_commit_duration_ms_count", ""] <= head + 1
+        assert asked["durable_stream_scrapes_refused_total", ""] == 1
+        off = {"durable_stream_mirror_lag"}
+        assert {fact.name for fact in FACTS} - {name for name, _ in scraped} == off
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
+
+
+async def test_an_agents_commands_are_counted_under_its_name(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    agents = REPOSITORY / "tests" / "sidecar" / "runtime" / "agents.py"
+    home.config_path.write_text(f'[worker]\nagents = ["{agents}:Counter"]\n')
+    process = start(home)
+    try:
+        running(home)
+        async with await ControlClient.connect(home, version="test", nonce=system_identity().nonce) as client:
+            command = {"agent": "counter", "type": "add", "payload": {"by": 2}, "key": "one"}
+            for _ in range(2):
+                await client.request("send", command)
+            with pytest.raises(RequestError):
+                await client.request("send", {"agent": "counter", "type": "fail"})
+            with pytest.raises(RequestError):
+                await client.request("send", {"agent": "nobody", "type": "add"})
+            found = samples((await client.request("metrics"))["text"])
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
+    assert found["events_received_total", "counter"] >= 3
+    assert found["events_emitted_total", "counter"] == 1
+    assert found["durable_stream_agent_duplicates_total", "counter"] == 1
+    assert found["durable_stream_agent_failures_total", "counter"] >= 1
+    assert found["event_processing_duration_ms_count", "counter"] >= 1
+    assert found["durable_stream_commit_events_count", ""] >= 1
+    for fact in AGENT_FACTS:
+        assert (fact.name, "counter") in found
