@@ -19,7 +19,7 @@ const MAX_BYTES = 256 * 1024;
 
 /**
  * @param {string} home
- * @returns {Record<string, Definition>} empty without a file
+ * @returns {Record<string, Definition>} those of this version, if no sidecar has run in the home
  */
 export function readTools(home) {
   try {
@@ -28,7 +28,17 @@ export function readTools(home) {
     const found = JSON.parse(text);
     return found && typeof found === "object" && !Array.isArray(found) ? found : {};
   } catch {
-    // No sidecar has run in this home yet, or it gives the model no tools.
+    // No sidecar has run in this home yet: the tools of this version.
+    return shipped();
+  }
+}
+
+/** @returns {Record<string, Definition>} */
+function shipped() {
+  try {
+    return JSON.parse(fs.readFileSync(new URL("./tools.json", import.meta.url), "utf8"));
+  } catch {
+    // An incomplete installation: `doctor` says so.
     return {};
   }
 }
