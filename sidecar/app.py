@@ -252,7 +252,9 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
-    services = Services(HostTranslator(identity, state, clean=redact.clean), ingest, store.manifest.log_id)
+    services = Services(
+        HostTranslator(identity, state, clean=redact.clean), ingest, store.manifest.log_id, identity.now_ms
+    )
     sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
     metrics.read_from(sidecar.status)
     durable = DurableStream(home, config.phantom, config.notify, identities.agents, outside.nonce, state, ingest)

@@ -19,7 +19,6 @@ from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.reader import Reader
 from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 from streams.errors import StreamError
-from streams.identity import system_identity
 
 log = logging.getLogger("sidecar.opencode2")
 
@@ -50,9 +49,15 @@ class Services:
     """
 
     def __init__(
-        self, translator: HostTranslator, ingest: Ingest, log_id: str, *, look_seconds: float = LOOK_SECONDS
+        self,
+        translator: HostTranslator,
+        ingest: Ingest,
+        log_id: str,
+        now_ms: Callable[[], int],
+        *,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        self.translator = translator
+        self.translator, self._now_ms = translator, now_ms
         self._ingest, self._look_seconds = ingest, look_seconds
         self._since_ms = began_ms(log_id)
         self._announced: dict[Path, _Announced] = {}
@@ -155,7 +160,7 @@ class Services:
             self.translator,
             self.write,
             since_ms=self._since_ms,
-            began_ms=system_identity().now_ms(),
+            began_ms=self._now_ms(),
             excludes=self._ingest.excludes,
         )
         log.info("reading the service of OpenCode 2: pid %d", registration.pid)

@@ -22,8 +22,8 @@ from streams.stores.memory import MemoryStore
 @pytest.fixture
 async def services() -> AsyncIterator[Services]:
     identity, state = seeded_identity(1), CaptureState()
-    ingest = Ingest(MemoryStore(), Translator(identity, state))
-    services = Services(HostTranslator(identity, state), ingest, identity.ulid(), look_seconds=0.01)
+    ingest = Ingest(MemoryStore(), Translator(identity, state), identity.now_ms)
+    services = Services(HostTranslator(identity, state), ingest, identity.ulid(), identity.now_ms, look_seconds=0.01)
     yield services
     await services.close()
     await ingest.close()
