@@ -84,7 +84,7 @@ class Bare:
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
     """Measure the mirror's rows; return none, and say so on stderr, if the server has no atomic batches."""
-    async with _server(directory / "nats") as server:
+    async with serving(directory / "nats") as server:
         found = server.status()["version"]
         if server_version(found) < ATOMIC_SINCE:
             print(f"mirror: NATS server {found} takes no atomic batches; install a newer one", file=sys.stderr)
@@ -144,7 +144,7 @@ class _Mirroring:
 
 
 @asynccontextmanager
-async def _server(directory: Path) -> AsyncIterator[EmbeddedServer]:
+async def serving(directory: Path) -> AsyncIterator[EmbeddedServer]:
     directory.mkdir(mode=0o700)
     server = EmbeddedServer(directory, NatsConfig(mode="embedded"), IDENTITY.nonce)
     server.start()

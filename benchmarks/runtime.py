@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pipeline
 from benchmarks.limits import beside
 from benchmarks.report import Row
 from benchmarks.store import IDENTITY, PAYLOAD, an_event
@@ -54,7 +55,7 @@ async def _rate(one: Callable[[], Awaitable[object]], seconds: float) -> float:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Measure from a command to its durable result, on both stores; nothing is promised yet."""
+    """Measure from a command to its durable result, on both stores, and the whole pipeline over NATS."""
     rows = []
     backends: tuple[Backend, ...] = ("jsonl", "sqlite")
     for backend in backends:
@@ -79,4 +80,4 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         await runtime.close()
         await store.close()
         await bare.close()
-    return rows
+    return [*rows, *await pipeline.measure(directory, seconds)]

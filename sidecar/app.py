@@ -240,7 +240,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     redact = Redactor(
         wanted.patterns,
         wanted.keys,
-        literals=wanted.literals,
+        # A model that reads config.toml sees them, the log does not.
+        literals={**wanted.literals, **{f"notify-{n}": url for n, url in enumerate(config.notify.urls, 1)}},
         disable=wanted.disable,
         allow=wanted.allow,
         enabled=wanted.enabled,
@@ -252,9 +253,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
-    services = Services(
-        HostTranslator(identity, state, clean=redact.clean), ingest, store.manifest.log_id, identity.now_ms
-    )
+    reading = HostTranslator(identity, state, clean=redact.clean)
+    services = Services(reading, ingest, store.manifest.log_id, outside.now_ms)
     sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
     metrics.read_from(sidecar.status)
     durable = DurableStream(home, config.phantom, config.notify, identities.agents, outside.nonce, state, ingest)

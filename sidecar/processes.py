@@ -37,7 +37,7 @@ def mark_of(pid: int) -> str:
     """What tells this run of a process from every other: no other process ever gets the same pid and mark.
 
     It holds the process's user and the moment of its start, which a later change of the clock does not move.
-    Empty if no process has the pid, if it is a zombie, or if the system does not say. May start a program; not quick.
+    Empty if no process has the pid, if all of it has ended, or if the system does not say. May start a program.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -47,7 +47,9 @@ def mark_of(pid: int) -> str:
         user = Path(f"/proc/{pid}").stat().st_uid
     except (OSError, ValueError):
         return _mark_by_ps(pid) if not Path("/proc/self/stat").exists() else ""
-    return "" if state in "ZX" else f"{user} {fields[18]} {names} {boot}"
+    # After a kill the main thread may be a zombie while the log's writer still waits for the disk.
+    has_ended = state in "ZX" and int(fields[16]) <= 1
+    return "" if has_ended else f"{user} {fields[18]} {names} {boot}"
 
 
 def _mark_by_ps(pid: int) -> str:

@@ -1,7 +1,8 @@
-"""``agents``: the agents that run in the sidecar, and ``send``: a command for one of them."""
+"""``agents``: the agents that run in the sidecar, or a check of one; and ``send``: a command for one of them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,19 +11,42 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
+    from sidecar.home import Home
+    from sidecar.runtime.agent import Agent
 
 _CUT_OFF = "run the same command with the same --key, which is safe"
 
 
-async def agents(context: typer.Context, json: JsonFlag = False) -> int:
+CHECKED_EVENTS = 1000
+"""With how many recorded events ``--check`` tries an agent: the newest."""
+
+
+async def agents(
+    context: typer.Context,
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="MODULE:ATTR", help="Check that this agent is pure, and run nothing."),
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option("--events", metavar="FILE", help="With --check: try these events, a JSON object a line."),
+    ] = None,
+    json: JsonFlag = False,
+) -> int:
     """List the agents that run in the sidecar, with health, lag and last error.
 
     Starts a sidecar if none runs. Exits with 1 if an agent failed or could not be loaded.
+
+    With --check, loads one agent in this process and checks that it uses no clock, randomness, file or
+    socket, and gives the same for the same events: those in the log that it wants, or those of --events.
+    Exits with 1 if it finds something.
     """
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
 
     out = Output(json)
+    if check is not None:
+        return await _check(out, home_of(context), check, events)
     found = await ask(home_of(context), "agents", {}, "nothing was changed")
     failed = bool(found["problems"]) or any(row["health"] == "FAILED" for row in found["agents"])
     if json:
@@ -52,6 +76,75 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
             for row in rows
         ],
     )
+
+
+async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
+    from sidecar.runtime.loading import LoadError, UserAgent, load_object
+    from sidecar.runtime.purity import check_agent
+
+    try:
+        made = load_object(spec, home.path)
+        if not callable(made):
+            raise LoadError(spec, "it must be a class, or a function that returns an agent")
+        agent = UserAgent(spec, made)
+        events = await _wanted(home, agent) if file is None else _events_of(file)
+        findings = check_agent(made, events, spec=spec)
+    except LoadError as error:
+        raise Failure("bad-agent", str(error)) from None
+    if out.json:
+        shown = [finding._asdict() for finding in findings]
+        out.object({"agent": agent.name, "events": len(events), "findings": shown})
+        return 1 if findings else 0
+    for finding in findings:
+        out.text(str(finding), "red")
+    if not findings:
+        out.text(f"agent {agent.name}: nothing impure found in its source, nor with {len(events)} events", "green")
+    if not events:
+        note("There was no event to try it with; give some with --events FILE.")
+    return 1 if findings else 0
+
+
+async def _wanted(home: Home, agent: Agent) -> list[Any]:
+    """The newest events of the log that the agent would get: those it lists, and its own commands and results."""
+    from collections import deque
+
+    from sidecar.runtime.inputs import RECEIVED, agent_stream, effects_stream
+    from sidecar.runtime.runtime import wants
+    from sidecar.views.select import open_reader
+    from streams.query import Filter
+
+    own = agent_stream(agent.name)
+    found: deque[Any] = deque(maxlen=CHECKED_EVENTS)
+    reader = open_reader(home.store_path)
+    try:
+        filters = [Filter(streams=(own, effects_stream(agent.name)))]
+        filters += [Filter(types=tuple(agent.events))] if agent.events else []
+        for wanted in filters:
+            async for record in reader.query(wanted):
+                event = record.event
+                is_command = event.stream_id == own and event.metadata.get("role") == "input"
+                if (is_command and event.type != RECEIVED) or wants(agent, event):
+                    found.append(event)
+    finally:
+        await reader.close()
+    return list(found)
+
+
+def _events_of(file: Path) -> list[dict[str, Any]]:
+    import json as reading
+
+    found = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            given = reading.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise Failure("bad-json", f"{file}, line {number}: not JSON ({error})") from None
+        if given is None:
+            continue
+        if not isinstance(given, dict) or not isinstance(given.get("type"), str):
+            raise Failure("bad-json", f"{file}, line {number}: an event is an object with type and payload")
+        found.append({"type": given["type"], "payload": given.get("payload") or {}})
+    return found
 
 
 async def send(

@@ -49,7 +49,7 @@ COMMANDS = (
     Row("intents", LOOK, ("intents", "intents int_5f", "intents int_5f --cancel")),
     Row("checkpoints", LOOK, ("checkpoints", "checkpoints chk_5f --answer once", "checkpoints --all")),
     Row("notices", LOOK, ("notices", "notices --json")),
-    Row("agents", CHECK, ("agents", "agents --json")),
+    Row("agents", CHECK, ("agents", "agents --check agents/watch.py:Watcher")),
     Row("status", CHECK, ("status",)),
     Row("doctor", CHECK, ("doctor",)),
     Row("metrics", CHECK, ("metrics", "metrics --scrape-config")),

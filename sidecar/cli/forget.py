@@ -114,11 +114,13 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
     """Why it cannot be done now, each to be read after "it will be refused"; nothing is taken or written."""
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.keeping.retaining import busy_streams
+    from sidecar.keeping.retaining import busy_streams, streams_of_agents
     from sidecar.keeping.upkeep import restore
     from streams.errors import CorruptLog
 
     found = []
+    if agents := streams_of_agents(streams):
+        found.append(f"because {', '.join(agents)} is an agent's memory")
     try:
         state, _ = await restore(reader)
         if busy := await busy_streams(reader, state, streams, now_ms=own_identity().now_ms()):

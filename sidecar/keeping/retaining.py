@@ -27,6 +27,9 @@ from streams.store import Record
 SYSTEM: Final = "system"
 """The stream of records that belong to no session."""
 
+AGENTS: Final = "agent/"
+"""Begins the streams of agents: their records are the agents' state, so none of them is removed or forgotten."""
+
 STALE_MS: Final = 7 * 24 * HOUR_MS
 """A turn that began this long ago and has no later record will not end: its OpenCode is gone."""
 
@@ -35,6 +38,12 @@ class StillNeeded(StreamError):
     """The session to forget is still being written; nothing was changed."""
 
     code: ClassVar[str] = "still-needed"
+
+
+class AgentsMemory(StreamError):
+    """A stream to forget is an agent's: without its payloads the agent could not restore its state."""
+
+    code: ClassVar[str] = "agents-memory"
 
 
 async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRequest, *, now_ms: int) -> PrunePlan:
@@ -51,7 +60,7 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
         for size in sizes
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
-    needed |= {size.stream_id: "it is an agent's memory" for size in sizes if size.stream_id.startswith("agent/")}
+    needed |= {size.stream_id: "it is an agent's memory" for size in sizes if size.stream_id.startswith(AGENTS)}
     disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 
@@ -79,9 +88,12 @@ async def forget(
     """Replace payloads by their digests: in ``streams`` of all records, in ``elsewhere`` of those of ``sessions``.
 
     Raises:
+        AgentsMemory: one of the streams is an agent's.
         StillNeeded: a turn is in progress in one of the streams, or in a session's stream.
         StreamError: as ``prune``.
     """
+    if agents := streams_of_agents(streams):
+        raise AgentsMemory(f"{', '.join(agents)} is an agent's memory, nothing was forgotten")
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
@@ -91,6 +103,11 @@ async def forget(
     done = await log.forget(streams, at_ms=now_ms, positions=positions)
     state.drop(streams, sessions)
     return done
+
+
+def streams_of_agents(among: Collection[str]) -> list[str]:
+    """The streams that are agents' memory, in order: nothing in them is forgotten."""
+    return sorted(name for name in among if name.startswith(AGENTS))
 
 
 def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessions: Collection[str]) -> set[str]:

@@ -247,7 +247,7 @@ class Upkeep:
         """Replace payloads by their digests: those of all records in these streams and of these sessions.
 
         Raises:
-            StreamError: a turn is in progress there, a migration runs, or the disk failed.
+            StreamError: a turn is in progress there, a stream is an agent's, a migration runs, or the disk failed.
         """
         async with self._exclusively("forgotten"):
             elsewhere = await self.streams_beside(streams, sessions)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,8 @@ class Services:
         *,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        self.translator, self._now_ms = translator, now_ms
+        self.translator = translator
+        self._now_ms = now_ms
         self._ingest, self._look_seconds = ingest, look_seconds
         self._since_ms = began_ms(log_id)
         self._announced: dict[Path, _Announced] = {}

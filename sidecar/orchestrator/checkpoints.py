@@ -46,9 +46,13 @@ CHECKPOINT: Final[dict[str, dict[str, str]]] = {
     },
     "answered": {},
     "expired": {},
-    "withdrawn": {},
+    "withdrawn": {"checkpoint.answered": "answered"},
 }
-"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: who asked does not wait any more."""
+"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: who asked does not wait any more.
+
+An answer that arrived although its sidecar died is refused when the next one sends it again. What capture saw then
+says that it was the answer.
+"""
 
 CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
 
@@ -256,12 +260,12 @@ class CheckpointAgent:
             intent, tell = self.data.phantoms.get(session, (None, session))
             about = {"checkpoint": identifier, "intent": intent, "tell": tell, "ts": ts}
             return [Output("checkpoint.opened", {**asked(given), **about})]
-        if known is None or known.state in CLOSED:
+        if known is None or (known.state in CLOSED and not (known.state == "withdrawn" and known.key)):
             return []
         answer = answer_of(given)
         # OpenCode says that our own answer has arrived: who gave it is known better here.
         rejected = answer[:1] == known.answer[:1] == ["reject"]
-        ours = known.state == "answering" and (answer == known.answer or rejected)
+        ours = known.state in ("answering", "withdrawn") and (answer == known.answer or rejected)
         by = {"by": known.by, "key": known.key} if ours else {"by": "user", "key": ""}
         return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **by})]
 

@@ -236,7 +236,7 @@ class People:
             raise _late(known)
         await until(lambda: self.checkpoints.data.checkpoints[known.id].state != "answering", ANSWER_SECONDS)
         known = self.checkpoints.data.checkpoints[known.id]
-        if known.state in CLOSED and known.key != key:
+        if known.state in CLOSED and (known.state != "answered" or known.key != key):
             raise _late(known)
         if known.state not in CLOSED:
             raise RequestError("not-delivered", f"the OpenCode that asks {known.id} cannot be reached; try again")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import limits, million, mirror, peers, store
+from benchmarks import limits, million, mirror, peers, pipeline, runtime, store
 from benchmarks.limits import beside
 from benchmarks.report import Row, table
 from tools import generate_performance
@@ -32,6 +32,15 @@ async def test_every_row_of_the_mirror_runs(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(limits, "ROUNDS", 1)
     rows = await mirror.measure(tmp_path, 0.02)
     assert [row.floor for row in rows] == [0.7, None]
+    assert all(row.value > 0 and row.limit for row in rows)
+
+
+async def test_every_row_of_the_runtime_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "CHUNK", 256)
+    monkeypatch.setattr(runtime, "CHUNK", 256)
+    monkeypatch.setattr(limits, "ROUNDS", 1)
+    rows = await runtime.measure(tmp_path, 0.02)
+    assert [row.floor for row in rows] == [None, None, 0.3, None]
     assert all(row.value > 0 and row.limit for row in rows)
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
+from tests.real.terminal import ENTER, READY, Terminal
 
 pytestmark = pytest.mark.real_opencode
 
@@ -122,6 +123,20 @@ def test_an_answer_in_opencode_closes_the_checkpoint(client: RealOpenCode, durab
     assert refused(durable, "checkpoints", asked["request"], "--answer", "once") == "no-checkpoint"
 
 
+def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(
+    client: RealOpenCode, durable: DurableStream
+) -> None:
+    session = client.create_session("parent")
+    client.prompt_async(session, 'CALL:bash {"command": "echo from afar", "description": "x"}')
+    asked = only(durable, "permission")
+    assert (asked["session"], asked["intent"]) == (session, None)
+    durable.cli("checkpoints", asked["id"][:10], "--answer", "once")
+    wait_until(lambda: "from afar" in json.dumps(client.messages(session)[1:]), "the end of the command")
+    (known,) = durable.lines("checkpoints", "--all")
+    assert (known["state"], known["by"], known["answer"]) == ("answered", "user", ["once"])
+    assert refused(durable, "checkpoints", asked["id"], "--answer", "once") == "already-answered"
+
+
 def test_background_work_waits_for_checkpoint_ask(client: RealOpenCode, durable: DurableStream) -> None:
     ask = json.dumps({"question": "Ship it?", "options": ["yes", "no"]})
     client.prompt(client.create_session("parent"), spawn(f"CALL:checkpoint_ask {ask}"))
@@ -146,3 +161,25 @@ def test_a_session_of_the_project_is_read(client: RealOpenCode, durable: Durable
     wait_until(lambda: "xyzzy" in json.dumps(durable.log(first)), "the first session in the log")
     client.prompt(second, f"CALL:stream_read {json.dumps({'stream': first})}")
     assert "xyzzy" in json.dumps(client.messages(second)[-1])
+
+
+def test_the_terminal_of_the_parent_shows_that_background_work_waits(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    durable.cli("agents")
+    options: dict[str, Any] = {
+        "plugins": {PLUGIN: durable.plugin()},
+        "plugin_scope": "global",
+        "serve": False,
+        "config": {"permission": {"bash": "ask"}},
+    }
+    with RealOpenCode(opencode_binary, model.port, **options) as client:
+        environment = client.environment() | {"PWD": str(client.project)}
+        with Terminal([str(client.binary)], client.project, environment) as screen:
+            screen.wait_for(READY)
+            screen.press(spawn('CALL:bash {"command": "make it so", "description": "x"}').encode())
+            screen.wait_for("agent_spawn")
+            screen.press(ENTER)
+            screen.wait_for("OpenCode waits: permission")
+            durable.cli("checkpoints", only(durable, "permission")["id"], "--answer", "reject")
+            assert waiting(durable) == []

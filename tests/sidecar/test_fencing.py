@@ -41,9 +41,9 @@ class Sidecars:
         wait_for(lambda: (info := self.home.read_info()) is not None and info.pid == process.pid, "it serves")
         return process
 
-    def other(self) -> subprocess.Popen[str]:
+    def other(self, code: str = "import time; time.sleep(600)") -> subprocess.Popen[str]:
         """Start a process that is no sidecar."""
-        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], text=True)
+        process = subprocess.Popen([sys.executable, "-c", code], text=True)
         self.processes.append(process)
         return process
 
@@ -186,3 +186,23 @@ def test_a_mark_names_one_process(sidecars: Sidecars) -> None:
     wait_for(lambda: mark_of(other.pid) == "", "a zombie does not run")
     other.wait()
     assert mark_of(other.pid) == ""
+
+
+ONE_THREAD_LEFT = """
+import ctypes, pathlib, sys, threading, time
+def left():
+    while pathlib.Path("/proc/self/stat").exists() and " Z " not in pathlib.Path("/proc/self/stat").read_text():
+        time.sleep(0.01)
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(600)
+threading.Thread(target=left).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_with_one_thread_left_still_runs(sidecars: Sidecars, tmp_path: Path) -> None:
+    """Its main thread is a zombie. The thread may be the log's writer, waiting for the disk after ``kill -9``."""
+    left = tmp_path / "left"
+    other = sidecars.other(ONE_THREAD_LEFT.replace("sys.argv[1]", repr(str(left))))
+    wait_for(left.exists, "only the thread is left")
+    assert mark_of(other.pid) != ""

@@ -31,6 +31,8 @@ ARGUMENTS = {
     "listen": [">"],
     "send": ["counter", "add"],
     "spawn": ["do it"],
+    "signal": ["deployed"],
+    "notify": ["test"],
 }
 
 ELSEWHERE = {"demo", "uninstall"}

@@ -319,6 +319,17 @@ class TestForget:
         free = run(home, "forget", other)
         assert "refused" not in free.err and "--yes" in free.err, free
 
+    @pytest.mark.parametrize("stream", ["agent/counter", "agent/counter/effects"])
+    def test_an_agents_stream_is_refused_and_unchanged(self, home: Path, stream: str) -> None:
+        made = event("said", type_="counter.said", stream=stream, payload={"n": 7}, ts=system_identity().now_ms())
+        asyncio.run(append(home / "store", [[made]]))
+        preview = run(home, "forget", stream, "--json").objects()[0]
+        assert len(preview["refused"]) == 1 and stream in preview["refused"][0]
+        done = run(home, "forget", stream, "--yes")
+        assert done.code == 1 and done.err.endswith(" [agents-memory]\n"), done
+        (kept,) = run(home, "log", stream, "--json").objects()
+        assert kept["event"]["payload"] == {"n": 7}
+
     def test_it_says_first_what_would_go(self, home: Path) -> None:
         counts = streams(home)
         sessions = {s["stream_id"]: s["sessions"] for s in run(home, "streams", "--json").objects()}

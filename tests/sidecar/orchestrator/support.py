@@ -84,10 +84,16 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    store: StreamStore, agents: Sequence[Agent], kinds: Mapping[str, EffectKind], clock: Clock | None = None
+    store: StreamStore,
+    agents: Sequence[Agent],
+    kinds: Mapping[str, EffectKind],
+    clock: Clock | None = None,
+    *,
+    seed: int = 3,
+    **more: Any,
 ) -> AsyncIterator[Bench]:
     clock = clock or Clock()
-    runtime = Runtime(store, clock.identity(), agents, kinds=kinds, policy=Policy(attempts=5))
+    runtime = Runtime(store, clock.identity(seed), agents, kinds=kinds, policy=Policy(attempts=5), **more)
     await runtime.start()
     try:
         yield Bench(runtime, store, clock)

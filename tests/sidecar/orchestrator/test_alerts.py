@@ -12,12 +12,14 @@ from sidecar.config import NotifyConfig
 from sidecar.orchestrator.alerts import ALERT, NAME, SEND, TOAST, AlertAgent
 from sidecar.orchestrator.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.orchestrator.notify_effects import Send
+from sidecar.runtime.inputs import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.memory import MemoryStore
 from tests.sidecar.orchestrator.receiver import SECRET, Receiver
 from tests.sidecar.orchestrator.support import Script, bench
-from tests.sidecar.runtime.kinds import Clock
+from tests.sidecar.runtime.kinds import Clock, Crash
+from tests.sidecar.runtime.support import until
 
 # apprise imports `imghdr`, which Python 3.11 says will go.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
@@ -153,8 +155,29 @@ async def test_the_same_alert_is_raised_once() -> None:
         assert len(toast.runs) == 1
 
 
+@pytest.mark.parametrize(("point", "sent"), [("effect-started", 1), ("effect-done", 2)])
+async def test_a_message_whose_attempt_was_cut_off_is_sent_again(point: str, sent: int) -> None:
+    """So a phone gets it at least once: twice if the process ended after it was sent and before that was recorded."""
+
+    def stop(reached: str) -> None:
+        if reached == point:
+            raise Crash
+
+    store, send = MemoryStore(), Script({})
+    async with bench(store, [AlertAgent(PHONE)], {SEND: send}, stop=stop) as run:
+        raised = {"alert": "alr_1", "session": None, "title": "t", "text": "x"}
+        await run.runtime.command(NAME, Command("c1", "alert.raise", raised))
+        await until(lambda: bool(run.runtime.view.effects))
+        await run.settled()
+    agent = AlertAgent(PHONE)
+    async with bench(store, [agent], {SEND: send}, seed=4) as run:
+        await run.settled()
+        assert len(send.runs) == sent
+        assert agent.data.alerts["alr_1"].channels == {"json:1": "sent"}
+
+
 @pytest.mark.parametrize(
-    ("hours", "now", "until"),
+    ("hours", "now", "ends"),
     [
         ("", at(3), None),
         ("22:00-07:00", at(21, 59), None),
@@ -165,8 +188,8 @@ async def test_the_same_alert_is_raised_once() -> None:
         ("00:00-00:00", at(5), None),
     ],
 )
-def test_the_end_of_the_quiet_hours(hours: str, now: int, until: int | None) -> None:
-    assert quiet_until(hours, now, UTC) == until
+def test_the_end_of_the_quiet_hours(hours: str, now: int, ends: int | None) -> None:
+    assert quiet_until(hours, now, UTC) == ends
 
 
 def test_quiet_hours_are_local() -> None:

@@ -112,6 +112,16 @@ async def test_an_answer_that_did_not_arrive_leaves_it_open() -> None:
         assert agent.data.checkpoints[ASKED].state == "withdrawn"
 
 
+async def test_an_answer_that_arrived_before_its_sidecar_died_is_the_answer() -> None:
+    async with asking(Script({"status": "gone"})) as (run, agent, _):
+        await permission(run)
+        await answer(run, ASKED, "once")
+        assert agent.data.checkpoints[ASKED].state == "withdrawn"
+        await permission(run, state="replied", reply="once")
+        known = agent.data.checkpoints[ASKED]
+        assert (known.state, known.key) == ("answered", "key-('once',)")
+
+
 @pytest.mark.parametrize(
     ("type_", "about", "state"),
     [

@@ -1,0 +1,145 @@
+"""Answers, signals and reading, as the command line and the tools ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.opencode.link.link import RequestError
+from sidecar.config import NotifyConfig
+from sidecar.home import Home
+from sidecar.orchestrator.host import HostError
+from sidecar.orchestrator.people import AnswerArgs, People, SignalArgs
+from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from tests.sidecar.orchestrator.support import Bench, bench
+from tests.sidecar.runtime.kinds import Clock
+
+
+class Host:
+    """Takes answers as it is told, and shows toasts or not."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.status: str | Exception = "answered"
+        self.shows = False
+        self.answers: list[tuple[str, list[str]]] = []
+
+    async def answer(self, session: str, request: str, kind: str, answer: list[str]) -> str:
+        self.answers.append((request, answer))
+        if isinstance(self.status, Exception):
+            raise self.status
+        return self.status
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        return self.shows
+
+
+@asynccontextmanager
+async def people(tmp_path: Path) -> AsyncIterator[tuple[People, Host, Bench]]:
+    home, host, clock = Home(tmp_path / "home"), Host(), Clock()
+    home.create()
+    store = await Log.open(home.store_path, seeded_identity(1))
+    made = People(home, NotifyConfig(), clock.identity(9), host)  # type: ignore[arg-type]
+    async with bench(store, made.agents, made.kinds, clock) as run:
+        made.attach(run.runtime)
+        yield made, host, run
+    await store.close()
+
+
+async def asks(run: Bench, **about: Any) -> None:
+    """A session of the user's asks for a permission."""
+    await run.happened("lifecycle.session.created", session="ses_1", directory="/shop")
+    given = {"kind": "permission", "state": "asked", "request": "per_1", "permission": "bash", "patterns": ["make"]}
+    await run.happened("workflow.checkpoint", session="ses_1", **{**given, **about})
+
+
+async def code(made: People, *answer: str, of: str = "chk_") -> str:
+    with pytest.raises(RequestError) as refused:
+        await made.answer(AnswerArgs(checkpoint=of, answer=list(answer)))
+    return refused.value.code
+
+
+async def test_an_ask_that_only_the_log_knows_is_answered(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run)
+        assert await code(made, "yes") == "unfit-answer"
+        assert await code(made, "once", "and", "more") == "unfit-answer"
+        found = await made.answer(AnswerArgs(checkpoint="chk_", answer=["reject", "use make"]))
+        assert (found["state"], found["answer"]) == ("answered", ["reject", "use make"])
+        assert host.answers == [("per_1", ["reject", "use make"])]
+        assert await code(made, "once") == "already-answered"
+        assert await code(made, "once", of="chk_nothing") == "no-checkpoint"
+        assert len(host.answers) == 1
+
+
+async def test_an_answer_that_comes_too_late_is_told_so(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run)
+        host.status = "gone"
+        assert await code(made, "once") == "already-answered"
+
+
+async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run)
+        host.status = HostError("away")
+        assert await code(made, "once") == "not-delivered"
+        host.status = "answered"
+        assert (await made.answer(AnswerArgs(checkpoint="per_1", answer=["always"])))["state"] == "answered"
+
+
+async def test_each_question_gets_an_answer(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run, kind="question", questions=[{"question": "Which?"}, {"question": "How many?"}])
+        assert await code(made, "blue") == "unfit-answer"
+        await made.answer(AnswerArgs(checkpoint="chk_", answer=["blue", "two"]))
+        assert host.answers == [("per_1", ["blue", "two"])]
+
+
+async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, _run):
+        first = await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
+        (known,) = made.checkpoints.data.checkpoints.values()
+        assert known.id in first and "wait_for" in first
+        await made.keep_time()
+        assert known.waiting is False
+        await made.answer(AnswerArgs(checkpoint=known.id, answer=["yes"]))
+        assert "yes" in await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
+        assert "yes" in await made.wait_for_checkpoint(known.id, 0)
+        await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
+        assert len(made.checkpoints.data.checkpoints) == 2, "a question whose answer was heard is a new one"
+
+
+async def test_signals_before_and_after(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, _run):
+        assert "No signal go" in await made.wait_for_signal("go", 0)
+        assert (await made.signal(SignalArgs(name="go", payload={"n": 7})))["count"] == 1
+        assert "7" in await made.wait_for_signal("go", 0)
+
+
+@pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody could be told")])
+async def test_the_model_learns_whether_anybody_was_told(tmp_path: Path, shows: bool, said: str) -> None:
+    async with people(tmp_path) as (made, host, _):
+        host.shows = shows
+        assert said in await made.notify("ses_1", NotifyArgs(message="done"), {"messageID": "m", "callID": "c"})
+
+
+async def test_only_the_own_project_is_read_and_not_too_much(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, run):
+        await asks(run)
+        for n in range(60):
+            await run.happened("human.input", session="ses_1", parts=[{"type": "text", "text": f"{n} " + "x" * 3000}])
+        text = await made.read(ReadArgs(stream="ses_1", last=50), "/shop")
+        assert text.splitlines()[-1].count("59 x") == 1
+        assert len(text) <= 16_000
+        assert len((await made.read(ReadArgs(stream="ses_1", last=2), "/shop")).splitlines()) == 2
+        for stream, directory in (("ses_1", "/elsewhere"), ("ses_9", "/shop")):
+            with pytest.raises(RequestError):
+                await made.read(ReadArgs(stream=stream), directory)
