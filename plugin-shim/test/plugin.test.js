@@ -32,7 +32,8 @@ test("the version is package.json's", () => {
 
 test("only the hooks of the contract are subscribed", async (t) => {
   const { hooks } = await newBench(t).plugin();
-  assert.deepEqual(Object.keys(hooks).sort(), ["chat.message", "dispose", "event", "tool.execute.after"]);
+  const contract = ["chat.message", "dispose", "event", "tool", "tool.definition", "tool.execute.after"];
+  assert.deepEqual(Object.keys(hooks).sort(), contract);
 });
 
 test("DURABLE_STREAM=off: no hooks, no link, no files", async (t) => {
