@@ -17,12 +17,17 @@ const CONTEXT = { app: { name: "cli", version: "2.0.0", channel: "latest" }, eve
 function bench(t, env = {}) {
   const { home, sidecar } = newBench(t);
   const spawned = fakeSpawn();
-  const options = { home, WebSocket, spawn: spawned.spawn, backoffMinMs: 5, env: { HOME: home, ...env } };
-  return { home, sidecar, copies: [plugin(options, "file:///a.js"), plugin(options, "file:///b.js")] };
+  /** @type {import("../src/counters.js").Counters[]} */
+  const counters = [];
+  const onCounters = counters.push.bind(counters);
+  const options = { home, WebSocket, spawn: spawned.spawn, backoffMinMs: 5, onCounters, env: { HOME: home, ...env } };
+  /** Only a welcomed link says bye. @param {number} [count] */
+  const welcomed = (count = 1) => until(() => counters.some(({ welcomes }) => welcomes >= count), "a welcome");
+  return { home, sidecar, welcomed, copies: [plugin(options, "file:///a.js"), plugin(options, "file:///b.js")] };
 }
 
 test("the sidecar learns the service, its version and nothing else", async (t) => {
-  const { home, sidecar, copies } = bench(t);
+  const { home, sidecar, copies, welcomed } = bench(t);
   await sidecar.start();
   const end = await copies[0].setup(CONTEXT);
   const [identify] = await sidecar.arrived("identify");
@@ -38,17 +43,18 @@ test("the sidecar learns the service, its version and nothing else", async (t) =
       last_seq: 0,
     },
   );
+  await welcomed();
   await end?.();
   await sidecar.arrived("bye");
 });
 
 test("many directories and copies share one link, and the last one ends it", async (t) => {
-  const { sidecar, copies } = bench(t);
+  const { sidecar, copies, welcomed } = bench(t);
   await sidecar.start();
   const ends = [];
   for (const copy of [...copies, ...copies]) ends.push(await copy.setup(CONTEXT));
   await sidecar.arrived("identify");
-  await until(() => sidecar.sockets.size === 1, "a link");
+  await welcomed();
   for (const end of ends.slice(1)) await end?.();
   await ends[1]?.(); // again: counted once
   assert.equal(sidecar.ofType("bye").length, 0);
