@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(("DURABLE_STREAM", "OPENCODE"))]:
         del os.environ[name]
     os.environ["XDG_CONFIG_HOME"] = str(place)
+    # A run in the background of a script inherits an ignored Ctrl-C, and so would the processes that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The processes that tests start would compile the product again each time, which is half of what a short one does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     world = {"HOME": str(place), "XDG_CONFIG_HOME": str(place)}
