@@ -296,6 +296,24 @@ class PhantomConfig(_Section):
     max_running: Annotated[int, Field(ge=1, le=100)] = 4
     """How many background sessions run at a time; others wait in a durable queue."""
 
+    per_model: dict[str, Annotated[int, Field(ge=1, le=100)]] = {}
+    """The same for one provider or model: ``"anthropic" = 2``, ``"anthropic/claude-x" = 1``."""
+
+    max_depth: Annotated[int, Field(ge=0, le=1000)] = 20
+    """How many background agents may have started one another in a row; 0: any number."""
+
+    max_children: Annotated[int, Field(ge=0, le=10_000)] = 50
+    """How many unfinished background agents one session may have; 0: any number."""
+
+    max_sessions: Annotated[int, Field(ge=0, le=100_000)] = 200
+    """How many background agents one session may start in all, with those that these start; 0: any number."""
+
+    max_tokens: Annotated[int, Field(ge=0)] = 0
+    """How many tokens they may use together; 0: any number."""
+
+    max_cost: Annotated[float, Field(ge=0)] = 0.0
+    """How many dollars they may cost together, by OpenCode's prices; 0: any amount."""
+
     executable: Path | None = None
     """The OpenCode that runs them; default: the one that asked, else ``opencode`` on the PATH."""
 

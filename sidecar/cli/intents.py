@@ -11,7 +11,7 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.intents import Intent, State
+    from sidecar.orchestrator.intent_state import Intent, State
 
 
 async def intents(
@@ -25,7 +25,7 @@ async def intents(
 ) -> None:
     """List background work, newest last: its state, age, cost and title."""
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.intents import as_row
+    from sidecar.orchestrator.intent_state import as_row
     from sidecar.orchestrator.reading import read_intents
     from sidecar.views.select import empty_text, open_reader
     from streams.store import NOTHING
@@ -89,7 +89,7 @@ def _table(out: Output, listed: list[Intent]) -> None:
 
 
 def _show(out: Output, intent: Intent, state: State) -> None:
-    from sidecar.orchestrator.intents import as_row
+    from sidecar.orchestrator.intent_state import as_row
     from sidecar.views.wording import local_time
 
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)

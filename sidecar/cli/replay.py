@@ -33,6 +33,7 @@ async def replay(
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
+    from sidecar.orchestrator.intent_state import Limits
     from sidecar.orchestrator.intents import NAME as INTENTS
     from sidecar.orchestrator.intents import IntentAgent
     from sidecar.runtime.replay import replay as replayed
@@ -50,7 +51,7 @@ async def replay(
         )
     config = load_config(home.config_path)
     if name == INTENTS and not agent:
-        one: Agent = IntentAgent(config.phantom.max_running)
+        one: Agent = IntentAgent(Limits.of(config.phantom))
     else:
         one = _agent(name, agent or list(config.worker.agents), home.path)
     result = await replayed(reader, one)

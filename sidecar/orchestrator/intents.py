@@ -9,12 +9,13 @@ An intent's events have the intent's id as their ``payload.intent``; a notice's,
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from copy import deepcopy
+from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter
 
-from sidecar.orchestrator.lifecycle import ACTIVE, ENDED, INTENT, NOTICE, after
+from sidecar.orchestrator.intent_state import STOPS_TREE, Intent, Limits, Spent, State, intent_of
+from sidecar.orchestrator.lifecycle import ACTIVE, ENDED, INTENT, after
 from sidecar.runtime.agent import READY, HealthStatus, Output
 from streams.event import StreamEvent
 
@@ -25,9 +26,6 @@ MAX_RESULT: Final = 16 * 1024
 
 MAX_RESUMES: Final = 5
 """How often an intent whose OpenCode died is resumed before it fails."""
-
-KEPT_ENDED: Final = 200
-"""How many ended intents and observed notices stay in the state; the log has them all."""
 
 UNSEEN_MS: Final = 60_000
 """A message that was sent and not observed for this long is looked for, and sent again if it is not there."""
@@ -40,76 +38,31 @@ CHECK_MS: Final = 60_000
 MAX_STEPS: Final = 300
 """A session that calls the model this often for one prompt is in an endless loop: a stream without a finish reason."""
 
+MAX_STOPS: Final = 20
+"""How many intents one input stops at most; the next tick, which follows at once, stops more."""
+
+WARNING_SHARE: Final = 0.8
+"""The share of a budget whose use is recorded as ``budget.warning``."""
+
 CREATE, PROMPT, ABORT, WAKE = "opencode.create", "opencode.prompt", "opencode.abort", "opencode.wake"
 CHECK = "opencode.check"
-
-
-@dataclass(slots=True)
-class Intent:
-    """One piece of background work. ``ts`` fields are ms UTC."""
-
-    id: str
-    prompt: str
-    title: str
-    parent: str | None
-    directory: str
-    created: int
-    state: str = "queued"
-    agent: str | None = None
-    models: list[str] = field(default_factory=list)
-    """What to run it with, ``provider/model``, the next one after a provider's error; empty: OpenCode's default."""
-    session: str | None = None
-    started: int | None = None
-    ended: int | None = None
-    reason: str = ""
-    result: str = ""
-    resumes: int = 0
-    wall_ms: int = 0
-    """How long it may run; 0: no limit."""
-    tokens: int = 0
-    cost: float = 0.0
-    pid: int | None = None
-    """The OpenCode that asked; its environment is the phantom's."""
-    checked: int | None = None
-    """When its session was last looked at."""
-
-
-@dataclass(slots=True)
-class Notice:
-    """One message for a session."""
-
-    id: str
-    session: str
-    text: str
-    state: str = "queued"
-    intent: str | None = None
-    key: str = ""
-    """Marks the message that carries it."""
-    sent: int | None = None
-    wake: bool = True
-    """Whether the model is to answer it."""
-
-
-@dataclass(slots=True)
-class State:
-    """Everything that the agent remembers."""
-
-    intents: dict[str, Intent] = field(default_factory=dict)
-    notices: dict[str, Notice] = field(default_factory=dict)
-    sessions: dict[str, str] = field(default_factory=dict)
-    """Phantom session → intent."""
-    nudged: dict[str, bool] = field(default_factory=dict)
-    """Parents that became idle while a message was on its way."""
-
 
 _STATE: Final = TypeAdapter(State)
 
 
-class IntentAgent:
-    """An ``Agent``. ``max_running`` phantoms run at a time; others are queued, first come, first served."""
+class Doom(NamedTuple):
+    """Why an intent that has not ended must stop."""
 
-    def __init__(self, max_running: int = 4) -> None:
-        self._max_running = max_running
+    event: str
+    reason: str
+    code: str
+
+
+class IntentAgent:
+    """An ``Agent``. First it decides what an input means, then what may start or must stop."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
         self.data = State()
 
     @property
@@ -142,6 +95,8 @@ class IntentAgent:
 
     def deadline(self) -> int | None:
         """When the agent wants the next ``tick``, in ms UTC."""
+        if any(self._doom(intent) for intent in self.data.unfinished()):
+            return 0
         active = [i for i in self.data.intents.values() if i.state in ACTIVE]
         times = [i.started + i.wall_ms for i in active if i.started and i.wall_ms]
         times += [(i.checked or i.started) + CHECK_MS for i in self._checkable() if i.started]
@@ -152,6 +107,91 @@ class IntentAgent:
 
     def receive(self, event: StreamEvent) -> list[Output]:
         """See ``Agent``."""
+        outputs = self._decide(event)
+        if event.type not in ("tick", "resume") and not any(output.type in _CHANGES for output in outputs):
+            return outputs
+        # What follows is decided on the state as the outputs will leave it.
+        ahead = IntentAgent(self._limits)
+        ahead.data = deepcopy(self.data)
+        for output in outputs:
+            ahead.data.fold(output.type, output.payload)
+        return outputs + ahead._follow(outputs, event.ts)
+
+    def _follow(self, outputs: list[Output], ts: int) -> list[Output]:
+        """Stop what must stop, deliver what was queued, start what has room; folds each into this copy's state."""
+        more: list[Output] = []
+
+        def add(new: list[Output]) -> None:
+            more.extend(new)
+            for output in new:
+                self.data.fold(output.type, output.payload)
+
+        doomed = [(intent, doom) for intent in self.data.unfinished() if (doom := self._doom(intent))]
+        for intent, doom in doomed[:MAX_STOPS]:
+            add(self._stop(intent, ts, doom))
+        for root, spent in self.data.spent.items():
+            if not spent.warned and (used := self._used(spent)) and used[0] >= WARNING_SHARE:
+                add([Output("budget.warning", {"root": root, "what": used[1], "share": round(used[0], 2)})])
+        said = [*outputs, *more]
+        sessions = {o.payload["session"] for o in said if o.type == "notice.queued"}
+        sessions |= {
+            self.data.notices[o.payload["notice"]].session
+            for o in said
+            if o.type == "notice.observed" or (o.type == "notice.held" and o.payload.get("again"))
+        }
+        for session in sorted(sessions):
+            add(self._deliver(session))
+        for intent in [each for each in self.data.intents.values() if each.state == "queued"]:
+            if self._doom(intent) is None and self._has_room(intent):
+                add(self._start(intent))
+        return more
+
+    def _has_room(self, intent: Intent) -> bool:
+        active = [each for each in self.data.intents.values() if each.state in ACTIVE]
+        if len(active) >= self._limits.running:
+            return False
+        mine = _providers(intent)
+        return all(
+            sum(name in _providers(each) for each in active) < self._limits.per_model[name]
+            for name in mine
+            if name in self._limits.per_model
+        )
+
+    def _used(self, spent: Spent) -> tuple[float, str] | None:
+        """The largest share that a root has used of one of its limits, and of which; ``None`` if it has none."""
+        limits = self._limits
+        pairs = (("sessions", limits.sessions), ("tokens", limits.tokens), ("cost", limits.cost))
+        return max(((getattr(spent, name) / limit, name) for name, limit in pairs if limit), default=None)
+
+    def _doom(self, intent: Intent) -> Doom | None:
+        """Why an intent that has not ended must stop: what started it was stopped, or its root has spent too much."""
+        if intent.state in ENDED or intent.state == "cancelling":
+            return None
+        starter = self.data.intents.get(intent.starter or "")
+        if starter is not None and starter.code in STOPS_TREE:
+            return Doom("intent.cancelled", f"{starter.id}, which started it, was stopped", "cancelled")
+        over = self._overspent(self.data.spent.get(intent.root))
+        return Doom("intent.failed", over, "budget") if over else None
+
+    def _overspent(self, spent: Spent | None) -> str:
+        if spent is None:
+            return ""
+        if self._limits.tokens and spent.tokens >= self._limits.tokens:
+            return f"budget: {spent.tokens} of {self._limits.tokens} tokens are used"
+        if self._limits.cost and spent.cost >= self._limits.cost:
+            return f"budget: {spent.cost:.2f} of {self._limits.cost:.2f} dollars are used"
+        return ""
+
+    def _stop(self, intent: Intent, ts: int, doom: Doom) -> list[Output]:
+        about = {"reason": doom.reason, "code": doom.code}
+        if intent.session is None:
+            return self._end(intent, doom.event, ts, **about)
+        abort = _effect(ABORT, intent.id, {"session": intent.session, "directory": intent.directory})
+        if doom.event == "intent.cancelled":
+            return [Output("intent.cancelling", {"intent": intent.id, **about}), abort]
+        return [*self._end(intent, doom.event, ts, **about), abort]
+
+    def _decide(self, event: StreamEvent) -> list[Output]:
         match event.type:
             case "intent.register":
                 return self._register(event)
@@ -181,12 +221,31 @@ class IntentAgent:
         given = event.payload
         if given["intent"] in self.data.intents:
             return []
-        created = Output("intent.created", {**given, "ts": event.ts})
-        running = sum(intent.state in ACTIVE for intent in self.data.intents.values())
-        if running >= self._max_running:
-            return [created]
-        intent = _intent(created.payload)
-        return [created, *self._start(intent)]
+        above = [self.data.sessions[each] for each in given.get("above", ()) if each in self.data.sessions]
+        starter = self.data.intents.get(above[0]) if above else None
+        root = starter.root if starter is not None else given.get("root") or given.get("parent") or given["intent"]
+        depth = starter.depth + 1 if starter is not None else 1
+        about = {key: value for key, value in given.items() if key != "above"}
+        payload = {**about, "ts": event.ts, "root": root, "depth": depth, "starter": above[0] if above else None}
+        refused = self._refused(intent_of(payload))
+        if refused is not None:
+            return [Output("intent.refused", {**payload, **refused})]
+        return [Output("intent.created", payload)]
+
+    def _refused(self, intent: Intent) -> dict[str, str] | None:
+        """Why an intent may not be registered; ``None`` if it may."""
+        limits, spent = self._limits, self.data.spent.get(intent.root, Spent())
+        siblings = sum(each.parent == intent.parent for each in self.data.unfinished()) if intent.parent else 0
+        if limits.depth and intent.depth > limits.depth:
+            reason = f"{limits.depth} background agents have started one another already"
+            return {"code": "recursion_depth_exceeded", "reason": reason}
+        if limits.children and siblings >= limits.children:
+            return {"code": "budget-children", "reason": f"{siblings} of its session are unfinished, the most allowed"}
+        if limits.sessions and spent.sessions >= limits.sessions:
+            reason = f"its session has started {spent.sessions}, the most allowed"
+            return {"code": "budget-sessions", "reason": reason}
+        over = self._overspent(spent)
+        return {"code": "budget", "reason": over} if over else None
 
     def _start(self, intent: Intent) -> list[Output]:
         args = {
@@ -199,31 +258,19 @@ class IntentAgent:
         }
         return [Output("intent.starting", {"intent": intent.id}), _effect(CREATE, intent.id, args)]
 
-    def _next(self, ended: str) -> list[Output]:
-        """Start the oldest queued intent, because ``ended`` gives its place free."""
-        running = sum(i.state in ACTIVE and i.id != ended for i in self.data.intents.values())
-        queued = [i for i in self.data.intents.values() if i.state == "queued" and i.id != ended]
-        return self._start(queued[0]) if queued and running < self._max_running else []
-
     def _cancel(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(event.payload.get("intent", ""))
         if intent is None or intent.state in ENDED or intent.state == "cancelling":
             return []
         reason = str(event.payload.get("reason") or "cancelled by the user")
-        if intent.session is None:
-            return self._end(intent, "intent.cancelled", event.ts, reason=reason)
-        return [
-            Output("intent.cancelling", {"intent": intent.id, "reason": reason}),
-            _effect(ABORT, intent.id, {"session": intent.session, "directory": intent.directory}),
-        ]
+        return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
 
     def _notify(self, event: StreamEvent) -> list[Output]:
         given = event.payload
         if given["notice"] in self.data.notices:
             return []
         payload = {key: given.get(key) for key in ("notice", "session", "text", "intent")}
-        queued = Output("notice.queued", {**payload, "wake": bool(given.get("wake", True))})
-        return [queued, *self._deliver(given["session"], also=_notice(queued.payload))]
+        return [Output("notice.queued", {**payload, "wake": bool(given.get("wake", True))})]
 
     def _tick(self, event: StreamEvent) -> list[Output]:
         now = event.payload["now"]
@@ -232,21 +279,15 @@ class IntentAgent:
             late = intent.state in ("running", "resuming", "starting") and intent.started and intent.wall_ms
             if late and intent.started is not None and intent.started + intent.wall_ms <= now:
                 reason = f"timeout: it ran for more than {intent.wall_ms // 1000} s"
-                outputs += self._end(intent, "intent.failed", event.ts, reason=reason, code="timeout")
-                if intent.session is not None:
-                    args = {"session": intent.session, "directory": intent.directory}
-                    outputs.append(_effect(ABORT, intent.id, args))
+                outputs += self._stop(intent, event.ts, Doom("intent.failed", reason, "timeout"))
         ended = {output.payload.get("intent") for output in outputs}
         for intent in self._checkable():
             if intent.id not in ended and (intent.checked or intent.started or 0) + CHECK_MS <= now:
                 outputs += self._check(intent, event.ts)
-        for notice in self.data.notices.values():
-            if notice.state == "sent" and notice.sent is not None and notice.sent + UNSEEN_MS <= now:
-                outputs += [Output("notice.held", {"notice": notice.id, "why": "not seen in the session"})]
-        held = {self.data.notices[o.payload["notice"]].session for o in outputs if o.type == "notice.held"}
-        for session in sorted(held):
-            outputs += self._deliver(session, resent=True)
-        return outputs
+        sent = [n for n in self.data.notices.values() if n.state == "sent" and n.sent is not None]
+        lost = {n.session for n in sent if n.sent is not None and n.sent + UNSEEN_MS <= now}
+        unseen = {"why": "not seen in the session", "again": True}
+        return [*outputs, *(Output("notice.held", {"notice": n.id, **unseen}) for n in sent if n.session in lost)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
         """A sidecar has started: look at every session that was at work, and at what waits for a host."""
@@ -275,10 +316,8 @@ class IntentAgent:
             return []
         match found.get("state"):
             case "loop":
-                args = {"session": intent.session, "directory": intent.directory}
                 reason = f"endless loop: it called the model more than {MAX_STEPS} times for one prompt"
-                ended = self._end(intent, "intent.failed", ts, reason=reason, code="endless-loop")
-                return [*ended, _effect(ABORT, intent.id, args)]
+                return self._stop(intent, ts, Doom("intent.failed", reason, "endless-loop"))
             case "answered":
                 said = str(found.get("text") or "")[:MAX_RESULT]
                 answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
@@ -322,7 +361,7 @@ class IntentAgent:
         if kind == PROMPT and intent.state == "resuming":
             return [Output("intent.resumed", {"intent": intent.id})]
         if kind == ABORT and intent.state == "cancelling":
-            return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason or "cancelled")
+            return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
         return []
 
     def _prompt(self, intent: Intent, session: str, text: str) -> Output:
@@ -349,7 +388,7 @@ class IntentAgent:
         if intent.state in ENDED or outcome == "continued":
             return []
         if intent.state == "cancelling":
-            return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason or "cancelled")
+            return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
         spent = {"tokens": _tokens(event.payload.get("tokens")), "cost": event.payload.get("cost") or 0.0}
         if outcome == "completed":
             return self._end(intent, "intent.completed", event.ts, **spent)
@@ -401,7 +440,7 @@ class IntentAgent:
         return self._end(intent, "intent.failed", event.ts, reason="its session was deleted", code="deleted")
 
     def _end(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
-        """End an intent, tell its parent, and give its place to the next."""
+        """End an intent, and tell its parent."""
         known = {"title": intent.title, "parent": intent.parent, "created": intent.created}
         child = intent.parent in self.data.sessions
         ended = Output(type_, {"intent": intent.id, "ts": ts, **known, "child": child, **about})
@@ -410,24 +449,20 @@ class IntentAgent:
         if intent.parent is not None and state != "cancelled":
             text = _told(intent, state, str(about.get("reason", "")), str(about.get("result") or intent.result))
             notice = {"notice": f"ntc_{intent.id[4:]}", "session": intent.parent, "text": text, "intent": intent.id}
-            queued = Output("notice.queued", {**notice, "wake": True})
-            outputs += [queued, *self._deliver(intent.parent, also=_notice(queued.payload))]
-        return [*outputs, *self._next(intent.id)]
+            outputs.append(Output("notice.queued", {**notice, "wake": True}))
+        return outputs
 
     # --- notices ---
 
-    def _deliver(self, session: str, *, also: Notice | None = None, resent: bool = False) -> list[Output]:
+    def _deliver(self, session: str) -> list[Output]:
         """Send everything that waits for a session as one message, unless one is on its way."""
         mine = [n for n in self.data.notices.values() if n.session == session]
-        if any(n.state == "sending" or (n.state == "sent" and not resent) for n in mine):
-            return []
-        waiting = [n for n in mine if n.state == "queued" or (resent and n.state == "sent")]
-        waiting += [also] if also is not None else []
-        if not waiting:
+        waiting = [n for n in mine if n.state == "queued"]
+        if not waiting or any(n.state in ("sending", "sent") for n in mine):
             return []
         key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
-        outputs = [Output("notice.sending", {"notice": n.id, "key": n.key or key}) for n in waiting]
         # One that was sent before keeps its key, so that it is recognised in the history.
+        outputs = [Output("notice.sending", {"notice": n.id, "key": n.key or key}) for n in waiting]
         texts = [{"key": n.key or key, "text": n.text} for n in waiting]
         args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
         return [*outputs, _effect(WAKE, session, args)]
@@ -437,103 +472,31 @@ class IntentAgent:
         if result.get("status") == "sent":
             return [Output("notice.sent", {"notice": n.id, "ts": event.ts}) for n in sending]
         why = str(result.get("status") or event.payload.get("error", ""))
-        held = [Output("notice.held", {"notice": n.id, "why": why}) for n in sending]
-        if self.data.nudged.get(session) and held:
-            texts = [{"key": n.key, "text": n.text} for n in sending]
-            again = [Output("notice.sending", {"notice": n.id, "key": n.key}) for n in sending]
-            args = {"session": session, "texts": texts, "wake": any(n.wake for n in sending)}
-            return [*held, *again, _effect(WAKE, session, args)]
-        return held
+        about = {"why": why, "again": bool(self.data.nudged.get(session))}
+        return [Output("notice.held", {"notice": n.id, **about}) for n in sending]
 
     # --- remembering ---
 
     def apply(self, event: StreamEvent) -> None:
         """See ``Agent``."""
-        payload = event.payload
-        if event.type == "intent.created":
-            intent = _intent(payload)
-            self.data.intents[intent.id] = intent
-            self._tidy()
-        elif event.type == "notice.queued":
-            notice = _notice(payload)
-            self.data.notices[notice.id] = notice
-        elif event.type == "notice.nudged":
-            self.data.nudged[payload["session"]] = True
-        elif event.type.startswith("intent."):
-            self._apply_intent(event.type, payload)
-        elif event.type.startswith("notice."):
-            self._apply_notice(event.type, payload)
+        self.data.fold(event.type, event.payload)
 
-    def _apply_intent(self, type_: str, payload: dict[str, Any]) -> None:
-        intent = self.data.intents.get(payload["intent"])
-        if intent is None:
-            return
-        intent.state = after(INTENT, intent.state, type_)
-        intent.reason = payload.get("reason", intent.reason)
-        intent.tokens += payload.get("tokens", 0)
-        intent.cost += payload.get("cost", 0.0)
-        if type_ == "intent.started":
-            intent.session, intent.started = payload["session"], payload["ts"]
-            self.data.sessions[payload["session"]] = intent.id
-        elif type_ == "intent.output":
-            intent.result = payload["text"]
-        elif type_ == "intent.interrupted":
-            intent.resumes += 1
-        elif type_ == "intent.checked":
-            intent.checked = payload["ts"]
-        elif type_ == "intent.fallback":
-            intent.models = intent.models[1:]
-        if intent.state in ENDED and intent.ended is None:
-            intent.ended = payload.get("ts")
 
-    def _apply_notice(self, type_: str, payload: dict[str, Any]) -> None:
-        notice = self.data.notices.get(payload["notice"])
-        if notice is None:
-            return
-        notice.state = after(NOTICE, notice.state, type_)
-        if type_ == "notice.sending":
-            notice.key = payload["key"]
-            self.data.nudged.pop(notice.session, None)
-        elif type_ == "notice.sent":
-            notice.sent = payload["ts"]
+_CHANGES: Final = frozenset(
+    {"intent.created", "intent.cancelling", "intent.completed", "intent.failed", "intent.cancelled", "intent.fallback"}
+    | {"notice.queued", "notice.held", "notice.observed"}
+)
+"""After these something may start, must stop, or can be delivered."""
 
-    def _tidy(self) -> None:
-        ended = [i.id for i in self.data.intents.values() if i.state in ENDED]
-        for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
-            session = self.data.intents.pop(old).session
-            self.data.sessions.pop(session or "", None)
-        seen = [n.id for n in self.data.notices.values() if n.state == "observed"]
-        for old in seen[: max(len(seen) - KEPT_ENDED, 0)]:
-            del self.data.notices[old]
+
+def _providers(intent: Intent) -> tuple[str, ...]:
+    """What ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
+    model = intent.models[0] if intent.models else ""
+    return (model.partition("/")[0], model) if model else ()
 
 
 def _effect(kind: str, node: str, args: dict[str, Any]) -> Output:
     return Output("effect.requested", args, effect=kind, node=node)
-
-
-def _intent(payload: dict[str, Any]) -> Intent:
-    return Intent(
-        id=payload["intent"],
-        prompt=payload["prompt"],
-        title=payload["title"],
-        parent=payload.get("parent"),
-        directory=payload["directory"],
-        created=payload["ts"],
-        agent=payload.get("agent"),
-        models=list(payload.get("models") or ()),
-        wall_ms=int(payload.get("wall_ms") or 0),
-        pid=payload.get("pid"),
-    )
-
-
-def _notice(payload: dict[str, Any]) -> Notice:
-    return Notice(
-        payload["notice"],
-        payload["session"],
-        payload["text"],
-        intent=payload.get("intent"),
-        wake=payload.get("wake", True),
-    )
 
 
 def _told(intent: Intent, state: str, reason: str, result: str) -> str:
@@ -547,8 +510,3 @@ def _tokens(given: Any) -> int:
     if not isinstance(given, dict):
         return 0
     return sum(value for value in given.values() if isinstance(value, int) and not isinstance(value, bool))
-
-
-def as_row(intent: Intent) -> dict[str, Any]:
-    """An intent as ``intents --json`` prints it."""
-    return asdict(intent)

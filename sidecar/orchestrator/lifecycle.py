@@ -38,8 +38,10 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     "completed": {},
     "failed": {},
     "cancelled": {},
+    "refused": {},
 }
-"""``queued`` waits for a free place. ``resuming``: its OpenCode died, and the session is prompted again in place."""
+"""``queued`` waits for a free place. ``resuming``: its OpenCode died, and the session is prompted again in place.
+``refused``: a limit forbade it."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
     "queued": {"notice.sending": "sending", "notice.observed": "observed"},
@@ -49,7 +51,7 @@ NOTICE: Final[dict[str, dict[str, str]]] = {
 }
 """A notice is ``observed`` when its own message is seen in the parent's history; before that nothing counts."""
 
-ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+ENDED: Final = frozenset({"completed", "failed", "cancelled", "refused"})
 ACTIVE: Final = frozenset({"starting", "running", "resuming", "cancelling"})
 """States that take one of the places of ``[phantom] max_running``."""
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from sidecar.orchestrator import alerts, checkpoints
 from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent, asked, checkpoint_id
-from sidecar.orchestrator.intents import NAME, IntentAgent, State
+from sidecar.orchestrator.intent_state import State
+from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.runtime.inputs import APPLIED, agent_stream
 from sidecar.views.select import catalog_of
 from streams.event import StreamEvent

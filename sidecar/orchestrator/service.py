@@ -24,7 +24,8 @@ from sidecar.home import Home
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
-from sidecar.orchestrator.intents import NAME, Intent, IntentAgent, as_row
+from sidecar.orchestrator.intent_state import Intent, Limits, as_row
+from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.orchestrator.people import People, until
 from sidecar.orchestrator.tools import (
@@ -103,7 +104,7 @@ class DurableStream:
         state: CaptureState,
         ingest: Any,
     ) -> None:
-        self.agent = IntentAgent(config.max_running)
+        self.agent = IntentAgent(Limits.of(config))
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
         self.headless = Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable)
@@ -210,12 +211,27 @@ class DurableStream:
             "models": list(given.models),
             "wall_ms": round(given.minutes * 60_000),
             "pid": pid,
+            "above": self._above(given.parent),
+            "root": self._root(given.parent),
         }
         if intent not in self.data.intents:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
             await self._runtime.command(NAME, command)
         found: Intent = self.data.intents[intent]
         return found
+
+    def _above(self, session: str | None) -> list[str]:
+        """A session and the sessions above it, nearest first: a phantom's own child may start work, too."""
+        found: list[str] = []
+        while session is not None and session not in found:
+            found.append(session)
+            known = self._state.sessions.get(session)
+            session = known.parent if known is not None else None
+        return found
+
+    def _root(self, session: str | None) -> str | None:
+        known = self._state.sessions.get(session) if session is not None else None
+        return known.root if known is not None else session
 
     # --- the model's tools ---
 
@@ -253,18 +269,21 @@ class DurableStream:
 
     async def _spawn(self, link: Any, session: str, args: SpawnArgs, context: dict[str, Any]) -> str:
         key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
-        model = args.model or self.host.about(session).get("model")
+        given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
+        own = self.host.about(session).get("model")
         given = RegisterArgs(
             prompt=args.prompt,
             title=args.title,
             directory=str(context.get("directory") or link.directory),
             parent=session or None,
             agent=args.agent,
-            models=[model] if model else [],
+            models=given_models or ([own] if own else []),
             minutes=args.minutes or DEFAULT_MINUTES,
             key=key,
         )
         intent = await self.register_intent(given, pid=link.pid, by=str(context.get("agent") or "model"))
+        if intent.state == "refused":
+            return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
         return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
 
     def _listing(self, session: str) -> str:
@@ -316,7 +335,10 @@ class DurableStream:
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
         try:
-            return as_row(await self.register_intent(args))
+            intent = await self.register_intent(args)
+            if intent.state == "refused":
+                raise RequestError(intent.code, f"the work was not started: {intent.reason}")
+            return as_row(intent)
         except (InputRefused, AgentFailed) as error:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
 

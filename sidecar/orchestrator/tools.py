@@ -30,7 +30,11 @@ class SpawnArgs(ToolArgs):
     prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent must know")
     title: str = Field(min_length=1, max_length=100, description="three to six words for the user")
     agent: str | None = Field(default=None, max_length=100, description="OpenCode agent; default: build")
-    model: str | None = Field(default=None, max_length=200, description="provider/model; default: yours")
+    model: str | None = Field(
+        default=None,
+        max_length=500,
+        description="provider/model, more after commas for when it fails; default: yours",
+    )
     minutes: float | None = Field(default=None, gt=0, le=1440, description="stop it after this long; default 60")
 
 

@@ -1,0 +1,248 @@
+"""What the agent ``intents`` remembers, and how each of its events changes that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sidecar.orchestrator.lifecycle import ENDED, INTENT, NOTICE, after
+
+if TYPE_CHECKING:
+    from sidecar.config import PhantomConfig
+
+KEPT_ENDED: Final = 200
+"""How many ended intents and observed notices stay in the state; the log has them all."""
+
+STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
+"""Ends of an intent that end everything that it started. After another end the children go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What background work may use. Every field of a root counts everything that one session started, at any depth.
+
+    0 means no limit, except for ``running``.
+    """
+
+    running: int = 4
+    """How many phantoms run at a time; others are queued, first come, first served."""
+    per_model: Mapping[str, int] = field(default_factory=dict)
+    """The same for one provider (``anthropic``) or one model (``anthropic/claude-x``)."""
+    depth: int = 20
+    """How many intents may have started one another in a row."""
+    children: int = 50
+    """How many intents of one parent may be unfinished at a time."""
+    sessions: int = 200
+    """How many intents a root may start in all."""
+    tokens: int = 0
+    cost: float = 0.0
+    """In the currency of OpenCode's prices, US dollars."""
+
+    @staticmethod
+    def of(config: PhantomConfig) -> Limits:
+        """The limits that ``[phantom]`` sets."""
+        return Limits(
+            running=config.max_running,
+            per_model=config.per_model,
+            depth=config.max_depth,
+            children=config.max_children,
+            sessions=config.max_sessions,
+            tokens=config.max_tokens,
+            cost=config.max_cost,
+        )
+
+
+@dataclass(slots=True)
+class Spent:
+    """What a root has used so far."""
+
+    sessions: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+    warned: bool = False
+
+
+@dataclass(slots=True)
+class Intent:
+    """One piece of background work. ``ts`` fields are ms UTC."""
+
+    id: str
+    prompt: str
+    title: str
+    parent: str | None
+    directory: str
+    created: int
+    state: str = "queued"
+    agent: str | None = None
+    models: list[str] = field(default_factory=list)
+    """What to run it with, ``provider/model``, the next one after a provider's error; empty: OpenCode's default."""
+    session: str | None = None
+    started: int | None = None
+    ended: int | None = None
+    reason: str = ""
+    code: str = ""
+    """Why it ended, for programs: ``timeout``, ``crash``, ``budget``, ``cancelled`` and so on."""
+    root: str = ""
+    """The session that started it, at whatever depth; its own id if a person did."""
+    depth: int = 1
+    starter: str | None = None
+    """The intent whose session started it."""
+    result: str = ""
+    resumes: int = 0
+    wall_ms: int = 0
+    """How long it may run; 0: no limit."""
+    tokens: int = 0
+    cost: float = 0.0
+    pid: int | None = None
+    """The OpenCode that asked; its environment is the phantom's."""
+    checked: int | None = None
+    """When its session was last looked at."""
+
+
+@dataclass(slots=True)
+class Notice:
+    """One message for a session."""
+
+    id: str
+    session: str
+    text: str
+    state: str = "queued"
+    intent: str | None = None
+    key: str = ""
+    """Marks the message that carries it."""
+    sent: int | None = None
+    wake: bool = True
+    """Whether the model is to answer it."""
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the agent remembers."""
+
+    intents: dict[str, Intent] = field(default_factory=dict)
+    notices: dict[str, Notice] = field(default_factory=dict)
+    sessions: dict[str, str] = field(default_factory=dict)
+    """Phantom session → intent."""
+    nudged: dict[str, bool] = field(default_factory=dict)
+    """Parents that became idle while a message was on its way."""
+    spent: dict[str, Spent] = field(default_factory=dict)
+    """What each root has used."""
+
+    # --- asking ---
+
+    def unfinished(self) -> list[Intent]:
+        """Every intent that has not ended, oldest first."""
+        return [intent for intent in self.intents.values() if intent.state not in ENDED]
+
+    # --- remembering ---
+
+    def fold(self, type_: str, payload: Mapping[str, Any]) -> None:
+        """Change the state by one event of the agent."""
+        if type_ in ("intent.created", "intent.refused"):
+            self._add(type_, payload)
+        elif type_ == "notice.queued":
+            notice = notice_of(payload)
+            self.notices[notice.id] = notice
+        elif type_ == "notice.nudged":
+            self.nudged[payload["session"]] = True
+        elif type_ == "budget.warning":
+            self.spent[payload["root"]].warned = True
+        elif type_.startswith("intent."):
+            self._change_intent(type_, payload)
+        elif type_.startswith("notice."):
+            self._change_notice(type_, payload)
+
+    def _add(self, type_: str, payload: Mapping[str, Any]) -> None:
+        intent = intent_of(payload)
+        self.intents[intent.id] = intent
+        if type_ == "intent.refused":
+            intent.state, intent.ended = "refused", intent.created
+            intent.reason, intent.code = payload["reason"], payload["code"]
+        else:
+            self.spent.setdefault(intent.root, Spent()).sessions += 1
+        self._tidy()
+
+    def _change_intent(self, type_: str, payload: Mapping[str, Any]) -> None:
+        intent = self.intents.get(payload["intent"])
+        if intent is None:
+            return
+        intent.state = after(INTENT, intent.state, type_)
+        intent.reason = payload.get("reason", intent.reason)
+        intent.code = payload.get("code", intent.code)
+        intent.tokens += payload.get("tokens", 0)
+        intent.cost += payload.get("cost", 0.0)
+        if (spent := self.spent.get(intent.root)) is not None:
+            spent.tokens += payload.get("tokens", 0)
+            spent.cost += payload.get("cost", 0.0)
+        if type_ == "intent.started":
+            intent.session, intent.started = payload["session"], payload["ts"]
+            self.sessions[payload["session"]] = intent.id
+        elif type_ == "intent.output":
+            intent.result = payload["text"]
+        elif type_ == "intent.interrupted":
+            intent.resumes += 1
+        elif type_ == "intent.checked":
+            intent.checked = payload["ts"]
+        elif type_ == "intent.fallback":
+            intent.models = intent.models[1:]
+        if intent.state in ENDED and intent.ended is None:
+            intent.ended = payload.get("ts")
+
+    def _change_notice(self, type_: str, payload: Mapping[str, Any]) -> None:
+        notice = self.notices.get(payload["notice"])
+        if notice is None:
+            return
+        notice.state = after(NOTICE, notice.state, type_)
+        if type_ == "notice.sending":
+            notice.key = payload["key"]
+            self.nudged.pop(notice.session, None)
+        elif type_ == "notice.sent":
+            notice.sent = payload["ts"]
+
+    def _tidy(self) -> None:
+        ended = [i.id for i in self.intents.values() if i.state in ENDED]
+        for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
+            session = self.intents.pop(old).session
+            self.sessions.pop(session or "", None)
+        seen = [n.id for n in self.notices.values() if n.state == "observed"]
+        for old in seen[: max(len(seen) - KEPT_ENDED, 0)]:
+            del self.notices[old]
+        roots = {intent.root for intent in self.intents.values()}
+        for root in [root for root in self.spent if root not in roots]:
+            del self.spent[root]
+
+
+def intent_of(payload: Mapping[str, Any]) -> Intent:
+    """The intent that an ``intent.created`` or ``intent.refused`` describes."""
+    return Intent(
+        id=payload["intent"],
+        prompt=payload["prompt"],
+        title=payload["title"],
+        parent=payload.get("parent"),
+        directory=payload["directory"],
+        created=payload["ts"],
+        agent=payload.get("agent"),
+        models=list(payload.get("models") or ()),
+        wall_ms=int(payload.get("wall_ms") or 0),
+        pid=payload.get("pid"),
+        root=payload.get("root") or payload.get("parent") or payload["intent"],
+        depth=int(payload.get("depth") or 1),
+        starter=payload.get("starter"),
+    )
+
+
+def notice_of(payload: Mapping[str, Any]) -> Notice:
+    """The notice that a ``notice.queued`` describes."""
+    return Notice(
+        payload["notice"],
+        payload["session"],
+        payload["text"],
+        intent=payload.get("intent"),
+        wake=payload.get("wake", True),
+    )
+
+
+def as_row(intent: Intent) -> dict[str, Any]:
+    """An intent as ``intents --json`` prints it."""
+    return asdict(intent)

@@ -1,0 +1,272 @@
+"""The agent ``intents`` against a host of a few lines: limits, trees, batches, and random histories."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.orchestrator.intent_state import Intent, Limits
+from sidecar.orchestrator.intents import ABORT, CREATE, MAX_STOPS, PROMPT, WAKE, IntentAgent
+from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
+from streams.event import StreamEvent
+from tests.sidecar.runtime.kinds import Clock
+
+
+class World:
+    """The agent, and an OpenCode that does what it is asked when the test says so."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.agent, self.clock = IntentAgent(Limits(**limits)), Clock()
+        self.effects: list[tuple[str, str, dict[str, Any]]] = []
+        self.done = Counter[tuple[str, str]]()
+        self.types: list[str] = []
+        self.messages: dict[str, list[str]] = {}
+        self._count = 0
+
+    def happens(self, type_: str, **payload: Any) -> list[str]:
+        """One input; the types of what the agent recorded."""
+        self._count += 1
+        event: StreamEvent = self.clock.identity(self._count).stamp(
+            {
+                "type": type_,
+                "stream_id": "ses_1",
+                "idempotency_key": f"test:{self._count}",
+                "actor": "test",
+                "source": {"agent": "test", "adapter": "test"},
+                "payload": payload,
+            }
+        )
+        outputs = self.agent.receive(event)
+        assert outputs == self.agent.receive(event)
+        for output in outputs:
+            if output.effect:
+                self.effects.append((output.effect, output.node, dict(output.payload)))
+            else:
+                self.agent.data.fold(output.type, output.payload)
+        self.agent.load(self.agent.state())
+        found = [output.type for output in outputs if not output.effect]
+        self.types += found
+        return found
+
+    def register(self, name: str, parent: str | None = "ses_user", **more: Any) -> Intent:
+        given = {"intent": f"int_{name}", "prompt": "do it", "title": name, "directory": "/p", "parent": parent}
+        self.happens("intent.register", **given, above=[parent] if parent else [], **more)
+        return self.agent.data.intents[f"int_{name}"]
+
+    def act(self, which: int = 0) -> None:
+        """Let the host do one of the effects that wait."""
+        kind, node, args = self.effects.pop(which)
+        self.done[kind, node] += 1
+        result: dict[str, Any] = {}
+        if kind == CREATE:
+            result = {"session": f"ses_{node}"}
+        if kind == WAKE:
+            result = {"status": "sent"}
+            self.messages.setdefault(node, []).extend(each["key"] for each in args["texts"])
+        self.happens("effect.completed", kind=kind, node=node, result=result)
+
+    def settle(self) -> None:
+        while self.effects or self.agent.deadline() == 0:
+            if self.effects:
+                self.act()
+            else:
+                self.happens("tick", now=self.clock.now_ms)
+
+    def ends(self, intent: Intent, outcome: str = "completed", **more: Any) -> list[str]:
+        return self.happens("turn.ended", session=f"ses_{intent.id}", outcome=outcome, **more)
+
+    def sees(self, session: str) -> None:
+        """The session's history shows every message that it got."""
+        parts = [{"metadata": {"durable_stream": {"key": key}}} for key in self.messages.get(session, [])]
+        self.happens("agent.input", session=session, parts=parts)
+
+    def states(self) -> Counter[str]:
+        return Counter(intent.state for intent in self.agent.data.intents.values())
+
+    def intent(self, name: str) -> Intent:
+        return self.agent.data.intents[f"int_{name}"]
+
+
+def test_a_hundred_wait_for_four_places_and_run_in_their_order() -> None:
+    world = World(running=4, children=0)
+    for n in range(100):
+        world.register(f"{n:03}")
+    world.settle()
+    ran: list[str] = []
+    while running := [i for i in world.agent.data.intents.values() if i.state == "running"]:
+        assert sum(i.state in ACTIVE for i in world.agent.data.intents.values()) <= 4
+        ran.append(running[0].id)
+        world.ends(running[0])
+        world.settle()
+        world.sees("ses_user")
+        world.settle()
+    assert ran == sorted(ran) and len(ran) == 100
+    assert world.states() == {"completed": 100}
+    assert all(count == 1 for (kind, _), count in world.done.items() if kind in (CREATE, PROMPT))
+    assert {notice.state for notice in world.agent.data.notices.values()} == {"observed"}
+
+
+def test_a_model_has_its_own_limit_and_others_overtake_it() -> None:
+    world = World(running=4, per_model={"slow": 1, "fast/one": 2})
+    for name, model in (("a", "slow/x"), ("b", "slow/y"), ("c", "fast/one"), ("d", "fast/one"), ("e", "fast/one")):
+        world.register(name, models=[model])
+    world.settle()
+    assert [i.id for i in world.agent.data.intents.values() if i.state == "running"] == ["int_a", "int_c", "int_d"]
+    world.ends(world.intent("a"))
+    world.settle()
+    assert world.intent("b").state == "running" and world.intent("e").state == "queued"
+
+
+def test_cancelling_reaches_the_whole_tree() -> None:
+    world = World(running=3, children=0)
+    top = world.register("top")
+    world.settle()
+    world.register("middle", parent=f"ses_{top.id}")
+    world.settle()
+    for n in range(60):
+        world.register(f"leaf{n}", parent="ses_int_middle")
+    other = world.register("other")
+    world.settle()
+    aborted = len([kind for kind in world.done if kind[0] == ABORT])
+    world.happens("intent.cancel", intent=top.id)
+    world.settle()
+    assert aborted == 0 and sum(count for (kind, _), count in world.done.items() if kind == ABORT) == 3
+    assert world.states() == {"cancelled": 62, "running": 1} and world.intent("other").state == "running"
+    assert other.depth == 1 and world.intent("leaf7").depth == 3 and world.intent("leaf7").root == "ses_user"
+    assert max(Counter(world.types).values()) > MAX_STOPS, "more than one input has to stop them"
+
+
+def test_what_a_finished_one_started_goes_on() -> None:
+    world = World()
+    top = world.register("top")
+    world.settle()
+    world.register("child", parent=f"ses_{top.id}")
+    world.settle()
+    world.ends(top)
+    world.settle()
+    assert world.intent("child").state == "running"
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"depth": 2}, "recursion_depth_exceeded"),
+        ({"children": 1}, "budget-children"),
+        ({"sessions": 3}, "budget-sessions"),
+    ],
+)
+def test_a_runaway_spawner_meets_its_budget(limits: dict[str, int], code: str) -> None:
+    world = World(**limits)
+    parent, refused = "ses_user", None
+    for n in range(10):
+        intent = world.register(f"chain{n}", parent=parent)
+        world.settle()
+        if code == "budget-children":
+            intent = world.register(f"twin{n}", parent=parent)
+        if intent.state == "refused":
+            refused = intent
+            break
+        parent = f"ses_{intent.id}"
+    assert refused is not None and refused.code == code and refused.ended
+    assert (CREATE, refused.id) not in world.done and "intent.refused" in world.types
+
+
+def test_a_spent_budget_ends_what_runs_and_refuses_more() -> None:
+    world = World(tokens=1000, running=2)
+    for name in "abcd":
+        world.register(name)
+    world.settle()
+    assert "budget.warning" not in world.types
+    world.ends(world.intent("a"), tokens={"input": 850, "output": 0})
+    assert world.types.count("budget.warning") == 1
+    world.settle()
+    world.ends(world.intent("b"), tokens={"input": 100, "output": 60})
+    world.settle()
+    assert [world.intent(name).state for name in "abcd"] == ["completed", "completed", "failed", "failed"]
+    assert {world.intent(name).code for name in "cd"} == {"budget"}
+    assert world.register("late").code == "budget"
+    assert world.register("other", parent="ses_other").state == "starting"
+
+
+def test_two_that_end_together_are_told_in_one_message() -> None:
+    world = World()
+    for name in "ab":
+        world.register(name)
+    world.settle()
+    world.ends(world.intent("a"))
+    world.ends(world.intent("b"))
+    kind, _, args = world.effects[0]
+    assert kind == WAKE and len(args["texts"]) == 1
+    world.settle()
+    world.sees("ses_user")
+    world.settle()
+    assert len(world.messages["ses_user"]) == 2
+
+    world = World()
+    for name in "ab":
+        world.register(name, wall_ms=1000)
+    world.settle()
+    world.happens("tick", now=world.clock.now_ms + 2_000_000)
+    wakes = [args for kind, _, args in world.effects if kind == WAKE]
+    assert len(wakes) == 1 and len(wakes[0]["texts"]) == 2
+    assert {intent.code for intent in world.agent.data.intents.values()} == {"timeout"}
+
+
+def test_the_next_model_is_tried_after_an_error() -> None:
+    world = World()
+    world.register("a", models=["one/x", "two/y"])
+    world.settle()
+    world.ends(world.intent("a"), "failed", error="overloaded")
+    assert [(kind, args["model"]) for kind, _, args in world.effects] == [(PROMPT, "two/y")]
+    world.settle()
+    assert world.ends(world.intent("a"), "failed", error="overloaded")[0] == "intent.failed"
+    assert world.intent("a").code == "error"
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["register", "child", "act", "end", "die", "cancel", "see", "tick"]), st.integers(0, 7)),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(STEPS)
+def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: list[tuple[str, int]]) -> None:
+    world = World(running=2, children=4)
+    for count, (step, n) in enumerate(steps):
+        known = list(world.agent.data.intents.values())
+        one = known[n % len(known)] if known else None
+        if step == "register":
+            world.register(f"{count}")
+        elif step == "act" and world.effects:
+            world.act(n % len(world.effects))
+        elif step == "see":
+            world.sees("ses_user")
+        elif step == "tick":
+            world.happens("tick", now=world.clock.now_ms)
+        elif one is None:
+            continue
+        elif step == "cancel":
+            world.happens("intent.cancel", intent=one.id)
+        elif one.session is not None and step == "child":
+            world.register(f"{count}", parent=one.session)
+        elif one.session is not None and step in ("end", "die"):
+            world.ends(one, "completed" if step == "end" else "interrupted")
+        assert sum(each.state in ACTIVE for each in world.agent.data.intents.values()) <= 2
+    for _ in range(3 * len(steps) + 3):
+        world.settle()
+        for each in list(world.agent.data.intents.values()):
+            if each.state == "running":
+                world.ends(each)
+        for session in list(world.messages):
+            world.sees(session)
+    intents = world.agent.data.intents.values()
+    assert all(each.state in ENDED for each in intents)
+    assert all(count == 1 for (kind, _), count in world.done.items() if kind == CREATE)
+    told = Counter(notice.intent for notice in world.agent.data.notices.values())
+    assert told == Counter(each.id for each in intents if each.state in ("completed", "failed"))
+    assert all(notice.state == "observed" for notice in world.agent.data.notices.values())
