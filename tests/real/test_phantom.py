@@ -85,3 +85,34 @@ def test_the_whole_line(client: RealOpenCode, durable: DurableStream) -> None:
     assert intent["result"] == "the answer is 42"
     assert intent["parent"] == parent
     wait_until(lambda: "42" in json.dumps(client.messages(parent)[-1]), "the parent's answer")
+
+
+def test_cancelling_reaches_what_it_started_and_a_third_level_is_refused(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    (durable.home / "config.toml").write_text("[phantom]\nmax_depth = 2\n")
+    durable.cli("stop")
+    third = f"CALL:agent_spawn {json.dumps({'prompt': 'SAY:never', 'title': 'third'})}THEN: HOLD:second SAY:two"
+    second = f"CALL:agent_spawn {json.dumps({'prompt': third, 'title': 'second'})}THEN: HOLD:first SAY:one"
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn(second, "first"))
+    wait_until(lambda: [i["state"] for i in intents(durable)] == ["running", "running", "refused"], "the third level")
+    first, _, refused = intents(durable)
+    assert refused["code"] == "recursion_depth_exceeded" and refused["session"] is None
+    wait_until(lambda: "recursion_depth_exceeded" in json.dumps(durable.lines("query")), "what the model read")
+    durable.cli("intents", first["id"], "--cancel")
+    ends = ["cancelled", "cancelled", "refused"]
+    wait_until(lambda: [i["state"] for i in intents(durable)] == ends, "the end of both")
+    for gate in ("first", "second"):
+        model.release(gate)
+    client.prompt(parent, "SAY:after")
+    assert "background-agent" not in json.dumps(client.messages(parent)), "a cancelled one wakes nobody"
+
+
+def test_the_next_model_takes_over_after_a_provider_error(client: RealOpenCode, durable: DurableStream) -> None:
+    given = {"prompt": "HTTPERR:400*1 SAY:done", "title": "two models", "model": "mock/mock-1, mock/mock-1"}
+    client.prompt(client.create_session("parent"), f"CALL:agent_spawn {json.dumps(given)}THEN: SAY:started")
+    wait_until(lambda: intents(durable)[0]["state"] in ("completed", "failed"), "the end of the intent")
+    (intent,) = intents(durable)
+    assert (intent["state"], intent["result"], len(intent["models"])) == ("completed", "done", 1)
+    assert "intent.fallback" in [r["event"]["type"] for r in durable.lines("query")]
