@@ -337,7 +337,7 @@ class DurableStream:
         try:
             intent = await self.register_intent(args)
             if intent.state == "refused":
-                raise RequestError(intent.code, f"the work was not started: {intent.reason}")
+                raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
         except (InputRefused, AgentFailed) as error:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
