@@ -47,6 +47,7 @@ lint: $(VENV)/installed $(SHIM)/node_modules/installed ## Style, types, generate
 	$(BIN)/python tools/generate_subjects.py --check
 	$(BIN)/python tools/generate_performance.py --check
 	$(BIN)/python tools/generate_tools.py --check
+	$(BIN)/python tools/generate_lifecycles.py --check
 	cd $(SHIM) && npm run --silent check
 
 format: $(VENV)/installed ## Format the Python files
@@ -59,6 +60,7 @@ docs: $(VENV)/installed-bench ## Write the generated pages anew
 	$(BIN)/python tools/generate_subjects.py
 	$(BIN)/python tools/generate_performance.py
 	$(BIN)/python tools/generate_tools.py
+	$(BIN)/python tools/generate_lifecycles.py
 
 bench: $(VENV)/installed-bench opencode ## Measure the log and the link against limits and peers of the same run (ONLY=store, JSON=FILE)
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
