@@ -12,6 +12,8 @@ const LINK_MS = 5000;
 /** How long the sidecar may take to answer, ms, unless the tool's description says otherwise. */
 const ANSWER_MS = 60_000;
 const LOOK_MS = 50;
+/** How long a compaction, which is a model's call of seconds, waits for the list of background work, ms. */
+const COMPACTION_MS = 500;
 /** Most bytes of the file: it is small, and a large one is not ours. */
 const MAX_BYTES = 256 * 1024;
 
@@ -86,6 +88,17 @@ export class Tools {
           }
         } catch {
           // The model then must name every argument; the sidecar takes null for none.
+        }
+      },
+      /** A summary must not forget what still runs. @param {any} input @param {any} output */
+      "experimental.session.compacting": async (input, output) => {
+        try {
+          if (!this.#link.live || !Array.isArray(output?.context)) return;
+          const args = { unfinished: true };
+          const listed = await this.#call("intent_status", args, { sessionID: input?.sessionID }, COMPACTION_MS);
+          if (listed.startsWith("int_")) output.context.push(`Keep in the summary: background work under way:\n${listed}`);
+        } catch {
+          // The summary then does not name it; its result arrives all the same.
         }
       },
     };

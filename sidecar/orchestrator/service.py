@@ -248,7 +248,7 @@ class DurableStream:
                 case SpawnArgs():
                     return await self._spawn(link, session, checked, context)
                 case StatusArgs():
-                    return self._listing(session)
+                    return self._listing(session, checked.unfinished)
                 case ResultArgs():
                     return self._result(self._find(checked.intent))
                 case CancelArgs():
@@ -286,8 +286,10 @@ class DurableStream:
             return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
         return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
 
-    def _listing(self, session: str) -> str:
+    def _listing(self, session: str, unfinished: bool) -> str:
         mine = [intent for intent in self.data.intents.values() if intent.parent == session]
+        if unfinished:
+            mine = [intent for intent in mine if intent.state not in ENDED]
         if not mine:
             return "No background work was started from this session."
         now = self._identity.now_ms()

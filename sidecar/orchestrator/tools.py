@@ -44,6 +44,8 @@ class StatusArgs(ToolArgs):
     Returns id, state, age and title of each.
     """
 
+    unfinished: bool = Field(default=False, description="only what has not ended")
+
 
 class IntentArgs(ToolArgs):
     """Arguments that name one intent."""

@@ -116,3 +116,17 @@ def test_the_next_model_takes_over_after_a_provider_error(client: RealOpenCode, 
     (intent,) = intents(durable)
     assert (intent["state"], intent["result"], len(intent["models"])) == ("completed", "done", 1)
     assert "intent.fallback" in [r["event"]["type"] for r in durable.lines("query")]
+
+
+def test_a_summary_names_the_work_that_still_runs(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("HOLD:gate SAY:forty two", "count the stars"))
+    running = one(durable, "running")
+    before = len(model.requests)
+    client.summarize(parent)
+    said = "".join(request.user_text for request in model.requests[before:])
+    assert f"background work under way:\n{running['id']} running" in said
+    model.release("gate")
+    one(durable, "completed")
