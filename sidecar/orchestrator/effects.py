@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidecar.orchestrator.host import Host, Part
-from sidecar.orchestrator.intents import ABORT, CHECK, CREATE, PROMPT, WAKE
+from sidecar.orchestrator.intents import ABORT, CHECK, CREATE, PROMPT
+from sidecar.orchestrator.notices import WAKE
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter
 
+from sidecar.orchestrator import notices
 from sidecar.orchestrator.intent_state import STOPS_TREE, Intent, Limits, Spent, State, intent_of
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED, INTENT, after
 from sidecar.runtime.agent import READY, HealthStatus, Output
@@ -26,9 +27,6 @@ MAX_RESULT: Final = 16 * 1024
 
 MAX_RESUMES: Final = 5
 """How often an intent whose OpenCode died is resumed before it fails."""
-
-UNSEEN_MS: Final = 60_000
-"""A message that was sent and not observed for this long is looked for, and sent again if it is not there."""
 
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
 
@@ -44,7 +42,7 @@ MAX_STOPS: Final = 20
 WARNING_SHARE: Final = 0.8
 """The share of a budget whose use is recorded as ``budget.warning``."""
 
-CREATE, PROMPT, ABORT, WAKE = "opencode.create", "opencode.prompt", "opencode.abort", "opencode.wake"
+CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
 CHECK = "opencode.check"
 
 _STATE: Final = TypeAdapter(State)
@@ -100,7 +98,7 @@ class IntentAgent:
         active = [i for i in self.data.intents.values() if i.state in ACTIVE]
         times = [i.started + i.wall_ms for i in active if i.started and i.wall_ms]
         times += [(i.checked or i.started) + CHECK_MS for i in self._checkable() if i.started]
-        times += [n.sent + UNSEEN_MS for n in self.data.notices.values() if n.state == "sent" and n.sent is not None]
+        times += notices.deadlines(self.data)
         return min(times, default=None)
 
     # --- deciding ---
@@ -132,15 +130,8 @@ class IntentAgent:
         for root, spent in self.data.spent.items():
             if not spent.warned and (used := self._used(spent)) and used[0] >= WARNING_SHARE:
                 add([Output("budget.warning", {"root": root, "what": used[1], "share": round(used[0], 2)})])
-        said = [*outputs, *more]
-        sessions = {o.payload["session"] for o in said if o.type == "notice.queued"}
-        sessions |= {
-            self.data.notices[o.payload["notice"]].session
-            for o in said
-            if o.type == "notice.observed" or (o.type == "notice.held" and o.payload.get("again"))
-        }
-        for session in sorted(sessions):
-            add(self._deliver(session))
+        for session in notices.to_deliver(self.data, [*outputs, *more]):
+            add(notices.deliver(self.data, session))
         for intent in [each for each in self.data.intents.values() if each.state == "queued"]:
             if self._doom(intent) is None and self._has_room(intent):
                 add(self._start(intent))
@@ -198,13 +189,13 @@ class IntentAgent:
             case "intent.cancel":
                 return self._cancel(event)
             case "notify":
-                return self._notify(event)
+                return notices.queued(self.data, event)
             case "tick":
                 return self._tick(event)
             case "resume":
                 return self._resume(event)
             case "host.ready":
-                return self._host_ready(event)
+                return notices.deliver_to(self.data, event.payload.get("sessions", ()))
             case "effect.completed" | "effect.failed":
                 return self._effect_ended(event)
             case "turn.ended":
@@ -212,7 +203,7 @@ class IntentAgent:
             case "execution.output":
                 return self._output(event)
             case "agent.input":
-                return self._input(event)
+                return notices.seen(self.data, event)
             case "lifecycle.session.ended":
                 return self._session_ended(event)
         return []
@@ -265,13 +256,6 @@ class IntentAgent:
         reason = str(event.payload.get("reason") or "cancelled by the user")
         return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
 
-    def _notify(self, event: StreamEvent) -> list[Output]:
-        given = event.payload
-        if given["notice"] in self.data.notices:
-            return []
-        payload = {key: given.get(key) for key in ("notice", "session", "text", "intent")}
-        return [Output("notice.queued", {**payload, "wake": bool(given.get("wake", True))})]
-
     def _tick(self, event: StreamEvent) -> list[Output]:
         now = event.payload["now"]
         outputs: list[Output] = []
@@ -284,10 +268,7 @@ class IntentAgent:
         for intent in self._checkable():
             if intent.id not in ended and (intent.checked or intent.started or 0) + CHECK_MS <= now:
                 outputs += self._check(intent, event.ts)
-        sent = [n for n in self.data.notices.values() if n.state == "sent" and n.sent is not None]
-        lost = {n.session for n in sent if n.sent is not None and n.sent + UNSEEN_MS <= now}
-        unseen = {"why": "not seen in the session", "again": True}
-        return [*outputs, *(Output("notice.held", {"notice": n.id, **unseen}) for n in sent if n.session in lost)]
+        return [*outputs, *notices.unseen(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
         """A sidecar has started: look at every session that was at work, and at what waits for a host."""
@@ -328,19 +309,11 @@ class IntentAgent:
                 return self._end(intent, "intent.failed", ts, reason="its session was deleted", code="deleted")
         return []
 
-    def _host_ready(self, event: StreamEvent) -> list[Output]:
-        """An OpenCode appeared that may host sessions with waiting notices."""
-        sessions = {n.session for n in self.data.notices.values() if n.state == "queued"}
-        outputs: list[Output] = []
-        for session in sorted(sessions & set(event.payload.get("sessions", ()))):
-            outputs += self._deliver(session)
-        return outputs
-
     def _effect_ended(self, event: StreamEvent) -> list[Output]:
         kind, node, result = event.payload.get("kind"), event.payload.get("node", ""), event.payload.get("result")
         failed = event.type == "effect.failed"
-        if kind == WAKE:
-            return self._woken(event, node, {} if failed or not isinstance(result, dict) else result)
+        if kind == notices.WAKE:
+            return notices.woken(self.data, event, node, {} if failed or not isinstance(result, dict) else result)
         intent = self.data.intents.get(node)
         if intent is None or intent.state in ENDED:
             return []
@@ -380,11 +353,7 @@ class IntentAgent:
         session, outcome = str(event.payload.get("session")), event.payload.get("outcome")
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
         if intent is None:
-            mine = [n for n in self.data.notices.values() if n.session == session]
-            waiting = [n for n in mine if n.state in ("queued", "sending")]
-            if any(n.state == "sending" for n in waiting):
-                return [Output("notice.nudged", {"session": session})]
-            return self._deliver(session) if waiting else []
+            return notices.turn_ended(self.data, session)
         if intent.state in ENDED or outcome == "continued":
             return []
         if intent.state == "cancelling":
@@ -422,17 +391,6 @@ class IntentAgent:
             return []
         return [Output("intent.output", {"intent": intent.id, "text": said[:MAX_RESULT]})]
 
-    def _input(self, event: StreamEvent) -> list[Output]:
-        """A message in a session that carries one of our keys: that notice has arrived."""
-        parts = event.payload.get("parts")
-        keys = {
-            mark.get("key")
-            for part in (parts if isinstance(parts, list) else [])
-            if isinstance(part, dict) and isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict)
-        }
-        seen = [n for n in self.data.notices.values() if n.key and n.key in keys and n.state != "observed"]
-        return [Output("notice.observed", {"notice": n.id, "message": event.payload.get("message")}) for n in seen]
-
     def _session_ended(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
         if intent is None or intent.state in ENDED:
@@ -451,29 +409,6 @@ class IntentAgent:
             notice = {"notice": f"ntc_{intent.id[4:]}", "session": intent.parent, "text": text, "intent": intent.id}
             outputs.append(Output("notice.queued", {**notice, "wake": True}))
         return outputs
-
-    # --- notices ---
-
-    def _deliver(self, session: str) -> list[Output]:
-        """Send everything that waits for a session as one message, unless one is on its way."""
-        mine = [n for n in self.data.notices.values() if n.session == session]
-        waiting = [n for n in mine if n.state == "queued"]
-        if not waiting or any(n.state in ("sending", "sent") for n in mine):
-            return []
-        key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
-        # One that was sent before keeps its key, so that it is recognised in the history.
-        outputs = [Output("notice.sending", {"notice": n.id, "key": n.key or key}) for n in waiting]
-        texts = [{"key": n.key or key, "text": n.text} for n in waiting]
-        args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
-        return [*outputs, _effect(WAKE, session, args)]
-
-    def _woken(self, event: StreamEvent, session: str, result: dict[str, Any]) -> list[Output]:
-        sending = [n for n in self.data.notices.values() if n.session == session and n.state == "sending"]
-        if result.get("status") == "sent":
-            return [Output("notice.sent", {"notice": n.id, "ts": event.ts}) for n in sending]
-        why = str(result.get("status") or event.payload.get("error", ""))
-        about = {"why": why, "again": bool(self.data.nudged.get(session))}
-        return [Output("notice.held", {"notice": n.id, **about}) for n in sending]
 
     # --- remembering ---
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.orchestrator.intent_state import Intent, Limits
-from sidecar.orchestrator.intents import ABORT, CREATE, MAX_STOPS, PROMPT, WAKE, IntentAgent
+from sidecar.orchestrator.intents import ABORT, CREATE, MAX_STOPS, PROMPT, IntentAgent
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
+from sidecar.orchestrator.notices import WAKE
 from streams.event import StreamEvent
 from tests.sidecar.runtime.kinds import Clock
 

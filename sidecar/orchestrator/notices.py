@@ -1,0 +1,101 @@
+"""What the agent ``intents`` decides about notices: messages for sessions, one at a time, until each is seen. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sidecar.orchestrator.intent_state import Notice, State
+from sidecar.runtime.agent import Output
+from streams.event import StreamEvent
+
+WAKE: Final = "opencode.wake"
+
+UNSEEN_MS: Final = 60_000
+"""A message that was sent and not observed for this long is looked for, and sent again if it is not there."""
+
+
+def queued(state: State, event: StreamEvent) -> list[Output]:
+    """What the command ``notify`` means."""
+    given = event.payload
+    if given["notice"] in state.notices:
+        return []
+    payload = {key: given.get(key) for key in ("notice", "session", "text", "intent")}
+    return [Output("notice.queued", {**payload, "wake": bool(given.get("wake", True))})]
+
+
+def deliver(state: State, session: str) -> list[Output]:
+    """Send everything that waits for a session as one message, unless one is on its way."""
+    mine = [n for n in state.notices.values() if n.session == session]
+    waiting = [n for n in mine if n.state == "queued"]
+    if not waiting or any(n.state in ("sending", "sent") for n in mine):
+        return []
+    key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
+    # One that was sent before keeps its key, so that it is recognised in the history.
+    outputs = [Output("notice.sending", {"notice": n.id, "key": n.key or key}) for n in waiting]
+    texts = [{"key": n.key or key, "text": n.text} for n in waiting]
+    args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
+    return [*outputs, Output("effect.requested", args, effect=WAKE, node=session)]
+
+
+def deliver_to(state: State, sessions: Any) -> list[Output]:
+    """Send what waits for these sessions: their OpenCode has appeared."""
+    waiting = {n.session for n in state.notices.values() if n.state == "queued"}
+    return [output for session in sorted(waiting & set(sessions)) for output in deliver(state, session)]
+
+
+def to_deliver(state: State, said: list[Output]) -> list[str]:
+    """The sessions for which something may be sent after these outputs."""
+    sessions = {o.payload["session"] for o in said if o.type == "notice.queued"}
+    sessions |= {
+        state.notices[o.payload["notice"]].session
+        for o in said
+        if o.type == "notice.observed" or (o.type == "notice.held" and o.payload.get("again"))
+    }
+    return sorted(sessions)
+
+
+def turn_ended(state: State, session: str) -> list[Output]:
+    """A session of the user's became idle."""
+    waiting = [n for n in state.notices.values() if n.session == session and n.state in ("queued", "sending")]
+    if any(n.state == "sending" for n in waiting):
+        return [Output("notice.nudged", {"session": session})]
+    return deliver(state, session) if waiting else []
+
+
+def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]) -> list[Output]:
+    """The effect ``opencode.wake`` ended."""
+    sending = [n for n in state.notices.values() if n.session == session and n.state == "sending"]
+    if result.get("status") == "sent":
+        return [Output("notice.sent", {"notice": n.id, "ts": event.ts}) for n in sending]
+    why = str(result.get("status") or event.payload.get("error", ""))
+    about = {"why": why, "again": bool(state.nudged.get(session))}
+    return [Output("notice.held", {"notice": n.id, **about}) for n in sending]
+
+
+def seen(state: State, event: StreamEvent) -> list[Output]:
+    """A message in a session that carries one of our keys: that notice has arrived."""
+    parts = event.payload.get("parts")
+    keys = {
+        mark.get("key")
+        for part in (parts if isinstance(parts, list) else [])
+        if isinstance(part, dict) and isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict)
+    }
+    found = [n for n in state.notices.values() if n.key and n.key in keys and n.state != "observed"]
+    return [Output("notice.observed", {"notice": n.id, "message": event.payload.get("message")}) for n in found]
+
+
+def unseen(state: State, now: int) -> list[Output]:
+    """Messages that were sent long ago and not observed: they are sent again, under the same key."""
+    sent = _sent(state)
+    lost = {n.session for n in sent if n.sent is not None and n.sent + UNSEEN_MS <= now}
+    about = {"why": "not seen in the session", "again": True}
+    return [Output("notice.held", {"notice": n.id, **about}) for n in sent if n.session in lost]
+
+
+def deadlines(state: State) -> list[int]:
+    """When ``unseen`` has something to do, in ms UTC."""
+    return [n.sent + UNSEEN_MS for n in _sent(state) if n.sent is not None]
+
+
+def _sent(state: State) -> list[Notice]:
+    return [n for n in state.notices.values() if n.state == "sent"]
