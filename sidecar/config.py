@@ -314,6 +314,9 @@ class PhantomConfig(_Section):
     max_cost: Annotated[float, Field(ge=0)] = 0.0
     """How many dollars they may cost together, by OpenCode's prices; 0: any amount."""
 
+    silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
+    """A background session that does nothing for this long, and runs no tool, is stopped; 0: never."""
+
     executable: Path | None = None
     """The OpenCode that runs them; default: the one that asked, else ``opencode`` on the PATH."""
 

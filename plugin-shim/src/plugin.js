@@ -39,6 +39,8 @@ const ASK_VERSION_MS = 3000;
  * @property {(counters: import("./counters.js").Counters) => void} [onCounters] receives each instance's live counters
  */
 
+const DEEPENED = Symbol.for("durable-stream.subagent-depth");
+
 /**
  * Make the plugin for every OpenCode: 1 calls `server`, 2 calls `setup`.
  *
@@ -169,6 +171,7 @@ function newInstance(options, env, input) {
 
   const hooks = {
     ...tools.hooks(readTools(home)),
+    ...(env.DURABLE_STREAM_HEADLESS ? { config: allowSubagents } : {}),
     /** @param {unknown} hookInput */
     event: async (hookInput) => take("event", hookInput, null),
     /** @param {unknown} hookInput @param {unknown} output */
@@ -186,6 +189,22 @@ function newInstance(options, env, input) {
   };
   // Not enumerable: OpenCode sees hooks only.
   return Object.defineProperty(hooks, COUNTERS, { value: counters });
+}
+
+/**
+ * A phantom is a child of the session that started it, so OpenCode counts it as one subagent deep.
+ * It may start as many levels of its own as the user's session may.
+ *
+ * @param {any} config OpenCode's, which this changes; a second copy of the plugin gets the same one
+ */
+async function allowSubagents(config) {
+  try {
+    if (DEEPENED in config) return;
+    Object.defineProperty(config, DEEPENED, { value: true });
+    config.subagent_depth = (config.subagent_depth ?? 1) + 1;
+  } catch {
+    // A config that cannot be changed: the task tool refuses, and says why.
+  }
 }
 
 /** @param {any} hookInput @returns {unknown} */

@@ -122,6 +122,7 @@ class Headless:
             **_environment_of(pid),
             "OPENCODE_SERVER_PASSWORD": password,
             "DURABLE_STREAM_HOME": str(self._home.path),
+            "DURABLE_STREAM_HEADLESS": "1",
         }
         environment.pop("OPENCODE_SERVER_USERNAME", None)
         process = self._process = await asyncio.to_thread(

@@ -37,6 +37,8 @@ class Look(NamedTuple):
 
     state: Literal["busy", "answered", "unanswered", "loop", "gone"]
     text: str = ""
+    quiet_ms: int = 0
+    """How long a busy one has done nothing that can be seen; 0 while a tool runs, or a provider is tried again."""
 
 
 class Host(Protocol):

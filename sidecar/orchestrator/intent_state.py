@@ -38,6 +38,8 @@ class Limits:
     tokens: int = 0
     cost: float = 0.0
     """In the currency of OpenCode's prices, US dollars."""
+    silence_ms: int = 0
+    """How long a phantom may do nothing that can be seen."""
 
     @staticmethod
     def of(config: PhantomConfig) -> Limits:
@@ -50,6 +52,7 @@ class Limits:
             sessions=config.max_sessions,
             tokens=config.max_tokens,
             cost=config.max_cost,
+            silence_ms=round(config.silence_minutes * 60_000),
         )
 
 
@@ -124,6 +127,8 @@ class State:
     notices: dict[str, Notice] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
     """Phantom session → intent."""
+    children: dict[str, str] = field(default_factory=dict)
+    """Session that OpenCode's own task tool started in a phantom, at any depth → intent."""
     nudged: dict[str, bool] = field(default_factory=dict)
     """Parents that became idle while a message was on its way."""
     spent: dict[str, Spent] = field(default_factory=dict)
@@ -134,6 +139,10 @@ class State:
     def unfinished(self) -> list[Intent]:
         """Every intent that has not ended, oldest first."""
         return [intent for intent in self.intents.values() if intent.state not in ENDED]
+
+    def working(self, session: str) -> Intent | None:
+        """The intent for which a session works: the phantom's own, or one that its task tool started."""
+        return self.intents.get(self.sessions.get(session) or self.children.get(session, ""))
 
     # --- remembering ---
 
@@ -178,6 +187,9 @@ class State:
         if type_ == "intent.started":
             intent.session, intent.started = payload["session"], payload["ts"]
             self.sessions[payload["session"]] = intent.id
+            self.children.pop(payload["session"], None)
+        elif type_ == "intent.child":
+            self.children[payload["session"]] = intent.id
         elif type_ == "intent.output":
             intent.result = payload["text"]
         elif type_ == "intent.interrupted":
@@ -205,6 +217,7 @@ class State:
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
             session = self.intents.pop(old).session
             self.sessions.pop(session or "", None)
+            self.children = {child: of for child, of in self.children.items() if of != old}
         seen = [n.id for n in self.notices.values() if n.state == "observed"]
         for old in seen[: max(len(seen) - KEPT_ENDED, 0)]:
             del self.notices[old]

@@ -28,10 +28,13 @@ MAX_RESULT: Final = 16 * 1024
 MAX_RESUMES: Final = 5
 """How often an intent whose OpenCode died is resumed before it fails."""
 
+ANSWERED: Final = ("stop", "length")
+"""How a call of the model ends that is the last of its turn."""
+
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
 
 CHECK_MS: Final = 60_000
-"""How often a running intent's session is looked at, because the end of its turn may have been lost."""
+"""How often a running intent's session is looked at: the end of its turn may have been lost, or it may be silent."""
 
 MAX_STEPS: Final = 300
 """A session that calls the model this often for one prompt is in an endless loop: a stream without a finish reason."""
@@ -61,6 +64,7 @@ class IntentAgent:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
+        self._check_ms = min(CHECK_MS, self._limits.silence_ms // 2 or CHECK_MS)
         self.data = State()
 
     @property
@@ -71,7 +75,14 @@ class IntentAgent:
     @property
     def events(self) -> tuple[str, ...]:
         """See ``Agent``."""
-        return ("turn.ended", "execution.output", "agent.input", "lifecycle.session.ended")
+        return (
+            "turn.ended",
+            "execution.step",
+            "execution.output",
+            "agent.input",
+            "lifecycle.session.created",
+            "lifecycle.session.ended",
+        )
 
     @property
     def begins_anywhere(self) -> bool:
@@ -97,7 +108,7 @@ class IntentAgent:
             return 0
         active = [i for i in self.data.intents.values() if i.state in ACTIVE]
         times = [i.started + i.wall_ms for i in active if i.started and i.wall_ms]
-        times += [(i.checked or i.started) + CHECK_MS for i in self._checkable() if i.started]
+        times += [(i.checked or i.started) + self._check_ms for i in self._checkable() if i.started]
         times += notices.deadlines(self.data)
         return min(times, default=None)
 
@@ -106,6 +117,8 @@ class IntentAgent:
     def receive(self, event: StreamEvent) -> list[Output]:
         """See ``Agent``."""
         outputs = self._decide(event)
+        if event.type == "execution.step" and event.payload.get("finish") in ANSWERED:
+            return outputs  # The end of the turn follows: work that is done is not stopped for what it cost.
         if event.type not in ("tick", "resume") and not any(output.type in _CHANGES for output in outputs):
             return outputs
         # What follows is decided on the state as the outputs will leave it.
@@ -200,8 +213,12 @@ class IntentAgent:
                 return self._effect_ended(event)
             case "turn.ended":
                 return self._turn_ended(event)
+            case "execution.step":
+                return self._spend(event)
             case "execution.output":
                 return self._output(event)
+            case "lifecycle.session.created":
+                return self._child(event)
             case "agent.input":
                 return notices.seen(self.data, event)
             case "lifecycle.session.ended":
@@ -266,7 +283,7 @@ class IntentAgent:
                 outputs += self._stop(intent, event.ts, Doom("intent.failed", reason, "timeout"))
         ended = {output.payload.get("intent") for output in outputs}
         for intent in self._checkable():
-            if intent.id not in ended and (intent.checked or intent.started or 0) + CHECK_MS <= now:
+            if intent.id not in ended and (intent.checked or intent.started or 0) + self._check_ms <= now:
                 outputs += self._check(intent, event.ts)
         return [*outputs, *notices.unseen(self.data, now)]
 
@@ -299,12 +316,17 @@ class IntentAgent:
             case "loop":
                 reason = f"endless loop: it called the model more than {MAX_STEPS} times for one prompt"
                 return self._stop(intent, ts, Doom("intent.failed", reason, "endless-loop"))
+            case "busy":
+                quiet = int(found.get("quiet_ms") or 0)
+                if self._limits.silence_ms and quiet >= self._limits.silence_ms:
+                    reason = f"silence: it did nothing for {quiet // 60_000} minutes"
+                    return self._stop(intent, ts, Doom("intent.failed", reason, "silence"))
             case "answered":
                 said = str(found.get("text") or "")[:MAX_RESULT]
                 answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
                 return [*answer, *self._end(intent, "intent.completed", ts, result=said)]
             case "unanswered":
-                return self._interrupted(intent, intent.session, ts, {})
+                return self._interrupted(intent, intent.session, ts)
             case "gone":
                 return self._end(intent, "intent.failed", ts, reason="its session was deleted", code="deleted")
         return []
@@ -358,31 +380,45 @@ class IntentAgent:
             return []
         if intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
-        spent = {"tokens": _tokens(event.payload.get("tokens")), "cost": event.payload.get("cost") or 0.0}
         if outcome == "completed":
-            return self._end(intent, "intent.completed", event.ts, **spent)
+            return self._end(intent, "intent.completed", event.ts)
         if outcome == "interrupted":
-            return self._interrupted(intent, session, event.ts, spent)
+            return self._interrupted(intent, session, event.ts)
         if outcome == "failed" and len(intent.models) > 1:
-            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], **spent})
+            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0]})
             args = {**self._prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
             return [fallback, _effect(PROMPT, intent.id, args)]
         said = event.payload.get("error")
         reason = {"aborted": "stopped by a person", "failed": f"error: {said}"}.get(str(outcome), str(outcome))
         code = {"aborted": "user-abort", "failed": "error"}.get(str(outcome), "stopped")
-        return self._end(intent, "intent.failed", event.ts, reason=reason, code=code, **spent)
+        return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
 
-    def _interrupted(self, intent: Intent, session: str, ts: int, spent: dict[str, Any]) -> list[Output]:
+    def _interrupted(self, intent: Intent, session: str, ts: int) -> list[Output]:
         """Prompt the session again, in place, unless that is under way, or its OpenCode died too often."""
         if intent.state == "resuming":
             return []
         if intent.resumes >= MAX_RESUMES:
             reason = f"crash: its OpenCode died {intent.resumes + 1} times"
-            return self._end(intent, "intent.failed", ts, reason=reason, code="crash", **spent)
+            return self._end(intent, "intent.failed", ts, reason=reason, code="crash")
         return [
-            Output("intent.interrupted", {"intent": intent.id, **spent}),
+            Output("intent.interrupted", {"intent": intent.id}),
             self._prompt(intent, session, CONTINUE),
         ]
+
+    def _spend(self, event: StreamEvent) -> list[Output]:
+        """A call of the model has ended: it counts at once, so that a budget stops a long turn, too."""
+        intent = self.data.working(str(event.payload.get("session")))
+        tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
+        if intent is None or not (tokens or cost):
+            return []
+        return [Output("intent.spent", {"intent": intent.id, "tokens": tokens, "cost": cost})]
+
+    def _child(self, event: StreamEvent) -> list[Output]:
+        session, parent = str(event.payload.get("session")), str(event.payload.get("parent"))
+        intent = self.data.working(parent)
+        if intent is None or session in self.data.sessions:
+            return []
+        return [Output("intent.child", {"intent": intent.id, "session": session})]
 
     def _output(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
@@ -418,7 +454,15 @@ class IntentAgent:
 
 
 _CHANGES: Final = frozenset(
-    {"intent.created", "intent.cancelling", "intent.completed", "intent.failed", "intent.cancelled", "intent.fallback"}
+    {
+        "intent.created",
+        "intent.spent",
+        "intent.cancelling",
+        "intent.completed",
+        "intent.failed",
+        "intent.cancelled",
+        "intent.fallback",
+    }
     | {"notice.queued", "notice.held", "notice.observed"}
 )
 """After these something may start, must stop, or can be delivered."""

@@ -147,7 +147,8 @@ class V1Host:
         if len(infos) - prompted - 1 >= most - 1:
             return Look("loop")
         if isinstance(status, dict) and status.get("type") != "idle":
-            return Look("busy")
+            quiet = 0 if status.get("type") == "retry" else _quiet_ms(found, self._now_ms())
+            return Look("busy", quiet_ms=quiet)
         last = infos[-1] if infos else {}
         if last.get("role") != "assistant":
             made = (last.get("time") or {}).get("created", 0)
@@ -258,6 +259,21 @@ class V1Host:
         except HeadlessError as error:
             raise HostError(str(error)) from None
         return link
+
+
+def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
+    """How long ago the newest thing in a session's history began or ended; 0 while a tool runs."""
+    newest = 0
+    for message in messages[-2:]:
+        times = [(message.get("info") or {}).get("time")]
+        for part in message.get("parts") or []:
+            state = part.get("state") or {}
+            if state.get("status") == "running":
+                return 0
+            times += [part.get("time"), state.get("time")]
+        given = [value for time in times for value in (time or {}).values() if isinstance(value, (int, float))]
+        newest = max([newest, *map(int, given)])
+    return max(now - newest, 0) if newest else 0
 
 
 async def _call(link: Link, method: str, args: dict[str, Any]) -> Any:

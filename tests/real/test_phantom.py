@@ -118,6 +118,24 @@ def test_the_next_model_takes_over_after_a_provider_error(client: RealOpenCode, 
     assert "intent.fallback" in [r["event"]["type"] for r in durable.lines("query")]
 
 
+def test_a_child_of_its_task_tool_counts_and_a_silent_one_is_stopped(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    (durable.home / "config.toml").write_text("[phantom]\nsilence_minutes = 0.05\n")
+    durable.cli("stop")
+    task = {"description": "look", "prompt": "SAY:seen", "subagent_type": "general"}
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn(f"CALL:task {json.dumps(task)}THEN: SAY:done", "with a child"))
+    wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"], "the end of the intent")
+    events = [r["event"] for r in durable.lines("query")]
+    spent = [e["payload"] for e in events if e["type"] == "intent.spent"]
+    assert len(spent) == 3 and "intent.child" in [e["type"] for e in events], "two steps of its own, one of the child's"
+    assert intents(durable)[0]["tokens"] == sum(each["tokens"] for each in spent) > 0
+    client.prompt(parent, spawn("HOLD:never SAY:late", "silent"))
+    wait_until(lambda: [i["code"] for i in intents(durable)] == ["", "silence"], "the watchdog")
+    model.release("never")
+
+
 def test_a_summary_names_the_work_that_still_runs(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.orchestrator.intent_state import Intent, Limits
-from sidecar.orchestrator.intents import ABORT, CREATE, MAX_STOPS, PROMPT, IntentAgent
+from sidecar.orchestrator.intents import ABORT, CHECK, CREATE, MAX_STOPS, PROMPT, IntentAgent
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 from sidecar.orchestrator.notices import WAKE
 from streams.event import StreamEvent
@@ -79,6 +79,12 @@ class World:
 
     def ends(self, intent: Intent, outcome: str = "completed", **more: Any) -> list[str]:
         return self.happens("turn.ended", session=f"ses_{intent.id}", outcome=outcome, **more)
+
+    def spends(self, session: str, input_: int, *, finish: str = "tool-calls", cost: float = 0.0) -> list[str]:
+        tokens = {"input": input_, "output": 0}
+        return self.happens(
+            "execution.step", session=session, kind="inference", finish=finish, tokens=tokens, cost=cost
+        )
 
     def sees(self, session: str) -> None:
         """The session's history shows every message that it got."""
@@ -182,15 +188,40 @@ def test_a_spent_budget_ends_what_runs_and_refuses_more() -> None:
         world.register(name)
     world.settle()
     assert "budget.warning" not in world.types
-    world.ends(world.intent("a"), tokens={"input": 850, "output": 0})
+    world.spends("ses_int_a", 850, finish="stop")
+    world.ends(world.intent("a"))
     assert world.types.count("budget.warning") == 1
     world.settle()
-    world.ends(world.intent("b"), tokens={"input": 100, "output": 60})
+    assert world.spends("ses_int_b", 160, finish="stop") == ["intent.spent"], "its turn is over: let it end"
+    world.ends(world.intent("b"))
     world.settle()
     assert [world.intent(name).state for name in "abcd"] == ["completed", "completed", "failed", "failed"]
     assert {world.intent(name).code for name in "cd"} == {"budget"}
     assert world.register("late").code == "budget"
     assert world.register("other", parent="ses_other").state == "starting"
+
+
+def test_a_long_turn_and_its_children_meet_the_budget_before_they_end() -> None:
+    world = World(cost=1.0)
+    world.register("a")
+    world.settle()
+    world.happens("lifecycle.session.created", session="ses_child", parent="ses_int_a")
+    world.happens("lifecycle.session.created", session="ses_grandchild", parent="ses_child")
+    assert world.spends("ses_grandchild", 1, cost=0.9) == ["intent.spent", "budget.warning"]
+    assert world.spends("ses_stranger", 1, cost=5.0) == []
+    assert world.intent("a").state == "running"
+    assert "intent.failed" in world.spends("ses_int_a", 1, cost=0.2)
+    assert (world.intent("a").code, round(world.intent("a").cost, 1)) == ("budget", 1.1)
+
+
+def test_a_silent_one_is_stopped() -> None:
+    world = World(silence_ms=60_000)
+    world.register("a")
+    world.settle()
+    for quiet, ended in ((59_999, []), (60_000, ["intent.failed", "notice.queued", "notice.sending"])):
+        result = {"state": "busy", "quiet_ms": quiet, "resumes": 0}
+        assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == ended
+    assert world.intent("a").code == "silence" and world.effects[0][0] == ABORT
 
 
 def test_two_that_end_together_are_told_in_one_message() -> None:
