@@ -46,6 +46,15 @@ async def send_over_nats(home: Path) -> None:
     await names["send"](f"nats://127.0.0.1:{address['port']}", token=address["token"])
 
 
+def until_ready(home: Path) -> None:
+    """Wait until the server keeps messages for the agents; it starts in the background."""
+    end = time.monotonic() + LIMIT_SECONDS
+    while not (rows := run(home, "status", "--json").objects()[0]["nats"]["commands"]) or not all(
+        row["ready"] for row in rows
+    ):
+        assert time.monotonic() < end, rows
+
+
 def lines(tmp_path: Path, count: int) -> list[str]:
     """The lines that the effect wrote, without their keys."""
     path = tmp_path / "report.txt"
@@ -62,6 +71,7 @@ def test_the_page_is_true(home: Path, tmp_path: Path) -> None:
     (shown,) = re.findall(r"\$ durable-stream send (\w+) (\w+) '(.*?)'\n(.*?)```", PAGE, re.S)
     assert run(home, "send", *shown[:3]).out == shown[3]
     assert lines(tmp_path, 1) == ["hello"]
+    until_ready(home)
     asyncio.run(send_over_nats(home))
     assert lines(tmp_path, 2) == ["hello", "sent over NATS"]
     run(home, "play", str(ROOT / "sidecar" / "recordings" / "demo.jsonl"), "--speed", "max")

@@ -137,7 +137,7 @@ class CommandConsumers:
         return any(consumer.loop.working for consumer in self._consumers)
 
     def status(self) -> list[dict[str, Any]]:
-        """Each consumer: ``agent``, ``consumer``, ``subjects``, ``waiting`` (on the server, when it delivered last),
+        """Each consumer: ``agent``, ``consumer``, ``subjects``, ``ready`` (it exists on the server), ``waiting`` (on the server, when it delivered last),
         ``in_flight``, ``counts`` and ``problem`` (why no commands come; empty while all is well).
 
         ``counts``: ``delivered``, ``done``, ``again``, ``poison``, ``handled``, ``duplicate``, ``refused``, ``dead``,
@@ -193,6 +193,7 @@ class _AgentConsumer:
             "agent": self._agent,
             "consumer": self._name,
             "subjects": list(self._patterns),
+            "ready": self.loop.is_ready,
             "waiting": self.loop.pending,
             "in_flight": self.loop.working,
             "counts": dict(sorted((self.loop.counts + self._counts).items())),

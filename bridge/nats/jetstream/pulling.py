@@ -187,6 +187,8 @@ class PullLoop:
         self._definitions, self._answered = tuple(definitions), answered
         self.problem = ""
         """Why no messages come at the moment; empty while all is well."""
+        self.is_ready = False
+        """Whether stream and consumer exist, so that what is sent now arrives."""
         self.pending = 0
         """Messages that the server had not delivered when it delivered the last one."""
         self._sessions, self._stream, self._consumer = sessions, stream, consumer
@@ -247,9 +249,10 @@ class PullLoop:
                 if self._definitions:
                     await ensure_streams(session, self._definitions)
                 await ensure_consumer(session, self._stream, self._consumer)
-                self.problem = ""
+                self.problem, self.is_ready = "", True
                 await self._pull(session)
             except NatsError as error:
+                self.is_ready = False
                 self.problem = str(error)
                 log.warning("reconnecting the consumer %s of %s: %s", self._consumer.name, self._stream, error)
             self.counts["renewed"] += 1
