@@ -317,6 +317,13 @@ class PhantomConfig(_Section):
     silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
     """A background session that does nothing for this long, and runs no tool, is stopped; 0: never."""
 
+    isolation: Literal["auto", "worktree", "shared"] = "auto"
+    """Where background work edits: in a git worktree of its own, or in your files. ``auto``: in a worktree if the
+    project is a git repository and the agent is none of ``readers``."""
+
+    readers: tuple[str, ...] = ("plan", "explore")
+    """OpenCode's agents that change no files."""
+
     executable: Path | None = None
     """The OpenCode that runs them; default: the one that asked, else ``opencode`` on the PATH."""
 

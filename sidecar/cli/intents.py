@@ -20,6 +20,8 @@ async def intents(
         str | None, typer.Argument(metavar="[INTENT]", help="Show this one whole: its id, or a unique prefix.")
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop it, with everything that it started.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Make the changes of its worktree in your files.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print only what it changed in its worktree.")] = False,
     limit: LimitOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -32,16 +34,30 @@ async def intents(
 
     out = Output(json)
     home = home_of(context)
+    if intent is None and (cancel or apply or diff):
+        raise Failure("no-intent", "name the intent; `durable-stream intents` lists them")
+    if apply:
+        from sidecar.cli.shared.control import ask
+
+        found = await ask(home, "intent_apply", {"intent": intent}, "run the same command again, which is safe")
+        if json:
+            out.object(found)
+        else:
+            count = found["changes"]["count"]
+            changed = f"{count} {'file' if count == 1 else 'files'} in {found['directory']}"
+            out.text(f"Its changes were there already: {changed}." if found["was_applied"] else f"Changed {changed}.")
+        return
     if cancel:
         from sidecar.cli.shared.control import ask
 
-        if intent is None:
-            raise Failure("no-intent", "name the intent to cancel; `durable-stream intents` lists them")
         found = await ask(home, "intent_cancel", {"intent": intent}, "the intent is unchanged")
         out.object(found) if json else out.text(f"{found['id']} is being cancelled.")
         return
     reader = open_reader(home.store_path)
     state = await read_intents(reader)
+    if intent is not None and diff and not json:
+        out.text(_named(state, intent).changes.get("diff", "").rstrip("\n"))
+        return
     if intent is not None:
         _show(out, _named(state, intent), state)
         return
@@ -90,6 +106,8 @@ def _table(out: Output, listed: list[Intent]) -> None:
 
 def _show(out: Output, intent: Intent, state: State) -> None:
     from sidecar.orchestrator.intent_state import as_row
+    from sidecar.orchestrator.intent_texts import file_text, overlap_text
+    from sidecar.orchestrator.lifecycle import ENDED
     from sidecar.views.wording import local_time
 
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
@@ -103,6 +121,7 @@ def _show(out: Output, intent: Intent, state: State) -> None:
         ("session", intent.session),
         ("parent", intent.parent),
         ("directory", intent.directory),
+        ("works in", intent.worktree.get("root") if intent.state not in ENDED else None),
         ("registered", local_time(intent.created)),
         ("notice", notice and notice.state),
     ):
@@ -111,3 +130,12 @@ def _show(out: Output, intent: Intent, state: State) -> None:
     out.text(f"\n{intent.prompt}")
     if intent.result:
         out.text(f"\n{intent.result}")
+    for line in overlap_text(intent):
+        out.text(line)
+    if intent.changes.get("ref"):
+        what = "applied" if intent.applied else "not applied; --diff shows them, --apply makes them in your files"
+        out.text(f"\nchanges in its worktree ({what}):")
+        for each in intent.changes["files"]:
+            out.text(f"  {file_text(each)}")
+    elif intent.changes.get("error"):
+        out.text(f"\nIts changes could not be kept: {intent.changes['error']}. They are in {intent.worktree['root']}.")

@@ -25,6 +25,9 @@ async def spawn(
         list[str] | None, typer.Option("--model", metavar="PROVIDER/MODEL", help="Again for fallbacks, in order.")
     ] = None,
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=1440, help="Stop it after this long.")] = 60,
+    isolation: Annotated[
+        str | None, typer.Option("--isolation", metavar="WHERE", help="Edit a `worktree`, or your files: `shared`.")
+    ] = None,
     key: Annotated[str | None, typer.Option("--key", help="The same key starts the work only once.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -42,6 +45,7 @@ async def spawn(
         "agent": agent,
         "models": model or [],
         "minutes": minutes,
+        "isolation": isolation,
         "key": key,
     }
     found = await ask(home_of(context), "spawn", given, "run the same command with the same --key, which is safe")

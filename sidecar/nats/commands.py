@@ -137,8 +137,9 @@ class CommandConsumers:
         return any(consumer.loop.working for consumer in self._consumers)
 
     def status(self) -> list[dict[str, Any]]:
-        """Each consumer: ``agent``, ``consumer``, ``subjects``, ``ready`` (it exists on the server), ``waiting`` (on the server, when it delivered last),
-        ``in_flight``, ``counts`` and ``problem`` (why no commands come; empty while all is well).
+        """Each consumer: ``agent``, ``consumer``, ``subjects``, ``ready`` (it exists on the server), ``waiting`` (on
+        the server, when it delivered last), ``in_flight``, ``counts`` and ``problem`` (why no commands come; empty
+        while all is well).
 
         ``counts``: ``delivered``, ``done``, ``again``, ``poison``, ``handled``, ``duplicate``, ``refused``, ``dead``,
         ``undecodable``, and the notes of ``arriving.ArrivedCommand``.

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 KEPT_ENDED: Final = 200
 """How many ended intents and observed notices stay in the state; the log has them all."""
 
-STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
-"""Ends of an intent that end everything that it started. After another end the children go on."""
+
+MOST_EDITED: Final = 200
+"""How many edited files of an intent are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Limits:
     """In the currency of OpenCode's prices, US dollars."""
     silence_ms: int = 0
     """How long a phantom may do nothing that can be seen."""
+    readers: frozenset[str] = frozenset()
+    """OpenCode's agents that change no files, and so need no worktree."""
 
     @staticmethod
     def of(config: PhantomConfig) -> Limits:
@@ -52,6 +55,7 @@ class Limits:
             sessions=config.max_sessions,
             tokens=config.max_tokens,
             cost=config.max_cost,
+            readers=frozenset(config.readers),
             silence_ms=round(config.silence_minutes * 60_000),
         )
 
@@ -101,6 +105,26 @@ class Intent:
     """The OpenCode that asked; its environment is the phantom's."""
     checked: int | None = None
     """When its session was last looked at."""
+    isolation: str = "shared"
+    """``worktree``: it edits a git worktree of its own; ``auto``: if there is a git repository and its agent may write;
+    ``shared``: it edits ``directory``."""
+    worktree: dict[str, str] = field(default_factory=dict)
+    """Its worktree: ``directory`` of the session, ``root``, and ``base``, the commit that it began with."""
+    ending: dict[str, Any] = field(default_factory=dict)
+    """How it ends as soon as its changes are kept: ``type`` and ``about``."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """What it changed in its worktree: ``ref``, ``files``, ``count``, ``diff``; or ``error``."""
+    applied: int | None = None
+    """When a person took over its changes."""
+    edited: list[str] = field(default_factory=list)
+    """The files that it edited among the user's, at most ``MOST_EDITED``; none if it has a worktree."""
+    overlaps: dict[str, str] = field(default_factory=dict)
+    """Of these, the files that another one changed while it ran → that intent, or session."""
+
+    @property
+    def place(self) -> str:
+        """The directory of its session."""
+        return self.worktree.get("directory") or self.directory
 
 
 @dataclass(slots=True)
@@ -144,6 +168,10 @@ class State:
         """The intent for which a session works: the phantom's own, or one that its task tool started."""
         return self.intents.get(self.sessions.get(session) or self.children.get(session, ""))
 
+    def sharing(self, file: str) -> list[Intent]:
+        """The unfinished intents that edited this file among the user's."""
+        return [intent for intent in self.unfinished() if file in intent.edited]
+
     # --- remembering ---
 
     def fold(self, type_: str, payload: Mapping[str, Any]) -> None:
@@ -179,6 +207,7 @@ class State:
         intent.state = after(INTENT, intent.state, type_)
         intent.reason = payload.get("reason", intent.reason)
         intent.code = payload.get("code", intent.code)
+        intent.changes = dict(payload.get("changes") or intent.changes)
         intent.tokens += payload.get("tokens", 0)
         intent.cost += payload.get("cost", 0.0)
         if (spent := self.spent.get(intent.root)) is not None:
@@ -188,6 +217,17 @@ class State:
             intent.session, intent.started = payload["session"], payload["ts"]
             self.sessions[payload["session"]] = intent.id
             self.children.pop(payload["session"], None)
+        elif type_ == "intent.isolated":
+            intent.worktree = dict(payload["worktree"])
+            intent.isolation = "worktree" if intent.worktree else "shared"
+        elif type_ == "intent.finishing":
+            intent.ending = {"type": payload["type"], "about": dict(payload["about"])}
+        elif type_ == "intent.applied":
+            intent.applied = payload["ts"]
+        elif type_ == "intent.edited":
+            intent.edited += payload["files"]
+        elif type_ == "intent.overlap":
+            intent.overlaps[payload["file"]] = payload["by"]
         elif type_ == "intent.child":
             self.children[payload["session"]] = intent.id
         elif type_ == "intent.output":
@@ -242,6 +282,7 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         root=payload.get("root") or payload.get("parent") or payload["intent"],
         depth=int(payload.get("depth") or 1),
         starter=payload.get("starter"),
+        isolation=str(payload.get("isolation") or "shared"),
     )
 
 
@@ -258,4 +299,4 @@ def notice_of(payload: Mapping[str, Any]) -> Notice:
 
 def as_row(intent: Intent) -> dict[str, Any]:
     """An intent as ``intents --json`` prints it."""
-    return asdict(intent)
+    return {**asdict(intent), "place": intent.place}

@@ -10,12 +10,14 @@ An intent's events have the intent's id as their ``payload.intent``; a notice's,
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from sidecar.orchestrator import notices
-from sidecar.orchestrator.intent_state import STOPS_TREE, Intent, Limits, Spent, State, intent_of
+from sidecar.orchestrator import edits, notices
+from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal, used_share
+from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
+from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED, INTENT, after
 from sidecar.runtime.agent import READY, HealthStatus, Output
 from streams.event import StreamEvent
@@ -47,16 +49,9 @@ WARNING_SHARE: Final = 0.8
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
 CHECK = "opencode.check"
+ISOLATE, COLLECT = "worktree.add", "worktree.collect"
 
 _STATE: Final = TypeAdapter(State)
-
-
-class Doom(NamedTuple):
-    """Why an intent that has not ended must stop."""
-
-    event: str
-    reason: str
-    code: str
 
 
 class IntentAgent:
@@ -104,7 +99,7 @@ class IntentAgent:
 
     def deadline(self) -> int | None:
         """When the agent wants the next ``tick``, in ms UTC."""
-        if any(self._doom(intent) for intent in self.data.unfinished()):
+        if any(doomed(self.data, self._limits, intent) for intent in self.data.unfinished()):
             return 0
         active = [i for i in self.data.intents.values() if i.state in ACTIVE]
         times = [i.started + i.wall_ms for i in active if i.started and i.wall_ms]
@@ -137,60 +132,25 @@ class IntentAgent:
             for output in new:
                 self.data.fold(output.type, output.payload)
 
-        doomed = [(intent, doom) for intent in self.data.unfinished() if (doom := self._doom(intent))]
-        for intent, doom in doomed[:MAX_STOPS]:
+        limits = self._limits
+        stopping = [(each, doom) for each in self.data.unfinished() if (doom := doomed(self.data, limits, each))]
+        for intent, doom in stopping[:MAX_STOPS]:
             add(self._stop(intent, ts, doom))
         for root, spent in self.data.spent.items():
-            if not spent.warned and (used := self._used(spent)) and used[0] >= WARNING_SHARE:
+            if not spent.warned and (used := used_share(limits, spent)) and used[0] >= WARNING_SHARE:
                 add([Output("budget.warning", {"root": root, "what": used[1], "share": round(used[0], 2)})])
         for session in notices.to_deliver(self.data, [*outputs, *more]):
             add(notices.deliver(self.data, session))
         for intent in [each for each in self.data.intents.values() if each.state == "queued"]:
-            if self._doom(intent) is None and self._has_room(intent):
+            if doomed(self.data, limits, intent) is None and has_room(self.data, limits, intent):
                 add(self._start(intent))
         return more
-
-    def _has_room(self, intent: Intent) -> bool:
-        active = [each for each in self.data.intents.values() if each.state in ACTIVE]
-        if len(active) >= self._limits.running:
-            return False
-        mine = _providers(intent)
-        return all(
-            sum(name in _providers(each) for each in active) < self._limits.per_model[name]
-            for name in mine
-            if name in self._limits.per_model
-        )
-
-    def _used(self, spent: Spent) -> tuple[float, str] | None:
-        """The largest share that a root has used of one of its limits, and of which; ``None`` if it has none."""
-        limits = self._limits
-        pairs = (("sessions", limits.sessions), ("tokens", limits.tokens), ("cost", limits.cost))
-        return max(((getattr(spent, name) / limit, name) for name, limit in pairs if limit), default=None)
-
-    def _doom(self, intent: Intent) -> Doom | None:
-        """Why an intent that has not ended must stop: what started it was stopped, or its root has spent too much."""
-        if intent.state in ENDED or intent.state == "cancelling":
-            return None
-        starter = self.data.intents.get(intent.starter or "")
-        if starter is not None and starter.code in STOPS_TREE:
-            return Doom("intent.cancelled", f"{starter.id}, which started it, was stopped", "cancelled")
-        over = self._overspent(self.data.spent.get(intent.root))
-        return Doom("intent.failed", over, "budget") if over else None
-
-    def _overspent(self, spent: Spent | None) -> str:
-        if spent is None:
-            return ""
-        if self._limits.tokens and spent.tokens >= self._limits.tokens:
-            return f"budget: {spent.tokens} of {self._limits.tokens} tokens are used"
-        if self._limits.cost and spent.cost >= self._limits.cost:
-            return f"budget: {spent.cost:.2f} of {self._limits.cost:.2f} dollars are used"
-        return ""
 
     def _stop(self, intent: Intent, ts: int, doom: Doom) -> list[Output]:
         about = {"reason": doom.reason, "code": doom.code}
         if intent.session is None:
             return self._end(intent, doom.event, ts, **about)
-        abort = _effect(ABORT, intent.id, {"session": intent.session, "directory": intent.directory})
+        abort = _effect(ABORT, intent.id, {"session": intent.session, "directory": intent.place})
         if doom.event == "intent.cancelled":
             return [Output("intent.cancelling", {"intent": intent.id, **about}), abort]
         return [*self._end(intent, doom.event, ts, **about), abort]
@@ -201,6 +161,8 @@ class IntentAgent:
                 return self._register(event)
             case "intent.cancel":
                 return self._cancel(event)
+            case "intent.apply":
+                return self._applied(event)
             case "notify":
                 return notices.queued(self.data, event)
             case "tick":
@@ -214,7 +176,7 @@ class IntentAgent:
             case "turn.ended":
                 return self._turn_ended(event)
             case "execution.step":
-                return self._spend(event)
+                return self._spend(event) + edits.seen(self.data, event)
             case "execution.output":
                 return self._output(event)
             case "lifecycle.session.created":
@@ -235,43 +197,51 @@ class IntentAgent:
         depth = starter.depth + 1 if starter is not None else 1
         about = {key: value for key, value in given.items() if key != "above"}
         payload = {**about, "ts": event.ts, "root": root, "depth": depth, "starter": above[0] if above else None}
-        refused = self._refused(intent_of(payload))
+        refused = refusal(self.data, self._limits, intent_of(payload))
         if refused is not None:
             return [Output("intent.refused", {**payload, **refused})]
         return [Output("intent.created", payload)]
 
-    def _refused(self, intent: Intent) -> dict[str, str] | None:
-        """Why an intent may not be registered; ``None`` if it may."""
-        limits, spent = self._limits, self.data.spent.get(intent.root, Spent())
-        siblings = sum(each.parent == intent.parent for each in self.data.unfinished()) if intent.parent else 0
-        if limits.depth and intent.depth > limits.depth:
-            reason = f"{limits.depth} background agents have started one another already"
-            return {"code": "recursion_depth_exceeded", "reason": reason}
-        if limits.children and siblings >= limits.children:
-            return {"code": "budget-children", "reason": f"{siblings} of its session are unfinished, the most allowed"}
-        if limits.sessions and spent.sessions >= limits.sessions:
-            reason = f"its session has started {spent.sessions}, the most allowed"
-            return {"code": "budget-sessions", "reason": reason}
-        over = self._overspent(spent)
-        return {"code": "budget", "reason": over} if over else None
-
     def _start(self, intent: Intent) -> list[Output]:
+        starting = Output("intent.starting", {"intent": intent.id})
+        if intent.isolation == "worktree" or (intent.isolation == "auto" and intent.agent not in self._limits.readers):
+            return [starting, _effect(ISOLATE, intent.id, {"intent": intent.id, "directory": intent.directory})]
+        return [starting, self._create(intent, intent.directory)]
+
+    def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
+        """Its worktree is made; or there can be none, and it edits the user's files if it may."""
+        if intent.state != "starting" or intent.session is not None:
+            return []
+        if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
+            reason = f"no worktree: {error or 'the directory is in no git repository that has a commit'}"
+            return self._end(intent, "intent.failed", ts, reason=reason, code="no-worktree")
+        isolated = Output("intent.isolated", {"intent": intent.id, "worktree": found})
+        return [isolated, self._create(intent, found.get("directory") or intent.directory)]
+
+    def _create(self, intent: Intent, directory: str) -> Output:
         args = {
             "intent": intent.id,
             "title": intent.title,
-            "directory": intent.directory,
+            "directory": directory,
             "parent": intent.parent,
             "agent": intent.agent,
             "pid": intent.pid,
         }
-        return [Output("intent.starting", {"intent": intent.id}), _effect(CREATE, intent.id, args)]
+        return _effect(CREATE, intent.id, args)
 
     def _cancel(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(event.payload.get("intent", ""))
-        if intent is None or intent.state in ENDED or intent.state == "cancelling":
+        if intent is None or intent.state in ENDED or intent.state in ("cancelling", "finishing"):
             return []
         reason = str(event.payload.get("reason") or "cancelled by the user")
         return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
+
+    def _applied(self, event: StreamEvent) -> list[Output]:
+        """A person took over what an intent changed in its worktree."""
+        intent = self.data.intents.get(event.payload.get("intent", ""))
+        if intent is None or intent.applied is not None:
+            return []
+        return [Output("intent.applied", {"intent": intent.id, "ts": event.ts})]
 
     def _tick(self, event: StreamEvent) -> list[Output]:
         now = event.payload["now"]
@@ -301,7 +271,7 @@ class IntentAgent:
     def _check(self, intent: Intent, ts: int) -> list[Output]:
         args = {
             "session": intent.session,
-            "directory": intent.directory,
+            "directory": intent.place,
             "most": MAX_STEPS + 1,
             "resumes": intent.resumes,
         }
@@ -340,6 +310,11 @@ class IntentAgent:
         if intent is None or intent.state in ENDED:
             return []
         error = str(event.payload.get("error", ""))
+        if kind == COLLECT or intent.state == "finishing":
+            changes = {"error": error} if failed else result
+            return self._finished(intent, changes, event.ts) if kind == COLLECT else []
+        if kind == ISOLATE:
+            return self._isolated(intent, error, None if failed else result, event.ts)
         if kind == CHECK:
             return [] if failed or not isinstance(result, dict) else self._looked(intent, result, event.ts)
         if kind == CREATE:
@@ -363,7 +338,7 @@ class IntentAgent:
         model = intent.models[0] if intent.models else None
         args = {
             "session": session,
-            "directory": intent.directory,
+            "directory": intent.place,
             "text": text,
             "agent": intent.agent,
             "model": model,
@@ -376,7 +351,7 @@ class IntentAgent:
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
         if intent is None:
             return notices.turn_ended(self.data, session)
-        if intent.state in ENDED or outcome == "continued":
+        if intent.state in ENDED or intent.state == "finishing" or outcome == "continued":
             return []
         if intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
@@ -429,19 +404,38 @@ class IntentAgent:
 
     def _session_ended(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
-        if intent is None or intent.state in ENDED:
+        if intent is None or intent.state in ENDED or intent.state == "finishing":
             return []
         return self._end(intent, "intent.failed", event.ts, reason="its session was deleted", code="deleted")
 
     def _end(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
-        """End an intent, and tell its parent."""
+        """End an intent: keep what it changed in its worktree, then tell its parent."""
+        if not intent.worktree:
+            return self._ended(intent, type_, ts, **about)
+        args = {
+            "intent": intent.id,
+            "session": intent.session,
+            "work": intent.place,
+            "repository": intent.worktree["repository"],
+            "base": intent.worktree["base"],
+            "stop": type_ != "intent.completed",
+        }
+        ending = {"intent": intent.id, "type": type_, "about": about}
+        return [Output("intent.finishing", ending), _effect(COLLECT, intent.id, args)]
+
+    def _finished(self, intent: Intent, changes: Any, ts: int) -> list[Output]:
+        if intent.state != "finishing":
+            return []
+        return self._ended(intent, intent.ending["type"], ts, **intent.ending["about"], changes=changes)
+
+    def _ended(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
         known = {"title": intent.title, "parent": intent.parent, "created": intent.created}
         child = intent.parent in self.data.sessions
         ended = Output(type_, {"intent": intent.id, "ts": ts, **known, "child": child, **about})
         outputs = [ended]
         state = after(INTENT, intent.state, type_)
         if intent.parent is not None and state != "cancelled":
-            text = _told(intent, state, str(about.get("reason", "")), str(about.get("result") or intent.result))
+            text = told(intent, state, about)
             notice = {"notice": f"ntc_{intent.id[4:]}", "session": intent.parent, "text": text, "intent": intent.id}
             outputs.append(Output("notice.queued", {**notice, "wake": True}))
         return outputs
@@ -468,21 +462,8 @@ _CHANGES: Final = frozenset(
 """After these something may start, must stop, or can be delivered."""
 
 
-def _providers(intent: Intent) -> tuple[str, ...]:
-    """What ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
-    model = intent.models[0] if intent.models else ""
-    return (model.partition("/")[0], model) if model else ()
-
-
 def _effect(kind: str, node: str, args: dict[str, Any]) -> Output:
     return Output("effect.requested", args, effect=kind, node=node)
-
-
-def _told(intent: Intent, state: str, reason: str, result: str) -> str:
-    """What the parent's model reads when an intent ended."""
-    head = f'<background-agent id="{intent.id}" state="{state}" title="{intent.title}">'
-    body = (result or "(it gave no answer)") if state == "completed" else f"{reason}\n{result}".strip()
-    return f"{head}\n{body}\n</background-agent>"
 
 
 def _tokens(given: Any) -> int:

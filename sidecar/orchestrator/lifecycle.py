@@ -17,11 +17,13 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     },
     "starting": {
         "intent.started": "running",
+        "intent.finishing": "finishing",
         "intent.cancelled": "cancelled",
         "intent.failed": "failed",
     },
     "running": {
         "intent.interrupted": "resuming",
+        "intent.finishing": "finishing",
         "intent.completed": "completed",
         "intent.failed": "failed",
         "intent.cancelling": "cancelling",
@@ -29,19 +31,26 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     },
     "resuming": {
         "intent.resumed": "running",
+        "intent.finishing": "finishing",
         "intent.completed": "completed",
         "intent.failed": "failed",
         "intent.cancelling": "cancelling",
         "intent.cancelled": "cancelled",
     },
-    "cancelling": {"intent.cancelled": "cancelled", "intent.completed": "cancelled", "intent.failed": "cancelled"},
+    "cancelling": {
+        "intent.finishing": "finishing",
+        "intent.cancelled": "cancelled",
+        "intent.completed": "cancelled",
+        "intent.failed": "cancelled",
+    },
+    "finishing": {"intent.completed": "completed", "intent.failed": "failed", "intent.cancelled": "cancelled"},
     "completed": {},
     "failed": {},
     "cancelled": {},
     "refused": {},
 }
 """``queued`` waits for a free place. ``resuming``: its OpenCode died, and the session is prompted again in place.
-``refused``: a limit forbade it."""
+``finishing``: the changes in its worktree are kept. ``refused``: a limit forbade it."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
     "queued": {"notice.sending": "sending", "notice.observed": "observed"},
@@ -52,7 +61,7 @@ NOTICE: Final[dict[str, dict[str, str]]] = {
 """A notice is ``observed`` when its own message is seen in the parent's history; before that nothing counts."""
 
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "refused"})
-ACTIVE: Final = frozenset({"starting", "running", "resuming", "cancelling"})
+ACTIVE: Final = frozenset({"starting", "running", "resuming", "cancelling", "finishing"})
 """States that take one of the places of ``[phantom] max_running``."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,8 @@ from sidecar.orchestrator.tools import (
     tools_json,
 )
 from sidecar.orchestrator.v1 import V1Host
+from sidecar.orchestrator.worktree_effects import worktree_kinds
+from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.agent import Agent
 from sidecar.runtime.effects.runner import EffectKind
@@ -71,6 +73,9 @@ class RegisterArgs(Args):
     agent: str | None = Field(default=None, max_length=100, description="OpenCode's agent")
     models: list[str] = Field(default=[], description="`provider/model`, the next one after a provider's error")
     minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long it may run")
+    isolation: Literal["auto", "worktree", "shared"] | None = Field(
+        default=None, description="where it edits; default: `[phantom] isolation`"
+    )
     key: str | None = Field(default=None, max_length=300, description="the same key registers one intent")
 
 
@@ -116,6 +121,7 @@ class DurableStream:
             lambda session: session in self.data.sessions,
             identity.now_ms,
         )
+        self.worktrees = Worktrees(home.path / "worktrees")
         self.people = People(home, notify, identity, self.host)
         self._runtime: Runtime | None = None
 
@@ -127,7 +133,8 @@ class DurableStream:
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
         """Every effect of the orchestration."""
-        return {**effect_kinds(self.host), **self.people.kinds}
+        own = worktree_kinds(self.worktrees, self.host)
+        return {**effect_kinds(self.host), **own, **self.people.kinds}
 
     @property
     def data(self) -> Any:
@@ -210,6 +217,7 @@ class DurableStream:
             "agent": given.agent,
             "models": list(given.models),
             "wall_ms": round(given.minutes * 60_000),
+            "isolation": given.isolation or self._config.isolation,
             "pid": pid,
             "above": self._above(given.parent),
             "root": self._root(given.parent),
@@ -279,6 +287,7 @@ class DurableStream:
             agent=args.agent,
             models=given_models or ([own] if own else []),
             minutes=args.minutes or DEFAULT_MINUTES,
+            isolation=args.isolation,
             key=key,
         )
         intent = await self.register_intent(given, pid=link.pid, by=str(context.get("agent") or "model"))
@@ -333,6 +342,7 @@ class DurableStream:
         requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
         requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
+        requests.register("intent_apply", IntentArgs, self._request_apply, "the intent; `was_applied` before")
         self.people.register(requests)
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
@@ -351,6 +361,21 @@ class DurableStream:
         intent = self._find(args.intent)
         await self._cancel(intent, "cancelled by the user")
         return as_row(self.data.intents[intent.id])
+
+    async def _request_apply(self, args: IntentArgs) -> dict[str, Any]:
+        """Make the changes of an intent in the user's directory. Doing it again changes nothing."""
+        assert self._runtime is not None
+        intent = self._find(args.intent)
+        if not intent.changes.get("ref"):
+            why = f"{intent.id} changed nothing in a worktree of its own" if intent.state in ENDED else "it still runs"
+            raise RequestError("no-changes", why)
+        try:
+            changed = await self.worktrees.apply(intent.id, intent.directory, intent.worktree["base"])
+        except WorktreeError as error:
+            raise RequestError(error.code, str(error)) from None
+        command = Command(f"applied:{intent.id}", "intent.apply", {"intent": intent.id})
+        await self._runtime.command(NAME, command)
+        return {**as_row(self.data.intents[intent.id]), "was_applied": not changed}
 
     def status(self) -> dict[str, Any]:
         """Every intent and notice that the state holds."""

@@ -8,7 +8,7 @@ Source: seed 004, 5 ("Migrate Tools"); DESIGN 11.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -36,6 +36,9 @@ class SpawnArgs(ToolArgs):
         description="provider/model, more after commas for when it fails; default: yours",
     )
     minutes: float | None = Field(default=None, gt=0, le=1440, description="stop it after this long; default 60")
+    isolation: Literal["worktree", "shared"] | None = Field(
+        default=None, description="edit a git worktree (default, if possible), or shared: these files"
+    )
 
 
 class StatusArgs(ToolArgs):

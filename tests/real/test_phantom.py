@@ -87,6 +87,22 @@ def test_the_whole_line(client: RealOpenCode, durable: DurableStream) -> None:
     wait_until(lambda: "42" in json.dumps(client.messages(parent)[-1]), "the parent's answer")
 
 
+def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(client: RealOpenCode, durable: DurableStream) -> None:
+    shell = {"command": "echo two > made.txt && pwd", "description": "make a file"}
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn(f"CALL:bash {json.dumps(shell)}THEN: SAY:made it"))
+    done = one(durable, "completed")
+    assert done["place"].startswith(str(durable.home / "worktrees")) and done["changes"]["count"] == 1
+    wait_until(lambda: "+two" in json.dumps(client.messages(parent)), "the diff in the parent's message")
+    made = client.project / "made.txt"
+    assert not made.exists() and not list((durable.home / "worktrees").iterdir())
+    assert "made.txt" in durable.cli("intents", done["id"])
+    for said in ("Changed 1 file", "there already"):
+        assert said in durable.cli("intents", done["id"], "--apply")
+        assert made.read_text() == "two\n"
+    assert intents(durable)[0]["applied"]
+
+
 def test_cancelling_reaches_what_it_started_and_a_third_level_is_refused(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:

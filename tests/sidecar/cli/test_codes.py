@@ -84,7 +84,7 @@ def given(names: set[str]) -> set[str]:
 
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
-    carried = given({"Failure", "RequestError", "InputRefused"})
+    carried = given({"Failure", "RequestError", "InputRefused", "WorktreeError"})
     return system | carried | {vars(error)["code"] for error in errors()}
 
 

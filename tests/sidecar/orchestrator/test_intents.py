@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.orchestrator.intent_state import Intent, Limits
-from sidecar.orchestrator.intents import ABORT, CHECK, CREATE, MAX_STOPS, PROMPT, IntentAgent
+from sidecar.orchestrator.intents import ABORT, CHECK, COLLECT, CREATE, ISOLATE, MAX_STOPS, PROMPT, IntentAgent
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 from sidecar.orchestrator.notices import WAKE
 from streams.event import StreamEvent
@@ -65,6 +65,10 @@ class World:
         result: dict[str, Any] = {}
         if kind == CREATE:
             result = {"session": f"ses_{node}"}
+        if kind == ISOLATE:
+            result = {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"}
+        if kind == COLLECT:
+            result = {"ref": f"refs/durable-stream/{node}", "files": [], "count": 0, "diff": "+one"}
         if kind == WAKE:
             result = {"status": "sent"}
             self.messages.setdefault(node, []).extend(each["key"] for each in args["texts"])
@@ -214,6 +218,47 @@ def test_a_long_turn_and_its_children_meet_the_budget_before_they_end() -> None:
     assert (world.intent("a").code, round(world.intent("a").cost, 1)) == ("budget", 1.1)
 
 
+def test_an_agent_that_may_write_gets_a_worktree_and_its_changes_are_told() -> None:
+    world = World(readers=frozenset({"plan"}))
+    world.register("reader", isolation="auto", agent="plan")
+    world.register("writer", isolation="auto")
+    assert [kind for kind, _, _ in world.effects] == [CREATE, ISOLATE]
+    world.settle()
+    assert (CREATE, "int_writer") in world.done and world.intent("writer").place == "/w/sub"
+    assert world.ends(world.intent("writer")) == ["intent.finishing"]
+    assert world.ends(world.intent("writer"), "aborted") == [] == world.happens("intent.cancel", intent="int_writer")
+    world.settle()
+    assert world.intent("writer").state == "completed"
+    assert "+one" in world.agent.data.notices["ntc_writer"].text
+    world.happens("intent.apply", intent="int_writer")
+    assert world.intent("writer").applied
+
+
+def test_what_a_stopped_one_changed_is_kept() -> None:
+    world = World()
+    for name in "ab":
+        world.register(name, isolation="worktree", wall_ms=1000 if name == "a" else 0)
+    world.settle()
+    world.happens("intent.cancel", intent="int_b")
+    world.happens("tick", now=world.clock.now_ms + 2_000_000)
+    world.settle()
+    assert {i.id: (i.state, i.changes["ref"] != "") for i in world.agent.data.intents.values()} == {
+        "int_a": ("failed", True),
+        "int_b": ("cancelled", True),
+    }
+
+
+def test_without_a_repository_only_one_that_insists_fails() -> None:
+    world = World()
+    for name, isolation in (("a", "auto"), ("b", "worktree")):
+        world.register(name, isolation=isolation)
+        _, node, _ = world.effects.pop()
+        world.happens("effect.completed", kind=ISOLATE, node=node, result={})
+    assert world.intent("b").code == "no-worktree"
+    world.settle()
+    assert (world.intent("a").state, world.intent("a").isolation) == ("running", "shared")
+
+
 def test_a_silent_one_is_stopped() -> None:
     world = World(silence_ms=60_000)
     world.register("a")
@@ -273,7 +318,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
         known = list(world.agent.data.intents.values())
         one = known[n % len(known)] if known else None
         if step == "register":
-            world.register(f"{count}")
+            world.register(f"{count}", isolation="auto" if n % 2 else "shared")
         elif step == "act" and world.effects:
             world.act(n % len(world.effects))
         elif step == "see":
@@ -302,3 +347,27 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
     told = Counter(notice.intent for notice in world.agent.data.notices.values())
     assert told == Counter(each.id for each in intents if each.state in ("completed", "failed"))
     assert all(notice.state == "observed" for notice in world.agent.data.notices.values())
+
+
+def edits(world: World, session: str, file: str) -> list[str]:
+    return world.happens("execution.step", session=session, tool="write", input={"filePath": file, "content": "one"})
+
+
+def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
+    world = World()
+    one, two = world.register("one"), world.register("two")
+    alone = world.register("alone", isolation="worktree")
+    world.settle()
+    assert edits(world, f"ses_{one.id}", "/p/a.py") == ["intent.edited"]
+    assert edits(world, f"ses_{one.id}", "/p/a.py") == []
+    assert edits(world, f"ses_{two.id}", "/p/a.py") == ["intent.edited", "intent.overlap", "intent.overlap"]
+    assert edits(world, "ses_user", "/p/a.py") == []
+    assert edits(world, f"ses_{two.id}", "/p/b.py") == ["intent.edited"]
+    assert edits(world, "ses_user", "/p/b.py") == ["intent.overlap"]
+    assert edits(world, f"ses_{alone.id}", "/p/a.py") == []
+    world.ends(one)
+    assert world.intent("one").overlaps == {"/p/a.py": two.id}
+    assert world.intent("two").overlaps == {"/p/a.py": one.id, "/p/b.py": "ses_user"}
+    (notice,) = world.agent.data.notices.values()
+    assert two.id in notice.text and "/p/a.py" in notice.text
+    assert edits(world, f"ses_{two.id}", "/p/a.py") == []

@@ -1,0 +1,79 @@
+"""The effects ``worktree.add`` and ``worktree.collect``: where a phantom works, and what it changed there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sidecar.orchestrator.host import Host, HostError
+from sidecar.orchestrator.intents import COLLECT, ISOLATE
+from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
+from sidecar.runtime.effects.policy import Effect, EffectClass
+from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled
+
+log = logging.getLogger("sidecar.orchestrator")
+
+REST_LOOKS: Final = 50
+"""How often a session that was stopped is looked at until it rests."""
+
+_POLL_SECONDS: Final = 0.1
+
+
+class Isolate:
+    """``worktree.add``. Result: ``{directory, root, base}``, or ``{}`` where there is no git repository."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, worktrees: Worktrees) -> None:
+        self._worktrees = worktrees
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        found = await self._worktrees.add(effect.args["intent"], effect.args["directory"])
+        return {} if found is None else found._asdict()
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``: nothing works in it before this ends, so it can be made again."""
+        return NotDone()
+
+
+class Collect:
+    """``worktree.collect``. Result: see ``Worktrees.collect``, or ``{"error": text}`` with the worktree left."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, worktrees: Worktrees, host: Host) -> None:
+        self._worktrees, self._host = worktrees, host
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        if args["session"] is not None and args["stop"]:
+            await self._rest(args["session"], args["work"])
+        try:
+            return await self._worktrees.collect(args["intent"], args["repository"], args["base"])
+        except WorktreeError as error:
+            return {"error": str(error)}
+
+    async def _rest(self, session: str, directory: str) -> None:
+        """Stop the session, so that it changes nothing any more."""
+        try:
+            await self._host.abort(session, directory=directory)
+            for _ in range(REST_LOOKS):
+                if await self._host.status(session) != "busy":
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+            log.warning("session %s did not rest; what it changes from now on is not kept", session)
+        except HostError as error:
+            log.warning("the changes of session %s are kept while it may still work (%s)", session, error)
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``: doing it again gives the same."""
+        return NotDone()
+
+
+def worktree_kinds(worktrees: Worktrees, host: Host) -> Mapping[str, EffectKind]:
+    """Both effects."""
+    return {ISOLATE: Isolate(worktrees), COLLECT: Collect(worktrees, host)}

@@ -1,0 +1,193 @@
+"""Git worktrees for background work: a copy of the project to edit, and the changes that came of it.
+
+A worktree begins with what the user's directory holds in tracked files, uncommitted changes included. What the
+agent changed is kept as the commit ``refs/durable-stream/<intent>`` in the user's repository, where no branch list
+shows it, until it is applied. Hooks of the repository do not run. Nothing here changes the user's files but ``apply``.
+
+Source: DESIGN 11 (isolation); FEATURES U25.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+_ID: Final = re.compile(r"int_[0-9a-f]{4,64}")
+_SECONDS: Final = 120.0
+
+MAX_DIFF: Final = 64 * 1024
+"""Most characters of a diff that the log keeps; git has the whole."""
+
+MAX_FILES: Final = 200
+"""Most files that are listed."""
+
+
+class WorktreeError(Exception):
+    """Git refused; the text says what. ``code`` is for programs."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Worktree(NamedTuple):
+    """A worktree: the session's directory in it, the worktree's own, and the commit that it began with."""
+
+    directory: str
+    root: str
+    base: str
+    repository: str
+    """The repository's own folder, ``.git``, which outlives every worktree."""
+
+
+class Worktrees:
+    """All worktrees of a home, below ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def add(self, intent: str, directory: str) -> Worktree | None:
+        """Make the worktree of an intent, in place of one whose making was cut off.
+
+        Returns ``None`` if the directory is in no git repository, or in one without a commit.
+
+        Raises:
+            WorktreeError: git refused.
+        """
+        root = self._root(intent)
+        try:
+            top = (await _git(directory, "rev-parse", "--show-toplevel")).rstrip("\n")
+            head = (await _git(directory, "rev-parse", "--verify", "HEAD^{commit}")).strip()
+        except WorktreeError:
+            return None
+        await self._remove(top, root)
+        root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Empty if nothing is changed.
+        base = (await _git(directory, "stash", "create", f"before {intent}")).strip() or head
+        await _git(directory, "worktree", "add", "--quiet", "--detach", str(root), base)
+        below = (await _git(directory, "rev-parse", "--show-prefix")).rstrip("\n")
+        repository = await _git(directory, "rev-parse", "--path-format=absolute", "--git-common-dir")
+        return Worktree(str(root / below), str(root), base, repository.rstrip("\n"))
+
+    async def collect(self, intent: str, repository: str, base: str) -> dict[str, Any]:
+        """Keep what the agent changed as a commit, and remove the worktree. Doing it again gives the same.
+
+        Returns ``ref`` (empty if nothing changed), ``files`` (``{file, added, removed}``, the counts ``None`` for a
+        binary file; at most ``MAX_FILES``), ``count`` and ``diff`` (at most ``MAX_DIFF`` characters).
+
+        Raises:
+            WorktreeError: git refused; the worktree is still there.
+        """
+        root, ref = self._root(intent), _ref(intent)
+        if await asyncio.to_thread(root.exists):
+            await _git(str(root), "add", "--all")
+            head = (await _git(str(root), "rev-parse", "HEAD")).strip()
+            tree = (await _git(str(root), "write-tree")).strip()
+            kept = head
+            if tree != (await _git(str(root), "rev-parse", f"{head}^{{tree}}")).strip():
+                kept = (await _git(str(root), "commit-tree", tree, "-p", head, "-m", f"Changes of {intent}")).strip()
+            if tree != (await _git(str(root), "rev-parse", f"{base}^{{tree}}")).strip():
+                await _git(repository, "update-ref", ref, kept)
+            await self._remove(repository, root)
+        if not await self._has(repository, ref):
+            return {"ref": "", "files": [], "count": 0, "diff": ""}
+        counted = (await _git(repository, "diff", "--numstat", "-z", "--no-renames", base, ref)).split("\0")
+        files = [_counted(line) for line in counted if line]
+        diff = await _git(repository, "diff", "--no-color", "--no-ext-diff", base, ref)
+        return {"ref": ref, "files": files[:MAX_FILES], "count": len(files), "diff": _plain(diff[:MAX_DIFF])}
+
+    async def apply(self, intent: str, directory: str, base: str) -> bool:
+        """Make the kept changes in the user's directory: all of them, or none. False if they are there already.
+
+        Raises:
+            WorktreeError: ``no-changes`` if nothing is kept, ``apply-conflict`` if they do not fit any more.
+        """
+        ref = _ref(intent)
+        if not await asyncio.to_thread(Path(directory).is_dir):
+            advice = f"in another directory of the repository, `git cherry-pick {ref}` makes the changes"
+            raise WorktreeError("git-failed", f"{directory} is gone; {advice}")
+        if not await self._has(directory, ref):
+            raise WorktreeError("no-changes", f"nothing is kept as {ref}")
+        top = (await _git(directory, "rev-parse", "--show-toplevel")).rstrip("\n")
+        patch = await _git(directory, "diff", "--binary", "--no-color", "--no-ext-diff", base, ref)
+        try:
+            await _git(top, "apply", "--check", "--reverse", "-", given=patch)
+        except WorktreeError:
+            try:
+                await _git(top, "apply", "--whitespace=nowarn", "-", given=patch)
+            except WorktreeError as error:
+                advice = f"the changes do not fit the files as they are now; `git cherry-pick {ref}` merges them"
+                raise WorktreeError("apply-conflict", f"{advice} ({error})") from None
+            return True
+        return False
+
+    def _root(self, intent: str) -> Path:
+        if not _ID.fullmatch(intent):
+            raise WorktreeError("git-failed", "this is no id of an intent")
+        return self._folder / intent
+
+    async def _has(self, directory: str, ref: str) -> bool:
+        try:
+            await _git(directory, "rev-parse", "--verify", "--quiet", ref)
+        except WorktreeError:
+            return False
+        return True
+
+    async def _remove(self, directory: str, root: Path) -> None:
+        if await asyncio.to_thread(root.exists):
+            await asyncio.to_thread(shutil.rmtree, root)
+        await _git(directory, "worktree", "prune")
+
+
+def _ref(intent: str) -> str:
+    return f"refs/durable-stream/{intent}"
+
+
+def _plain(text: str) -> str:
+    """Text that JSON can hold: bytes that are no UTF-8 become marks."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _counted(line: str) -> dict[str, Any]:
+    added, removed, file = line.split("\t", 2)
+    return {
+        "file": _plain(file),
+        "added": int(added) if added.isdigit() else None,
+        "removed": int(removed) if removed.isdigit() else None,
+    }
+
+
+async def _git(directory: str, *arguments: str, given: str | None = None) -> str:
+    """Run git in a directory, without hooks, prompts, or what another git's environment says."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    name = "durable-stream"
+    who = {f"GIT_{role}_{what}": name for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    quiet = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("git", *quiet, *arguments),
+            cwd=directory,
+            env={**own, **who, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+            stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise WorktreeError("git-failed", f"git cannot be run in {directory} ({error.strerror})") from None
+    try:
+        sent = None if given is None else given.encode("utf-8", "surrogateescape")
+        out, said = await asyncio.wait_for(process.communicate(sent), _SECONDS)
+    except TimeoutError:
+        raise WorktreeError("git-failed", f"git {arguments[0]} took more than {_SECONDS:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        text = " ".join(said.decode("utf-8", "replace").split())[:300]
+        raise WorktreeError("git-failed", f"git {arguments[0]}: {text or f'code {process.returncode}'}")
+    return out.decode("utf-8", "surrogateescape")

@@ -1,0 +1,138 @@
+"""Worktrees with the real git: what they begin with, what is kept, and what is made in the user's files."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from sidecar.orchestrator.worktrees import Worktree, WorktreeError, Worktrees
+
+T = TypeVar("T")
+ID = "int_0123456789ab"
+
+
+def git(directory: Path, *arguments: str) -> str:
+    given = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+    return subprocess.run(given, cwd=directory, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    path = tmp_path / "project"
+    (path / "sub").mkdir(parents=True)
+    git(path, "init", "-q")
+    (path / "a.txt").write_text("one\ntwo\n")
+    (path / "sub/b.txt").write_text("b\n")
+    (path / ".gitignore").write_text("*.log\n")
+    git(path, "add", ".")
+    git(path, "commit", "-qm", "first")
+    hook = path / ".git/hooks/post-checkout"
+    hook.write_text("#!/bin/sh\ntouch " + str(tmp_path / "hooked") + "\n")
+    hook.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def worktrees(tmp_path: Path) -> Worktrees:
+    return Worktrees(tmp_path / "home/worktrees")
+
+
+def run(awaitable: Awaitable[T]) -> T:
+    async def main() -> T:
+        return await awaitable
+
+    return asyncio.run(main())
+
+
+def added(worktrees: Worktrees, project: Path) -> Worktree:
+    found = run(worktrees.add(ID, str(project)))
+    assert found is not None
+    return found
+
+
+def test_it_begins_with_uncommitted_changes_and_leaves_the_users_files_alone(
+    worktrees: Worktrees, project: Path, tmp_path: Path
+) -> None:
+    (project / "a.txt").write_text("one\nTWO\n")
+    made = added(worktrees, project / "sub")
+    root = Path(made.root)
+    assert made.directory == str(root / "sub") + "/" or made.directory == str(root / "sub")
+    assert (root / "a.txt").read_text() == "one\nTWO\n"
+    (root / "sub/b.txt").write_text("B\n")
+    (root / "new.txt").write_text("new\n")
+    (root / "x.log").write_text("ignored")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert [each["file"] for each in found["files"]] == ["new.txt", "sub/b.txt"]
+    assert "+new" in found["diff"] and not root.exists()
+    assert git(project, "status", "--short") == " M a.txt\n" and git(project, "branch", "--list").count("\n") == 1
+    assert git(project, "worktree", "list").count("\n") == 1 and git(project, "stash", "list") == ""
+    assert not (tmp_path / "hooked").exists()
+    again = run(worktrees.collect(ID, made.repository, made.base))
+    assert again == found
+    assert run(worktrees.apply(ID, str(project / "sub"), made.base)) is True
+    assert (project / "new.txt").exists() and (project / "sub/b.txt").read_text() == "B\n"
+    assert (project / "a.txt").read_text() == "one\nTWO\n"
+    assert run(worktrees.apply(ID, str(project), made.base)) is False
+
+
+def test_commits_of_the_agent_are_kept(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    root = Path(made.root)
+    (root / "a.txt").write_text("committed\n")
+    git(root, "commit", "-qam", "by the agent")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert found["count"] == 1
+    assert git(project, "log", "-1", "--format=%s", found["ref"]) == "by the agent\n"
+
+
+def test_no_change_keeps_nothing(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    assert run(worktrees.collect(ID, made.repository, made.base))["ref"] == ""
+    assert git(project, "for-each-ref", "refs/durable-stream") == ""
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.apply(ID, str(project), made.base))
+    assert raised.value.code == "no-changes"
+
+
+def test_changes_that_do_not_fit_change_nothing(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    (Path(made.root) / "a.txt").write_text("theirs\n")
+    (Path(made.root) / "c.txt").write_text("new\n")
+    run(worktrees.collect(ID, made.repository, made.base))
+    (project / "a.txt").write_text("mine\n")
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.apply(ID, str(project), made.base))
+    assert raised.value.code == "apply-conflict"
+    assert (project / "a.txt").read_text() == "mine\n" and not (project / "c.txt").exists()
+
+
+def test_a_making_that_was_cut_off_is_made_again(worktrees: Worktrees, project: Path) -> None:
+    (Path(added(worktrees, project).root) / "half.txt").write_text("left over")
+    made = added(worktrees, project)
+    assert sorted(each.name for each in Path(made.root).iterdir()) == [".git", ".gitignore", "a.txt", "sub"]
+
+
+def test_binary_files_and_odd_names(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    (Path(made.root) / "ä b\n.bin").write_bytes(b"\x00\xff\xfe")
+    (Path(made.root) / "latin.txt").write_bytes(b"caf\xe9\n")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert {each["file"]: each["added"] for each in found["files"]} == {"latin.txt": 1, "ä b\n.bin": None}
+    run(worktrees.apply(ID, str(project), made.base))
+    assert (project / "latin.txt").read_bytes() == b"caf\xe9\n"
+    assert (project / "ä b\n.bin").read_bytes() == b"\x00\xff\xfe"
+
+
+def test_where_there_can_be_none(worktrees: Worktrees, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    assert run(worktrees.add(ID, str(tmp_path / "plain"))) is None
+    git(tmp_path / "plain", "init", "-q")
+    assert run(worktrees.add(ID, str(tmp_path / "plain"))) is None
+    for odd in ("../x", "int_", "int_00/../.."):
+        with pytest.raises(WorktreeError):
+            run(worktrees.add(odd, str(tmp_path / "plain")))
