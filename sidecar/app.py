@@ -271,7 +271,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)
     sidecar.durable = durable
-    register_requests(sidecar, upkeep, spools, nats, services, metrics)
+    register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
     server = sidecar.server = LinkServer(

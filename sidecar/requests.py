@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
+from sidecar.capture.ingest import Ingest
 from sidecar.capture.watching import SpoolWatch
 from sidecar.handler import Sidecar
+from sidecar.keeping.exported import ExportError, import_export
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import NatsService
@@ -40,6 +44,12 @@ class ForgetArgs(Args):
     sessions: list[str] = Field(
         default=[], description="ids of sessions whose records are forgotten in every other stream"
     )
+
+
+class ImportArgs(Args):
+    """See ``ImportRequests.file``."""
+
+    path: str = Field(description="the whole path of a file that `export` wrote")
 
 
 class SidecarRequests:
@@ -76,8 +86,8 @@ class SidecarRequests:
 class LogRequests:
     """The requests that move or remove what is in the log."""
 
-    def __init__(self, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService, services: Services) -> None:
-        self._upkeep, self._spools, self._nats, self._services = upkeep, spools, nats, services
+    def __init__(self, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService) -> None:
+        self._upkeep, self._spools, self._nats = upkeep, spools, nats
 
     def register(self, requests: Requests) -> None:
         """Add them to the table."""
@@ -87,10 +97,6 @@ class LogRequests:
         requests.register("discard_old", NoArgs, self.discard_old, freed)
         requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
         requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
-        imported = (
-            "`services`: how many services of OpenCode 2 are read; `sessions`: how many old sessions were recorded"
-        )
-        requests.register("import_history", NoArgs, self.import_history, imported)
 
     async def migrate(self, args: MigrateArgs) -> dict[str, Any]:
         """Begin to move the log to another backend."""
@@ -118,12 +124,39 @@ class LogRequests:
         self._nats.forgotten(touched)
         return forgotten._asdict()
 
+
+class ImportRequests:
+    """The requests that bring in what was recorded elsewhere, or not at all."""
+
+    def __init__(self, ingest: Ingest, services: Services, clean: Callable[[Any], Any]) -> None:
+        self._ingest, self._services, self._clean = ingest, services, clean
+
+    def register(self, requests: Requests) -> None:
+        """Add them to the table."""
+        imported = (
+            "`services`: how many services of OpenCode 2 are read; `sessions`: how many old sessions were recorded"
+        )
+        requests.register("import_history", NoArgs, self.import_history, imported)
+        counts = (
+            "`added`, `known`, `forgotten`: how many records the log gained, had before, and did not take because "
+            "their content was forgotten"
+        )
+        requests.register("import_file", ImportArgs, self.file, counts)
+
     async def import_history(self, args: NoArgs) -> dict[str, int]:
         """Record the old sessions of the services of OpenCode 2."""
         try:
             return await self._services.import_history()
         except ServiceGone:
             raise RequestError("opencode-failed", "the service of OpenCode 2 ended meanwhile: run it again") from None
+
+    async def file(self, args: ImportArgs) -> dict[str, int]:
+        """Record what an export holds."""
+        try:
+            imported = await import_export(Path(args.path), self._ingest.add, self._clean)
+        except ExportError as error:
+            raise RequestError(error.code, error.reason) from None
+        return imported._asdict()
 
 
 class NatsRequests:
@@ -163,11 +196,14 @@ def register_requests(
     nats: NatsService,
     services: Services,
     metrics: SidecarMetrics,
+    ingest: Ingest,
+    clean: Callable[[Any], Any],
 ) -> None:
     """Add all requests of this module to the sidecar's table."""
     groups = (
         SidecarRequests(sidecar, metrics),
-        LogRequests(upkeep, spools, nats, services),
+        LogRequests(upkeep, spools, nats),
+        ImportRequests(ingest, services, clean),
         NatsRequests(nats),
     )
     for group in groups:

@@ -194,6 +194,21 @@ class Ingest:
         self._order.put_nowait((appended, drained))
         return appended
 
+    async def add(self, events: list[StreamEvent]) -> int:
+        """Append events that another log captured, at most ``MAX_BATCH``; return how many this log did not have.
+
+        Raises:
+            StreamError: the log cannot be written, or an event is not valid.
+        """
+        self._appends += 1
+        try:
+            records = await self._store.append(events, on_known="keep_first")
+            for record in records:
+                self._translator.state.apply(record.event)
+        finally:
+            self._appends -= 1
+        return sum(not record.duplicate for record in records)
+
     def _tick(self) -> None:
         self._timer = None
         self._translator.tick(self._loop.time())

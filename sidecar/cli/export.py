@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sidecar.views.select import Family
     from streams.log.reader import LogReader
 
-FORMAT = 1
-
 
 class Form(StrEnum):
     """What a stream can be exported as."""
@@ -93,6 +91,7 @@ async def _write_conversation(reader: LogReader, family: Family, form: str, file
 async def _write(reader: LogReader, family: Family, log_id: object, file: IO[bytes]) -> int:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import json_line
+    from sidecar.keeping.exported import header
     from sidecar.views.select import records_of
 
     # The header counts the records, so what arrives meanwhile stays out.
@@ -100,15 +99,7 @@ async def _write(reader: LogReader, family: Family, log_id: object, file: IO[byt
     count = 0
     async for _ in records_of(reader, family, up_to=head):
         count += 1
-    header = {
-        "durable_stream_export": FORMAT,
-        "stream_id": family.stream,
-        "streams": sorted(family.streams, key=lambda name: (name != family.stream, name)),
-        "records": count,
-        "log_id": log_id,
-        "exported_ms": own_identity().now_ms(),
-    }
-    file.write(json_line(header))
+    file.write(json_line(header(family.stream, [*family.streams], count, log_id, own_identity().now_ms())))
     async for record in records_of(reader, family, up_to=head):
         file.write(json_line(record.as_json()))
     return count

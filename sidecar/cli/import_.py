@@ -1,8 +1,9 @@
-"""``import``: record the sessions that OpenCode had before."""
+"""``import``: record the sessions that OpenCode had before, or that another home exported."""
 
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 
 if TYPE_CHECKING:
+    from sidecar.cli.shared.output import Output
     from sidecar.home import Home
 
 CUT_OFF = "what was imported stays; run the same command again, which is safe and continues"
@@ -17,23 +19,32 @@ CUT_OFF = "what was imported stays; run the same command again, which is safe an
 
 async def import_(
     context: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="A file that `export` wrote.", exists=True, dir_okay=False, resolve_path=True
+        ),
+    ] = None,
     opencode: Annotated[
         bool, typer.Option("--opencode", help="The sessions of OpenCode 1 and 2 on this machine.")
     ] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Record the sessions that OpenCode had before it was recorded.
+    """Record the sessions that OpenCode had before it was recorded, or those of a file that `export` wrote.
 
-    Marks them as history. Leaves a session alone if any of it is in the log, so that running it again is safe. Starts a
-    server of OpenCode 1, without plugins, to read its sessions. OpenCode 2's service must be running.
+    Marks them as history, which reaches no agent. Adds only what the log does not have, so running it again is safe.
+    With --opencode: starts a server of OpenCode 1, without plugins, to read its sessions. OpenCode 2's service must be
+    running.
     """
     from sidecar.cli.shared.output import Output
 
-    if not opencode:
-        raise typer.BadParameter("name what to import: --opencode")
+    if (file is None) is not opencode:
+        raise typer.BadParameter("name what to import: FILE or --opencode")
     out, home = Output(json), home_of(context)
     home.check_owner()
     home.check_kind()
+    if file is not None:
+        return await _file(out, home, file)
     one, two = await _opencode_1(home), await _opencode_2(home)
     if json:
         out.object({"opencode_1": one, "opencode_2": two})
@@ -43,6 +54,20 @@ async def import_(
         raise Failure("no-history", f"no OpenCode 1 is on the PATH, and no service of OpenCode 2 is linked: {hint}")
     out.text("OpenCode 1: " + (_told(one) if one is not None else "not on the PATH"))
     out.text("OpenCode 2: " + (_told(two) if two["services"] else "its service is not running, or has no plugin"))
+    return 0
+
+
+async def _file(out: Output, home: Home, file: Path) -> int:
+    from sidecar.cli.shared.control import ask
+
+    done = await ask(home, "import_file", {"path": str(file)}, CUT_OFF)
+    if out.json:
+        out.object(done)
+        return 0
+    added, known, forgotten = done["added"], done["known"], done["forgotten"]
+    out.text(f"{added} record{'s'[: added != 1]} imported" + (f", {known} were in the log already" if known else ""))
+    if forgotten:
+        out.text(f"{forgotten} were left out: their content was forgotten before the export")
     return 0
 
 

@@ -302,8 +302,10 @@ def wants(agent: Agent, event: StreamEvent) -> bool:
     """Whether an event of the log is for an agent.
 
     A command goes only to its receiver, an effect's result only to who asked for it; everything else to whoever
-    lists its type. An agent never gets its own events.
+    lists its type. An agent never gets its own events, nor those of old sessions that were imported.
     """
+    if event.metadata.get("history"):
+        return False
     if event.metadata.get("role") == "command":
         return event.metadata.get("to") == agent.name and event.metadata.get("route") == "log"
     if event.stream_id == agent_stream(agent.name):

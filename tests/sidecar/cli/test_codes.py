@@ -17,6 +17,7 @@ import streams
 from bridge.opencode.link.link import RequestError
 from sidecar.cli.shared import command
 from sidecar.cli.shared.command import Failure, code_of
+from sidecar.keeping.exported import ExportError
 from sidecar.views.select import AllPruned, Ambiguous
 from streams.errors import CorruptLog
 from tests.sidecar.cli.helpers import ROOT, run
@@ -45,7 +46,7 @@ INTERNAL = {
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
 
-CARRIED = {RequestError, Failure}
+CARRIED = {RequestError, Failure, ExportError}
 """Their codes are given where they are raised."""
 
 
@@ -84,7 +85,7 @@ def given(names: set[str]) -> set[str]:
 
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
-    carried = given({"Failure", "RequestError", "InputRefused", "WorktreeError"})
+    carried = given({"Failure", "RequestError", "ExportError", "InputRefused", "WorktreeError"})
     return system | carried | {vars(error)["code"] for error in errors()}
 
 

@@ -1,0 +1,149 @@
+"""Files that ``export`` writes: a header, then the records of a stream and of the streams joined to it.
+
+``read`` gives the events back. It believes nothing: a file that another program wrote, that was cut off or that
+was changed by hand is refused before anything is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bridge.opencode.capture.state import CaptureState
+from sidecar.views.catalog import Catalog
+from streams.errors import InvalidEvent
+from streams.event import StreamEvent
+from streams.hashing import is_digest
+from streams.store import Record
+
+FORMAT: Final = 1
+_MARK: Final = "durable_stream_export"
+_HISTORY: Final = "history"
+_BATCH: Final = 100
+
+
+class Imported(NamedTuple):
+    """How many records the log gained, how many it had before, and how many had no content left to take."""
+
+    added: int
+    known: int
+    forgotten: int
+
+
+class ExportError(Exception):
+    """A file cannot be imported; nothing of it was recorded. ``code`` is stable, ``reason`` a sentence for people."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+def header(stream: str, streams: Sequence[str], records: int, log_id: object, now_ms: int) -> dict[str, Any]:
+    """The first line of an export."""
+    return {
+        _MARK: FORMAT,
+        "stream_id": stream,
+        "streams": sorted(streams, key=lambda name: (name != stream, name)),
+        "records": records,
+        "log_id": log_id,
+        "exported_ms": now_ms,
+    }
+
+
+def read(path: Path) -> Iterator[StreamEvent | None]:
+    """Yield the events of an export in the order of the log, marked as ``history``; ``None`` for a forgotten one.
+
+    Raises:
+        ExportError: the file is not a whole export of captured streams.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        head = _object(file.readline(), 1, "not-an-export", path)
+        if _MARK not in head:
+            raise ExportError("not-an-export", f"{path} was not written by `durable-stream export`")
+        if head[_MARK] != FORMAT:
+            raise ExportError("newer-export", f"{path} has format {head[_MARK]!r:.20}: upgrade durable-stream first")
+        count = 0
+        for count, line in enumerate(file, 1):
+            yield _event(_object(line, count + 1, "damaged-export", path), count + 1, path)
+        if count != head.get("records"):
+            counts = f"{count} of {head.get('records')!r:.20} records"
+            raise ExportError("damaged-export", f"{path} is cut off, with {counts}: copy it again")
+
+
+def check(path: Path) -> tuple[int, int]:
+    """Read a whole export and fold it as the sidecar would; return how many events it has and how many are forgotten.
+
+    Raises as ``read``. The log takes events that break these folds, but no sidecar could start after that.
+    """
+    events = forgotten = 0
+    capture, catalog = CaptureState(), Catalog()
+    for event in read(path):
+        if event is None:
+            forgotten += 1
+            continue
+        try:
+            capture.apply(event)
+            catalog.apply(Record(event, events, events, ""))
+        except (AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__} in event {event.id}, of type {event.type}"
+            raise ExportError("damaged-export", f"{path} does not hold what was captured: {reason}") from None
+        events += 1
+    return events, forgotten
+
+
+async def import_export(
+    path: Path, add: Callable[[list[StreamEvent]], Awaitable[int]], clean: Callable[[Any], Any]
+) -> Imported:
+    """Record the events of an export; the whole file is checked first. Records that the log has stay as they are.
+
+    ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules.
+    Cut off, it has recorded a beginning; run again, it adds the rest.
+
+    Raises:
+        ExportError, OSError: as ``read``.
+        StreamError: the log cannot be written.
+    """
+    events, forgotten = await asyncio.to_thread(check, path)
+    source, added = read(path), 0
+    while batch := await asyncio.to_thread(lambda: list(islice(source, _BATCH))):
+        cleaned = [_cleaned(event, clean) for event in batch if event is not None]
+        added += await add(cleaned) if cleaned else 0
+    return Imported(added, events - added, forgotten)
+
+
+def _cleaned(event: StreamEvent, clean: Callable[[Any], Any]) -> StreamEvent:
+    return StreamEvent.trusted({**event.fields(), "payload": clean(event.payload)})
+
+
+def _object(line: bytes, number: int, code: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ExportError(code, f"line {number} of {path} is not a JSON object")
+    return found
+
+
+def _event(record: dict[str, Any], number: int, path: Path) -> StreamEvent | None:
+    fields = record.get("event")
+    if not isinstance(fields, dict):
+        raise ExportError("damaged-export", f"line {number} of {path} is not a record")
+    try:
+        event = StreamEvent.parse(fields)
+    except InvalidEvent as error:
+        raise ExportError("damaged-export", f"line {number} of {path}: {error}") from None
+    # What an agent recorded is its state: in another log, it would continue the work, or do it twice.
+    if "role" in event.metadata or event.stream_id.startswith("agent/"):
+        raise ExportError(
+            "agent-export", f"line {number} of {path} was recorded by an agent; only sessions are imported"
+        )
+    if is_digest(event.payload):
+        return None
+    metadata = {**event.metadata, _HISTORY: True}
+    return StreamEvent.trusted({**event.fields(), "metadata": metadata})

@@ -1,0 +1,139 @@
+"""``import FILE``: what ``export`` wrote comes back whole, once, and nothing else comes in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.home import Home
+from sidecar.runtime.runtime import wants
+from streams.event import StreamEvent
+from tests.sidecar.cli.helpers import make_home, run, run_and_stop
+from tests.sidecar.life import end_sidecars
+from tests.sidecar.runtime.agents import Watcher
+
+NAMES = ("task_child", "permission_child", "compaction_manual")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with sessions. Read-only."""
+    return make_home(tmp_path_factory.mktemp("source") / "home", *NAMES)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Path]:
+    """A home that was never used."""
+    home = tmp_path / "target"
+    yield home
+    end_sidecars(Home(home))
+
+
+def exports(home: Path, directory: Path) -> list[Path]:
+    """Every stream of a home in a file of its own."""
+    streams = [stream["stream_id"] for stream in run(home, "streams", "--json").objects()]
+    files = [directory / f"{number}.jsonl" for number, _ in enumerate(streams)]
+    for stream, file in zip(streams, files, strict=True):
+        assert run(home, "export", stream, "-o", str(file)).code == 0
+    return files
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()[1:]]
+
+
+def without_history(record: dict[str, Any]) -> dict[str, Any]:
+    event = record["event"]
+    metadata = {name: value for name, value in event["metadata"].items() if name != "history"}
+    return {"event": {**event, "metadata": metadata}, "offset": record["offset"]}
+
+
+def changed(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The export with its second record changed."""
+    lines = file.read_text().splitlines()
+    record = json.loads(lines[2])
+    change(record)
+    other = file.with_name("changed.jsonl")
+    other.write_text("\n".join([*lines[:2], json.dumps(record), *lines[3:], ""]))
+    return other
+
+
+def test_a_round_trip_keeps_every_event_but_for_the_mark(source: Path, target: Path, tmp_path: Path) -> None:
+    files = exports(source, tmp_path)
+    for file in files:
+        done = run(target, "import", str(file), "--json").objects()
+        assert done == [{"added": len(records(file)), "known": 0, "forgotten": 0}]
+    again = run_and_stop(target, "import", str(files[0]), "--json").objects()
+    assert again == [{"added": 0, "known": len(records(files[0])), "forgotten": 0}]
+    assert run(target, "verify").code == 0
+    back = tmp_path / "back"
+    back.mkdir()
+    came = {json.loads(each.read_text().splitlines()[0])["stream_id"]: each for each in exports(target, back)}
+    for file in files:
+        stream = json.loads(file.read_text().splitlines()[0])["stream_id"]
+        assert [*map(without_history, records(came[stream]))] == [*map(without_history, records(file))]
+        assert all(record["event"]["metadata"]["history"] for record in records(came[stream]))
+
+
+def test_a_home_that_holds_a_part_gets_the_rest(source: Path, target: Path, tmp_path: Path) -> None:
+    file = exports(source, tmp_path)[0]
+    lines = file.read_text().splitlines()
+    part = tmp_path / "part.jsonl"
+    part.write_text("\n".join([json.dumps({**json.loads(lines[0]), "records": 3}), *lines[1:4], ""]))
+    run(target, "import", str(part))
+    done = run_and_stop(target, "import", str(file), "--json").objects()
+    assert done == [{"added": len(lines) - 4, "known": 3, "forgotten": 0}]
+
+
+def test_a_forgotten_session_has_nothing_to_import(source: Path, target: Path, tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home", "chat")
+    stream = run(home, "streams", "--json").objects()[0]["stream_id"]
+    run_and_stop(home, "forget", stream, "--yes")
+    file = exports(home, tmp_path)[0]
+    done = run_and_stop(target, "import", str(file), "--json").objects()
+    assert done[0]["forgotten"] > 0 and done[0]["added"] + done[0]["forgotten"] == len(records(file))
+
+
+@pytest.mark.parametrize(
+    ("code", "make"),
+    [
+        ("not-an-export", lambda file: Path(__file__)),
+        ("not-an-export", lambda file: rewritten(file, lambda lines: ["{}", *lines[1:]])),
+        ("newer-export", lambda file: rewritten(file, lambda lines: ['{"durable_stream_export": 2}', *lines[1:]])),
+        ("damaged-export", lambda file: rewritten(file, lambda lines: lines[:-1])),
+        ("damaged-export", lambda file: rewritten(file, lambda lines: [*lines[:-1], lines[-1][:40]])),
+        ("damaged-export", lambda file: rewritten(file, lambda lines: [*lines, "[]"])),
+        ("damaged-export", lambda file: changed(file, lambda record: record["event"].pop("type"))),
+        ("damaged-export", lambda file: changed(file, broken_payload)),
+        ("agent-export", lambda file: changed(file, lambda record: record["event"]["metadata"].update(role="command"))),
+        ("agent-export", lambda file: changed(file, lambda record: record["event"].update(stream_id="agent/intents"))),
+    ],
+)
+def test_any_other_file_is_refused_and_changes_nothing(
+    source: Path, target: Path, tmp_path: Path, code: str, make: Callable[[Path], Path]
+) -> None:
+    refused = run_and_stop(target, "import", str(make(exports(source, tmp_path)[0])))
+    assert refused.code == 1 and f"[{code}]" in refused.err
+    assert run(target, "streams").out.count("\n") <= 1
+
+
+def rewritten(file: Path, change: Callable[[list[str]], list[str]]) -> Path:
+    other = file.with_name("rewritten.jsonl")
+    other.write_text("\n".join([*change(file.read_text().splitlines()), ""]))
+    return other
+
+
+def broken_payload(record: dict[str, Any]) -> None:
+    """An event that the log would take, and no sidecar could start with."""
+    record["event"].update(type="human.input", payload={"session": record["event"]["payload"]["session"]})
+
+
+def test_history_reaches_no_agent(source: Path, tmp_path: Path) -> None:
+    agent = Watcher()
+    event = StreamEvent.parse({**records(exports(source, tmp_path)[0])[0]["event"], "type": agent.events[0]})
+    assert wants(agent, event)
+    assert not wants(agent, StreamEvent.trusted({**event.fields(), "metadata": {"history": True}}))
