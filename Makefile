@@ -18,8 +18,10 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
-demo: $(VENV)/installed ## Play a recorded session, kill the sidecar in the middle, show that nothing is lost
+demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a background agent: nothing is lost
 	$(BIN)/durable-stream demo
+	$(BIN)/python tools/install_opencode.py
+	$(BIN)/python -m tests.real.demo_background
 
 test: test-shim test-python ## All tests, the real OpenCode included
 

@@ -114,7 +114,8 @@ class Headless:
         return found
 
     async def _start(self, pid: int | None) -> dict[str, Any]:
-        executable = self._executable or _executable_of(pid) or _on_path()
+        near = sorted(link.pid for link in self._links() if link.opencode_version.startswith("1."))
+        executable = await asyncio.to_thread(self._find, pid, near)
         if executable is None:
             raise HeadlessError("no `opencode` was found; set [phantom] executable in config.toml")
         port, password = _free_port(), self._nonce()
@@ -135,7 +136,13 @@ class Headless:
             start_new_session=True,
             cwd="/",
         )
-        info = {"pid": process.pid, "started_ms": self._now_ms(), "port": port, "password": password}
+        info = {
+            "pid": process.pid,
+            "started_ms": self._now_ms(),
+            "port": port,
+            "password": password,
+            "executable": str(executable),
+        }
         await asyncio.to_thread(write_durably, self._file, json.dumps(info).encode())
         self._info = info
         log.info("started a headless OpenCode, pid %d", process.pid)
@@ -148,6 +155,18 @@ class Headless:
                 raise HeadlessError("the headless OpenCode did not answer")
             await asyncio.sleep(_POLL_SECONDS)
         return info
+
+    def _find(self, pid: int | None, near: Iterable[int]) -> Path | None:
+        """The program to start. The one that asked may be gone by now, and so may the headless one that it led to."""
+        asking = map(_executable_of, (pid, *near))
+        return self._executable or next(asking) or self._last() or next(filter(None, asking), None) or _on_path()
+
+    def _last(self) -> Path | None:
+        try:
+            found = Path(json.loads(self._file.read_text())["executable"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if os.access(found, os.X_OK) else None
 
 
 def _answers(info: dict[str, Any]) -> bool:

@@ -102,7 +102,7 @@ _TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
     "intent.interrupted": _intent("interrupted", "bad"),
     "intent.resumed": _intent("resumed", "quiet"),
     "intent.fallback": _intent("next model", "quiet", "from"),
-    "intent.isolated": _intent("worktree", "quiet", "directory"),
+    "intent.isolated": _intent("worktree", "quiet"),
     "intent.overlap": _intent("edited twice", "bad", "file"),
     "intent.finishing": _intent("finishing", "quiet"),
     "intent.applied": _intent("changes applied", "good"),
