@@ -45,9 +45,9 @@ class RealServer:
 
     @property
     def options(self) -> ConnectOptions:
-        """Connection options with short timeouts."""
+        """Connection options whose times a stalled disk does not exceed; a test of a silent server replaces them."""
         return ConnectOptions(
-            (f"nats://127.0.0.1:{self.port}",), token=TOKEN, connect_seconds=3, ping_seconds=1, request_seconds=5
+            (f"nats://127.0.0.1:{self.port}",), token=TOKEN, connect_seconds=20, ping_seconds=7, request_seconds=20
         )
 
     async def ask_options(self) -> ConnectOptions:

@@ -66,6 +66,13 @@ PLAN = (
         {"IDLE": 1000, "LORIS": 500, "DEAF": 20, "DEAF_BYTES": 2**23, "RECONNECTS": 10_000, "NEIGHBOUR_HOOKS": 300},
     ),
     Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
+    Part(
+        "background-kills",
+        "kill -9 in every step of background work, on OpenCode",
+        (f"{TORTURE}/test_background_kills.py",),
+        5,
+        {"BACKGROUND_KILLS": 10},
+    ),
     Part("fencing", "sidecars that wake up", (f"{TORTURE}/test_fencing.py",), 1, {"FENCINGS": 50}),
     Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[jsonl-{{n}}]",), 50, {"KILLS": 1000}),
     Part("sqlite-kills", "the same on sqlite", (f"{KILL_TEST}[sqlite-{{n}}]",), 50, {"KILLS": 1000}),

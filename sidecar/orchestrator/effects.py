@@ -48,25 +48,26 @@ class Create(_Kind):
 
 
 class Prompt(_Kind):
-    """``opencode.prompt``: a prompt for a phantom session."""
+    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session had it already."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        if not await self._holds(effect, key):
-            await self._host.prompt(
-                args["session"],
-                [Part(args["text"], key)],
-                directory=args["directory"],
-                agent=args.get("agent"),
-                model=args.get("model"),
-                pid=args.get("pid"),
-            )
+        if await self._holds(effect, key):
+            return {"held": True}
+        await self._host.prompt(
+            args["session"],
+            [Part(args["text"], key)],
+            directory=args["directory"],
+            agent=args.get("agent"),
+            model=args.get("model"),
+            pid=args.get("pid"),
+        )
         return {}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
-        return Done({}) if await self._holds(effect, key) else NotDone()
+        return Done({"held": True}) if await self._holds(effect, key) else NotDone()
 
     async def _holds(self, effect: Effect, key: str) -> bool:
         args = effect.args

@@ -103,6 +103,8 @@ class Intent:
     cost: float = 0.0
     pid: int | None = None
     """The OpenCode that asked; its environment is the phantom's."""
+    prompting: bool = False
+    """True while a prompt is on its way to its session: what rests there meanwhile is no answer."""
     checked: int | None = None
     """When its session was last looked at."""
     isolation: str = "shared"
@@ -214,7 +216,7 @@ class State:
             spent.tokens += payload.get("tokens", 0)
             spent.cost += payload.get("cost", 0.0)
         if type_ == "intent.started":
-            intent.session, intent.started = payload["session"], payload["ts"]
+            intent.session, intent.started, intent.prompting = payload["session"], payload["ts"], True
             self.sessions[payload["session"]] = intent.id
             self.children.pop(payload["session"], None)
         elif type_ == "intent.isolated":
@@ -233,11 +235,13 @@ class State:
         elif type_ == "intent.output":
             intent.result = payload["text"]
         elif type_ == "intent.interrupted":
-            intent.resumes += 1
+            intent.resumes, intent.prompting = intent.resumes + 1, True
+        elif type_ in ("intent.prompted", "intent.resumed"):
+            intent.prompting = False
         elif type_ == "intent.checked":
             intent.checked = payload["ts"]
         elif type_ == "intent.fallback":
-            intent.models = intent.models[1:]
+            intent.models, intent.prompting = intent.models[1:], True
         if intent.state in ENDED and intent.ended is None:
             intent.ended = payload.get("ts")
 

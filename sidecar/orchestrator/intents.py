@@ -266,7 +266,7 @@ class IntentAgent:
         return outputs
 
     def _checkable(self) -> list[Intent]:
-        return [i for i in self.data.intents.values() if i.state == "running" and i.session is not None]
+        return [i for i in self.data.intents.values() if i.state == "running" and i.session and not i.prompting]
 
     def _check(self, intent: Intent, ts: int) -> list[Output]:
         args = {
@@ -280,7 +280,7 @@ class IntentAgent:
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
         """What a look at a session says, if the log does not say it. A look from before a resume says nothing."""
         assert intent.session is not None
-        if intent.state != "running" or found.get("resumes") != intent.resumes:
+        if intent.state != "running" or intent.prompting or found.get("resumes") != intent.resumes:
             return []
         match found.get("state"):
             case "loop":
@@ -328,8 +328,11 @@ class IntentAgent:
             return [started, self._prompt(intent, session, intent.prompt)]
         if kind == PROMPT and failed:
             return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
-        if kind == PROMPT and intent.state == "resuming":
-            return [Output("intent.resumed", {"intent": intent.id})]
+        if kind == PROMPT:
+            type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
+            # A prompt that an earlier sidecar sent may have ended meanwhile, unseen.
+            is_old = isinstance(result, dict) and result.get("held")
+            return [Output(type_, {"intent": intent.id}), *(self._check(intent, event.ts) if is_old else [])]
         if kind == ABORT and intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
         return []
@@ -399,6 +402,8 @@ class IntentAgent:
         intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
         said = event.payload.get("text")
         if intent is None or event.payload.get("kind") != "text" or not isinstance(said, str) or not said:
+            return []
+        if intent.state in ENDED or intent.state == "finishing":
             return []
         return [Output("intent.output", {"intent": intent.id, "text": said[:MAX_RESULT]})]
 

@@ -269,6 +269,30 @@ def test_a_silent_one_is_stopped() -> None:
     assert world.intent("a").code == "silence" and world.effects[0][0] == ABORT
 
 
+def test_a_session_is_not_looked_at_before_its_prompt_is_there() -> None:
+    world = World()
+    world.register("a")
+    while not any(kind == PROMPT for kind, _, _ in world.effects):
+        world.act()
+    assert world.happens("resume") == ["resume"], "the prompt is on its way: what rests there is no answer"
+    kind, node, _ = world.effects.pop()
+    assert world.happens("effect.completed", kind=kind, node=node, result={"held": True})[0] == "intent.prompted"
+    assert [kind for kind, _, _ in world.effects] == [CHECK], "an earlier sidecar sent it: how far did it come?"
+
+
+def test_what_is_said_after_the_end_changes_no_result() -> None:
+    world = World()
+    world.register("a", isolation="worktree")
+    world.settle()
+    said = {"session": "ses_int_a", "kind": "text"}
+    world.happens("execution.output", **said, text="the result")
+    for _ in range(2):
+        world.ends(world.intent("a"))
+        assert world.happens("execution.output", **said, text="too late") == []
+        world.settle()
+    assert (world.intent("a").state, world.intent("a").result) == ("completed", "the result")
+
+
 def test_two_that_end_together_are_told_in_one_message() -> None:
     world = World()
     for name in "ab":
