@@ -46,7 +46,7 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run, r
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
 _SHOWING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export")
-READING = (*_SHOWING, "intents", "checkpoints", "notices")
+READING = (*_SHOWING, "intents", "checkpoints", "notices", "top")
 WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
 PRUNE_LOOKING = ("prune", "--older-than", "1s")

@@ -55,19 +55,28 @@ class Torment:
         prompt = json.dumps({"prompt": f"SAY:result of {mark}", "title": mark})
         script = f"CALL:agent_spawn {prompt}THEN: SAY:started {mark}"
         if victim == "terminal":
-            self._in_terminal(script)
+            with self._in_terminal(script, mark):
+                self._wait(victim, mark)
         else:
             parent = self.client.create_session(mark)
             after = asyncio.run(head(self.durable))
             self.client.prompt_async(parent, script)
             if asyncio.run(self._reached(after)):
                 self._kill(victim)
-        wait_until(lambda: self._settled(mark), f"the end of {mark} ({victim}, step {self._step})", 2 * HANG_LIMIT_S)
+            self._wait(victim, mark)
         self._judge(mark)
 
-    def _in_terminal(self, script: str) -> None:
-        binary, environment = str(self.client.binary), self.client.environment() | {"PWD": str(self.client.project)}
-        with Terminal([binary], self.client.project, environment) as screen:
+    def _wait(self, victim: str, mark: str) -> None:
+        wait_until(lambda: self._settled(mark), f"the end of {mark} ({victim}, step {self._step})", 2 * HANG_LIMIT_S)
+
+    def _terminal(self, *arguments: str) -> Terminal:
+        environment = self.client.environment() | {"PWD": str(self.client.project)}
+        return Terminal([str(self.client.binary), *arguments], self.client.project, environment)
+
+    @contextmanager
+    def _in_terminal(self, script: str, mark: str) -> Iterator[Terminal]:
+        """Prompt in a terminal, kill it, and open the session in another one."""
+        with self._terminal() as screen:
             screen.wait_for(READY)
             screen.press(script.encode())
             screen.wait_for("agent_spawn")
@@ -76,6 +85,9 @@ class Torment:
             if asyncio.run(self._reached(after)):
                 os.kill(screen.process.pid, signal.SIGKILL)
                 self.kills += 1
+        wait_until(lambda: self._intents(mark), f"the intent of {mark}")
+        with self._terminal("--session", self._intents(mark)[0]["parent"]) as screen:
+            yield screen
 
     async def _reached(self, after: int) -> bool:
         """Wait for the step; false if the life is over before."""

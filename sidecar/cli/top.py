@@ -1,0 +1,196 @@
+"""``top``: background work, what waits for you, and the sessions at work, live."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.board import Board
+
+REFRESH_SECONDS = 1.0
+STYLES = {"running": "green", "completed": "dim", "cancelled": "dim", "failed": "red", "refused": "red"}
+
+
+async def top(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show background work, what waits for you and the sessions at work, live.
+
+    Ends with q or Ctrl-C. In a pipe, or with --once, prints it once. With --json prints one object.
+    """
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.board import open_board
+    from sidecar.views.select import empty_text, open_reader
+    from streams.store import NOTHING
+
+    out = Output(json)
+    store = home_of(context).store_path
+    reader = open_reader(store)
+    board, after = await open_board(reader)
+    now_ms = own_identity().now_ms
+    is_live = out.terminal and not once
+    if after == NOTHING and not is_live:
+        note(f"Nothing runs: {empty_text(reader)}.")
+    elif json:
+        out.object(board.state(now_ms()))
+    elif not is_live:
+        _print(out, board.state(now_ms()))
+    else:
+        await _live(out, board, store, after, now_ms)
+
+
+async def _live(out: Output, board: Board, store: Any, after: int, now_ms: Any) -> None:
+    from rich.live import Live
+
+    from sidecar.cli.shared.follow import follow
+
+    async def fold() -> None:
+        async for record in follow(store, after=after):
+            board.apply(record)
+
+    with _key() as pressed, Live(_screen(out, board.state(now_ms())), console=out.console, screen=True) as live:
+        ends = {asyncio.create_task(fold()), asyncio.create_task(pressed.wait())}
+        try:
+            while not (await asyncio.wait(ends, timeout=REFRESH_SECONDS, return_when=asyncio.FIRST_COMPLETED))[0]:
+                live.update(_screen(out, board.state(now_ms())), refresh=True)
+        finally:
+            for task in ends:
+                task.cancel()
+            done = await asyncio.gather(*ends, return_exceptions=True)
+    for result in done:
+        if isinstance(result, Exception):
+            raise result
+
+
+@contextmanager
+def _key() -> Iterator[asyncio.Event]:
+    """Yield an event that the key q sets. Without a keyboard it is never set."""
+    pressed = asyncio.Event()
+    if not sys.stdin.isatty():
+        yield pressed
+        return
+    import os
+    import termios
+    import tty
+
+    file, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(file)
+
+    def read() -> None:
+        if os.read(file, 100).lower().startswith(b"q"):
+            pressed.set()
+
+    tty.setcbreak(file)
+    loop.add_reader(file, read)
+    try:
+        yield pressed
+    finally:
+        loop.remove_reader(file)
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def _summary(state: dict[str, Any]) -> str:
+    counts: dict[str, int] = {}
+    for agent in state["agents"]:
+        counts[agent["state"]] = counts.get(agent["state"], 0) + 1
+    parts = [f"{count} {name}" for name, count in counts.items()] or ["no background work"]
+    if state["waiting"]:
+        parts.append(f"{len(state['waiting'])} waiting for you")
+    if state["unseen"]:
+        parts.append(f"{state['unseen']} {'message' if state['unseen'] == 1 else 'messages'} not seen yet")
+    return " · ".join(parts)
+
+
+def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
+    from sidecar.views.wording import amount, money, rough_span
+
+    rows: list[tuple[str, ...]] = []
+    for agent in state["agents"]:
+        ran = rough_span(agent["ran"]) if agent["ran"] is not None else "-"
+        tokens, cost = (
+            amount(agent["tokens"]) if agent["tokens"] else "-",
+            money(agent["cost"]) if agent["cost"] else "-",
+        )
+        about = agent["doing"] or agent["reason"]
+        what = f"{agent['title']} · {about}" if about else agent["title"]
+        rows.append((agent["id"], agent["state"], ran, tokens, cost, what))
+    return rows
+
+
+def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
+    from sidecar.views.wording import ago
+
+    return [(each["id"], each["kind"], ago(state["at"] - each["since"]), each["text"]) for each in state["waiting"]]
+
+
+def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
+    from sidecar.cli.shared.output import SHORT_ID
+    from sidecar.views.wording import rough_span
+
+    rows: list[tuple[str, ...]] = []
+    for each in state["sessions"]:
+        what = f"{each['title']} · {each['doing']}" if each["doing"] else each["title"]
+        rows.append((f"…{each['session'][-SHORT_ID:]}", each["agent"], rough_span(state["at"] - each["since"]), what))
+    return rows
+
+
+RowsOf = Callable[[dict[str, Any]], list[tuple[str, ...]]]
+TABLES: tuple[tuple[str, tuple[str, ...], RowsOf], ...] = (
+    ("Background work", ("id", "state", "ran", "tokens", "cost", "what"), _agents),
+    ("Waiting for you", ("id", "kind", "asked", "what"), _waiting),
+    ("At work", ("session", "agent", "turn", "what"), _sessions),
+)
+
+
+def _print(out: Output, state: dict[str, Any]) -> None:
+    from sidecar.cli.shared.output import Column
+
+    out.text(_summary(state))
+    for heading, names, rows_of in TABLES:
+        rows = rows_of(state)
+        if rows:
+            out.text()
+            out.text(heading, "bold")
+            columns = [Column(name, right=name in ("tokens", "cost")) for name in names[:-1]]
+            out.table((*columns, Column(names[-1], wide=True)), rows)
+
+
+def _screen(out: Output, state: dict[str, Any]) -> Group:
+    """The whole screen, at most as high as the terminal; what is newest stays."""
+    from rich.cells import cell_len
+    from rich.console import Group
+    from rich.text import Text
+
+    from sidecar.cli.shared.output import fitted
+    from sidecar.views.wording import local_time
+
+    width, room = out.console.width, out.console.height - 2
+    clock = local_time(state["at"], "%H:%M:%S")
+    lines = [Text(fitted(f"{clock} · {_summary(state)}", width), "bold")]
+    for heading, names, rows_of in TABLES:
+        rows = rows_of(state)[-max(room // 3, 3) :]
+        if not rows:
+            continue
+        lines += [Text(), Text(heading, "bold cyan")]
+        listed = [names, *rows]
+        widths = [max(map(cell_len, column)) for column in zip(*listed, strict=True)][:-1]
+        left = max(width - sum(widths) - 2 * len(widths), 10)
+        for number, row in enumerate(listed):
+            cells = [fitted(cell, size) for cell, size in zip(row, widths, strict=False)]
+            style = STYLES.get(row[1], "") if number else "dim"
+            lines.append(Text("  ".join([*cells, fitted(row[-1], left)]), style, no_wrap=True))
+    return Group(*lines[: room + 1], Text("q ends", "dim"))

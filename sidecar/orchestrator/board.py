@@ -1,0 +1,136 @@
+"""What runs, what waits for a person, and what was not seen yet: the content of ``top``, folded from the log.
+
+Feed it every record, in order. It keeps no more than what is shown: the two agents' states, and the last
+step of each session.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sidecar.orchestrator import checkpoints
+from sidecar.orchestrator.checkpoints import CheckpointAgent
+from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.intents import NAME, IntentAgent
+from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.runtime.inputs import APPLIED, agent_stream
+from sidecar.views.catalog import Catalog
+from sidecar.views.describe import describe
+from streams.store import Record
+
+RECENT_MS: Final = 3_600_000
+"""How long an agent that has ended is shown."""
+
+MOST_ENDED: Final = 8
+LOOK_BACK: Final = 200
+"""How many records of a stream say what a session does now, when ``top`` starts."""
+
+_WAITS: Final = ("open", "answering")
+_SEEN: Final = "observed"
+_QUIET: Final = ("capture.", "lifecycle.")
+
+
+class Board:
+    """``catalog`` is a catalog of the same log, up to the first record that is applied here; it is kept up to date."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._intents, self._checkpoints = IntentAgent(), CheckpointAgent()
+        self._doing: dict[str, tuple[int, str]] = {}
+
+    @property
+    def streams(self) -> tuple[str, str]:
+        """The agents' streams, which ``remember`` needs whole before the first ``apply``."""
+        return agent_stream(NAME), agent_stream(checkpoints.NAME)
+
+    def apply(self, record: Record) -> None:
+        """A new record of the log."""
+        self.catalog.apply(record)
+        self.remember(record)
+
+    def remember(self, record: Record) -> None:
+        """An older record, which the catalog has already: of an agent's stream, or of one with a session at work."""
+        event = record.event
+        if event.stream_id in self.streams:
+            if event.metadata.get("role") in APPLIED:
+                agent = self._intents if event.stream_id == self.streams[0] else self._checkpoints
+                agent.apply(event)
+            return
+        session = event.payload.get("session")
+        if isinstance(session, str) and not event.type.startswith(_QUIET):
+            self._doing[session] = (event.ts, str(describe(event)))
+
+    def state(self, now_ms: int) -> dict[str, Any]:
+        """Everything that is shown, as JSON values. Times are ms UTC, spans ms.
+
+        ``agents``: background work that has not ended, and what ended in the last hour, oldest first.
+        ``waiting``: what waits for a person's answer. ``sessions``: the other sessions with an open turn.
+        ``unseen``: how many messages to sessions were not seen there yet.
+        """
+        data = self._intents.data
+        ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]
+        shown = [*ended[-MOST_ENDED:], *data.unfinished()]
+        working = {intent.session for intent in shown} | set(data.children)
+        sessions = [
+            {"session": s.id, "title": s.title, "agent": s.agent, "since": s.turn_ms, "doing": self._last(s.id)}
+            for s in self.catalog.sessions.values()
+            if s.is_active and s.id not in working
+        ]
+        return {
+            "at": now_ms,
+            "agents": [self._row(intent, now_ms) for intent in shown],
+            "waiting": self._waiting(),
+            "sessions": sessions,
+            "unseen": sum(notice.state != _SEEN for notice in data.notices.values()),
+        }
+
+    def _row(self, intent: Intent, now_ms: int) -> dict[str, Any]:
+        ran = (intent.ended or now_ms) - intent.started if intent.started is not None else None
+        names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes")
+        row = {name: getattr(intent, name) for name in names}
+        doing = self._last(intent.session) if intent.session and intent.state not in ENDED else ""
+        return {**row, "model": intent.models[0] if intent.models else "", "ran": ran, "doing": doing}
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        known = self._checkpoints.data.checkpoints
+        rows = [
+            {"id": each.id, "kind": each.kind, "session": each.session, "since": each.opened, "text": each.text}
+            for each in known.values()
+            if each.state in _WAITS
+        ]
+        told = {each.request for each in known.values()}
+        for ask in self.catalog.asks():
+            if ask.request not in told:
+                identifier = checkpoints.checkpoint_id(ask.session, ask.request)
+                row = {"id": identifier, "kind": "ask", "session": ask.session, "since": ask.since_ms, "text": ask.text}
+                rows.append(row)
+        return sorted(rows, key=lambda row: row["since"])
+
+    def _last(self, session: str) -> str:
+        return self._doing.get(session, (0, ""))[1]
+
+
+async def open_board(reader: Any) -> tuple[Board, int]:
+    """The board of a log as it is now, and the position after which ``apply`` continues.
+
+    Raises:
+        CorruptLog: the log is damaged.
+    """
+    from sidecar.views.select import catalog_of
+
+    catalog, fault = await catalog_of(reader)
+    if fault is not None:
+        raise fault
+    board = Board(catalog)
+    for stream in board.streams:
+        async for record in reader.read(stream):
+            if record.position <= catalog.position:
+                board.remember(record)
+    state = board.state(0)
+    sessions = {row["session"] for row in (*state["agents"], *state["sessions"])}
+    for stream in {view.stream for view in catalog.sessions.values() if view.id in sessions}:
+        begin = max(catalog.streams[stream].records - LOOK_BACK, 0)
+        async for record in reader.read(stream, from_offset=begin):
+            if record.position <= catalog.position:
+                board.remember(record)
+    return board, catalog.position

@@ -1,0 +1,91 @@
+"""``top``: background work, what waits for a person and the sessions at work, once and live."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.opencode.capture.translate import Translator
+from sidecar.cli.top import REFRESH_SECONDS
+from sidecar.orchestrator.board import MOST_ENDED, open_board
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from streams.log.reader import LogReader
+from tests.real.terminal import Terminal
+from tests.sidecar.cli.helpers import ROOT, append, command, environment, events_of, run
+
+NOW = 1_800_000_000_000
+IDENTITY = seeded_identity(3)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A session that asks for a permission and waits; background work of every kind; more than is shown has ended."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    asking = events_of("permission_once", Translator(seeded_identity(2)))
+    asks = next(n for n, event in enumerate(asking, 1) if event.type == "workflow.checkpoint")
+    made = [*asking[:asks], *intent("int_queued")]
+    made += intent("int_runs", ("intent.started", {"session": "ses_runs", "parent": None, "ts": NOW}))
+    for n in range(MOST_ENDED + 1):
+        started = ("intent.started", {"session": f"ses_{n}", "parent": None, "ts": NOW})
+        made += intent(f"int_ended{n}", started, ("intent.completed", {"ts": NOW}))
+    asyncio.run(append(home / "store", [[event] for event in made]))
+    yield home
+
+
+def intent(name: str, *more: tuple[str, dict[str, Any]]) -> list[StreamEvent]:
+    """What the agent ``intents`` records of one intent."""
+    about = {"prompt": "p", "title": f"the title of {name}", "parent": None, "directory": "/p", "ts": NOW}
+    later = [("intent.starting", {}), *more] if more else []
+    return [
+        IDENTITY.stamp(
+            {
+                "type": type_,
+                "stream_id": "agent/intents",
+                "idempotency_key": f"{name}:{type_}",
+                "actor": "intents",
+                "source": {"agent": "intents", "adapter": "runtime"},
+                "payload": {"intent": name, **payload},
+                "metadata": {"role": "output"},
+            }
+        )
+        for type_, payload in [("intent.created", about), *later]
+    ]
+
+
+async def test_the_board_shows_what_runs_what_waits_and_what_ended_lately(home: Path) -> None:
+    board, after = await open_board(LogReader(home / "store"))
+    assert after == LogReader(home / "store").head
+    state = board.state(NOW + 1000)
+    ended = [f"int_ended{n}" for n in range(1, MOST_ENDED + 1)]
+    assert [agent["id"] for agent in state["agents"]] == [*ended, "int_queued", "int_runs"]
+    assert (state["agents"][-1]["state"], state["agents"][-1]["ran"]) == ("running", 1000)
+    (waiting,) = state["waiting"]
+    assert waiting["id"].startswith("chk_")
+    (session,) = state["sessions"]
+    assert session["session"] == waiting["session"] and session["doing"]
+    later = board.state(NOW + 10_000_000)
+    assert [agent["id"] for agent in later["agents"]] == ["int_queued", "int_runs"]
+
+
+def test_a_pipe_gets_it_once_and_json_is_one_object(home: Path) -> None:
+    assert "the title of int_runs" in run(home, "top").out
+    assert {agent["id"] for agent in json.loads(run(home, "top", "--json").out)["agents"]} >= {"int_runs"}
+    assert run(home.parent / "none", "top").code == 0
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_screen_follows_the_log_until_q(home: Path, width: int) -> None:
+    with Terminal(command(home, "top"), ROOT, environment(), columns=width) as screen:
+        screen.wait_for("the title of int_runs")
+        screen.wait_for("Waiting for you")
+        asyncio.run(append(home / "store", [intent("int_new")]))
+        screen.wait_for("the title of int_new")
+        screen.press(b"q")
+        assert screen.process.wait(20 * REFRESH_SECONDS) == 0
