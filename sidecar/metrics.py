@@ -85,14 +85,14 @@ class SidecarMetrics:
         self._retries = counter("durable_stream_effect_retries", "Effects that were tried again", "kind")
         self._processing = Histogram(
             "event_processing_duration_ms",
-            "From the pull to the durable outcome, in milliseconds",
+            "Time from pulling a message to recording its outcome, in milliseconds",
             ["agent"],
             registry=self.registry,
             buckets=PROCESSING_MS,
         )
         self._commit = Histogram(
             "durable_stream_commit_duration_ms",
-            "From the append to its durability, in milliseconds",
+            "Time from an append until it is durable, in milliseconds",
             registry=self.registry,
             buckets=COMMIT_MS,
         )

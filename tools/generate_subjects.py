@@ -362,7 +362,7 @@ def _headers() -> list[str]:
             f"""A name is a letter followed by letters, digits, `-` and `_`. A value is printable ASCII, at most
             {MAX_VALUE} characters. A message has at most {MAX_HEADERS} headers. In free text, anything but printable
             ASCII is written as `%XX`, so no text can end a header or begin another one. `str` messages have no headers.
-            `CG-*` keys in a payload are accepted, with a warning that is counted."""
+            `CG-*` keys in a payload are accepted; `doctor` warns how many commands had them."""
         ),
         "| header | what |",
         "|---|---|",
