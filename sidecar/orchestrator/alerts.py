@@ -8,6 +8,8 @@ history, the checkpoint is closed, or a person wrote in that session.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
 
+Beside alerts, a toast says at once that background work has started or ended. Nothing depends on who sees it.
+
 Source: seed 004, 3 ("phone home"); FEATURES D19, F1, U17, U18.
 """
 
@@ -111,6 +113,7 @@ class AlertAgent:
     def events(self) -> tuple[str, ...]:
         """See ``Agent``."""
         return (
+            "intent.started",
             "intent.completed",
             "intent.failed",
             "notice.observed",
@@ -151,6 +154,8 @@ class AlertAgent:
         match event.type:
             case "alert.raise":
                 return self._raise(given["alert"], given.get("session"), given["title"], given["text"], "", event.ts)
+            case "intent.started":
+                return _glance(given, "started")
             case "intent.completed" | "intent.failed":
                 return self._intent_ended(event.type, given, event.ts)
             case "checkpoint.opened":
@@ -197,15 +202,17 @@ class AlertAgent:
         return [Output("alert.raised", raised), *([] if wait or not stages else self._advance(made, ts))]
 
     def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
+        how = "finished" if type_ == "intent.completed" else f"failed: {given.get('reason', '')}"
+        glance = _glance(given, how)
         if "created" not in given or (given.get("child") and not self._children):
-            return []
+            return glance
         parent = given.get("parent")
         if ts - given["created"] < self._min_ms or (parent is None and not self._stages):
-            return []
-        how = "finished" if type_ == "intent.completed" else f"failed: {given.get('reason', '')}"
+            return glance
         identifier, title = given["intent"], "OpenCode: background work"
         text = f"{given.get('title', '')} {how} ({identifier})"
-        return self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
+        raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
+        return [*glance, *raised]
 
     def _tick(self, now: int) -> list[Output]:
         outputs: list[Output] = []
@@ -304,6 +311,15 @@ class AlertAgent:
         ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
             del self.data.alerts[old]
+
+
+def _glance(given: dict[str, Any], how: str) -> list[Output]:
+    """A toast for whoever looks at the parent right now; of background work that a person's own session started."""
+    if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
+        return []
+    text = f"{given['title']}: {how}"[:MAX_TEXT]
+    args = {"session": given["parent"], "title": "OpenCode: background work", "text": text}
+    return [Output("effect.requested", args, effect=TOAST, node=f"{given['intent']} {how.partition(':')[0]}")]
 
 
 def _seen(alerts: list[Alert], why: str, ts: int) -> list[Output]:

@@ -323,7 +323,14 @@ class IntentAgent:
             session = str(result["session"])
             started = Output(
                 "intent.started",
-                {"intent": intent.id, "session": session, "parent": intent.parent, "ts": event.ts},
+                {
+                    "intent": intent.id,
+                    "session": session,
+                    "parent": intent.parent,
+                    "child": intent.parent in self.data.sessions,
+                    "title": intent.title,
+                    "ts": event.ts,
+                },
             )
             return [started, self._prompt(intent, session, intent.prompt)]
         if kind == PROMPT and failed:

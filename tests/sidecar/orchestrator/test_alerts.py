@@ -82,11 +82,24 @@ async def test_what_was_seen_goes_no_further() -> None:
     agent = AlertAgent(PHONE, escalate_ms=60_000)
     async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
         await run.happened("intent.failed", **ended(run.clock, reason="timeout"))
-        assert toast.runs == [], "the result itself comes first"
+        (glance,) = toast.runs
+        assert glance["text"] == "tests: failed: timeout"
         await run.happened("notice.observed", stream="agent/intents", notice="ntc_1")
         assert agent.data.alerts["alr_1"].state == "seen"
         await run.tick(NAME, HOUR)
-        assert (toast.runs, send.runs) == ([], [])
+        assert (toast.runs, send.runs) == ([glance], []), "the result itself came first"
+
+
+async def test_a_toast_says_that_work_started_and_ended_but_not_that_of_other_background_work() -> None:
+    toast = Script({"shown": False})
+    agent = AlertAgent(PHONE)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: Script({})}) as run:
+        about = {"intent": "int_1", "parent": "ses_1", "title": "tests"}
+        for type_ in ("intent.started", "intent.completed"):
+            await run.happened(type_, **about)
+            await run.happened(type_, **about | {"intent": "int_2", "child": True})
+        assert [args["text"] for args in toast.runs] == ["tests: started", "tests: finished"]
+        assert agent.data.alerts == {}
 
 
 async def test_a_stage_that_reached_nobody_is_followed_at_once() -> None:
