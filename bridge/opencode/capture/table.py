@@ -103,8 +103,8 @@ RULES: tuple[Rule, ...] = (
         "",
         ("human.input", "turn.started"),
         "user message",
-        "No `chat.message` comes for these. Both events are held until the `bash` part arrives, because only that names "
-        "the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
+        "No `chat.message` comes for these. Both events are held until the `bash` part arrives, because only that "
+        "names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
     ),
     Rule(
         "tool.execute.after",
