@@ -282,9 +282,9 @@ class Home:
             self.info_path.unlink(missing_ok=True)
 
     def unlocked(self) -> SidecarInfo | None:
-        """A sidecar whose process provably runs although nobody holds the lock: its lock file was deleted.
+        """A sidecar whose process provably runs although nobody holds the lock, because its lock file was deleted.
 
-        The holder of the lock calls this too; then any other sidecar has lost it.
+        The lock's holder may call this too: any other running sidecar has then lost the lock.
         """
         info = self.read_info()
         return info if info is not None and info.pid != os.getpid() and info.still_runs else None

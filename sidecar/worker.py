@@ -123,7 +123,7 @@ class Worker:
         log.error("%s", error)
         self.problems.append({"spec": spec, "reason": error.reason})
 
-    # --- life ---
+    # --- start and stop ---
 
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``."""

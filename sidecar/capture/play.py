@@ -107,12 +107,12 @@ def _item(line: bytes, where: str) -> HookItem:
         try:
             fields, _ = read_leniently(line)
         except FrameError as error:
-            raise RecordingError(f"{where}: is not JSON ({error}); nothing of the file was sent") from None
+            raise RecordingError(f"{where}: not valid JSON ({error}); nothing was sent") from None
     if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
-        raise RecordingError(f"{where}: is not a hook: it needs at least t and hook; nothing of the file was sent")
+        raise RecordingError(f"{where}: must be an object with t and a hook name; nothing was sent")
     t = fields.get("t")
     if not isinstance(t, int | float) or not 0 <= t <= MAX_SEQ:
-        raise RecordingError(f"{where}: t must be milliseconds since 1970; nothing of the file was sent")
+        raise RecordingError(f"{where}: t must be milliseconds since 1970; nothing was sent")
     return HookItem(fields["hook"], int(t), fields.get("input"), fields.get("output"))
 
 

@@ -19,7 +19,7 @@ def check_agents(scene: Scene) -> list[Check]:
 
 
 def agent_notes(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Texts with hints; empty while all is well."""
+    """The problems of the agents, each with a hint. Empty if there are none."""
     notes = []
     rows = (status.get("worker") or {}).get("agents") or []
     if dead := sum(row.get("dead", 0) for row in rows):

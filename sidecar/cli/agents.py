@@ -37,9 +37,9 @@ async def agents(
 
     Starts a sidecar if none runs. Exits with 1 if an agent failed or could not be loaded.
 
-    With --check, loads one agent in this process and checks that it uses no clock, randomness, file or
-    socket, and gives the same for the same events: those in the log that it wants, or those of --events.
-    Exits with 1 if it finds something.
+    With --check, loads one agent in the command's process, not in the sidecar, and checks that it uses no
+    clock, randomness, file or socket, and that the same events give the same results. Uses the events of
+    the log that the agent receives, or those of --events. Exits with 1 if it finds something.
     """
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output

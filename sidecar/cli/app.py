@@ -175,7 +175,7 @@ def named(arguments: Sequence[str]) -> str | None:
 
 
 def _add(built: typer.Typer, row: Row) -> None:
-    # `import` is a word of Python's, and no function can take a name that it needs for something else, such as `list`.
+    # `import` is a Python keyword, and a function named `list` would hide the built-in. Hence the trailing `_`.
     module = import_module(f"sidecar.cli.{row.module or row.name}{'_' * iskeyword(row.name)}")
     function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     add_command(built, function, panel=row.panel, examples=list(row.examples))

@@ -85,7 +85,7 @@ async def _records(
         return records_of(reader, await family_of(reader, stream, session=session))
     if wanted.since_ms is None and chosen is None:
         return reader.query(Filter(types=TYPES))
-    # A turn may have begun before: the streams are read from their beginning.
+    # A turn may have begun before --since, so read the streams from the start.
     later = tuple(
         each.id
         for each in catalog.streams.values()

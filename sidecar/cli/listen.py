@@ -31,9 +31,9 @@ async def listen(
 ) -> int:
     """Print NATS messages as they are published, until Ctrl-C.
 
-    evt.> selects every record, evt.*.*.ses_1a2b.> the records of one stream.
-    Subjects such as evt.agent.*.step and str.> belong to the L0 protocol. Does not
-    show messages published earlier, or while the server is unreachable.
+    evt.> selects every record, evt.*.*.ses_1a2b.> the records of one stream. Subjects such
+    as evt.agent.*.step belong to the L0 protocol, which other programs read; docs/subjects.md
+    lists them. Does not show messages published earlier, or while the server is unreachable.
     """
     from sidecar.cli.shared.heard import expanded
     from sidecar.cli.shared.nats import connection

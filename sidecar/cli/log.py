@@ -47,9 +47,10 @@ async def log(
 ) -> None:
     """Print what happened in a stream, oldest first.
 
-    Includes child sessions, and numbers them. Streams later joined to this one are included too.
-    With a child session's id, prints only the records of that session and of those below it.
-    With --follow but no STREAM, keeps printing new records of all streams, including new sessions.
+    Includes child sessions, and numbers them. A session whose parent was unknown has its own stream, which
+    joins its root's once the parent is known; such streams are included too. With a child session's id,
+    prints only the records of that session and its descendants. With --follow but no STREAM, keeps printing
+    new records of all streams, including new sessions.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import newest_stream, newest_text

@@ -292,9 +292,7 @@ async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
                 await asyncio.sleep(LOOK_SECONDS)
                 answer = await client.request("mirror_rebuilding")
     if answer["failed"]:
-        raise Failure(
-            "copy-incomplete", f"the copy is not whole yet: {answer['failed']}; the sidecar continues when it can"
-        )
+        raise Failure("copy-incomplete", f"the copy is incomplete: {answer['failed']}; the sidecar will retry")
     return dict(answer["progress"])
 
 

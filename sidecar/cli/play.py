@@ -63,5 +63,5 @@ def _speed(text: str) -> float | None:
     except ValueError:
         factor = 0.0
     if not 0 < factor < float("inf"):
-        raise typer.BadParameter(f"{text!r} is not max, real or a factor above 0")
+        raise typer.BadParameter(f"expected max, real or a number above 0, not {text!r}")
     return factor

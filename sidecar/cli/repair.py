@@ -21,7 +21,7 @@ async def repair(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be repaired; change nothing.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Make repairs to the log that are provably safe.
+    """Repair the log where that is provably safe.
 
     Keeps the parts that it removes, in the store's directory. Never removes
     acknowledged records: if these are damaged, restore a backup. At the end verifies

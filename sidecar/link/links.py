@@ -111,7 +111,7 @@ class Handler(Protocol):
         ...
 
     async def request(self, method: str, args: dict[str, Any]) -> Any:
-        """Answer the command line with a JSON value. Cancelled when the client disconnects.
+        """Answer a request from the command line with a JSON value. Cancelled when the client disconnects.
 
         Must not await ``LinkServer.drain``, which waits for it.
 

@@ -1,7 +1,7 @@
 """The WebSocket of the calling end: what RFC 6455 asks of a client, without extensions.
 
-The server has the websockets package. A client does not import it: that takes as long as a short
-command's own work. The other end is on this machine, so there is no proxy, redirect or TLS here.
+The server uses the websockets package. A client does not import it, because the import takes as long as a
+short command. The other end is on this machine, so there is no proxy, redirect or TLS here.
 
 ::
 

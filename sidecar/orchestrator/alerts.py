@@ -307,7 +307,7 @@ class AlertAgent:
             alert.due, alert.closed = None, given.get("ts")
 
     def _tidy(self) -> None:
-        # One that nobody saw, and for which nothing is left to try, is forgotten in the end as well.
+        # Also drop old alerts that nobody saw, once every channel was tried.
         ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
             del self.data.alerts[old]

@@ -220,7 +220,7 @@ class CheckpointAgent:
             if known is None or not known.waiting:
                 continue
             outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
-            # It was answered in the moment in which the call gave up.
+            # The answer came just as the call gave up.
             if not told and known.kind == "ask" and known.state in ("answered", "expired"):
                 outputs += self._message(known, known.answer, left=True)
         return outputs

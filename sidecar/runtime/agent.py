@@ -144,7 +144,7 @@ class Output(NamedTuple):
             raise BadOutput("an output needs a type")
         type_ = _type(texts["type"])
         if type_.startswith(RESERVED):
-            raise BadOutput(f"the type {type_} belongs to the recorder; choose another family")
+            raise BadOutput(f"the type prefix of {type_} is reserved; use another prefix")
         to = texts.get("to")
         if to is not None and AGENT_NAME.fullmatch(to) is None:
             raise BadOutput(f"{to[:80]!a} cannot be an agent's name")

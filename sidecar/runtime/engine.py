@@ -153,7 +153,7 @@ class Engine:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
-    # --- life ---
+    # --- start and stop ---
 
     async def start(self) -> None:
         """Restore the state from the log and begin to handle inputs. A new agent sees events from now on.
@@ -233,7 +233,9 @@ class Engine:
             StreamError: the log cannot be written; nothing was recorded.
         """
         if command.type.startswith(RESERVED):
-            raise InputRefused("reserved-type", f"the family of {command.type[:80]} belongs to the recorder")
+            raise InputRefused(
+                "reserved-type", f"the type prefix of {command.type[:80]} is reserved; use another prefix"
+            )
         try:
             given = command_input(self.name, command, self._identity, self._clean)
         except InvalidEvent as error:
@@ -283,7 +285,7 @@ class Engine:
             self._room.clear()
             await self._room.wait()
         future: asyncio.Future[Handled] = asyncio.get_running_loop().create_future()
-        # Nobody may wait for it any more; its error is noted in ``last_error``.
+        # Perhaps nobody awaits the future any more; its error is in ``last_error``.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._waiting.append(_Waiting(given, future))
         self._news.set()

@@ -150,7 +150,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
             return (found[0], None) if names is seen else (sessions[found[0]], found[0])
         if found:
             what = "streams" if names is seen else "sessions"
-            raise Ambiguous(f"{given!r} fits {len(found)} {what}: {_some(found)}; give more of the id")
+            raise Ambiguous(f"{given!r} matches {len(found)} {what}: {_some(found)}; give more of the id")
     if fault is not None:
         raise fault
     removed = await reader.removed()
@@ -160,7 +160,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if len(fitting) == 1:
         raise AllPruned(fitting[0], texts[fitting[0]])
     if fitting:
-        raise Ambiguous(f"{given!r} fits {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
+        raise Ambiguous(f"{given!r} matches {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
     if not seen:
         raise NoLog(empty_text(reader))
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]

@@ -306,9 +306,9 @@ class TestPlay:
     @pytest.mark.parametrize(
         ("line", "said"),
         [
-            ("{", "is not JSON"),
-            ("[]", "is not a hook"),
-            ('{"t": 1}', "is not a hook"),
+            ("{", "not valid JSON"),
+            ("[]", "must be an object"),
+            ('{"t": 1}', "must be an object"),
             ('{"hook": "event"}', "t must be"),
             ('{"hook": "event", "t": "x"}', "t must be"),
             ('{"hook": "event", "t": -1}', "t must be"),

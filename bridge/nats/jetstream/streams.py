@@ -125,7 +125,8 @@ _OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
     if wanted.action not in ("create", "update"):
         return
-    # A server removes the directory of a deleted stream after it answers, which may hit the next stream of that name.
+    # The server answers before it removes a deleted stream's directory, so the removal can hit a new stream of the
+    # same name.
     pauses = iter(_CREATE_PAUSES_S)
     while True:
         try:

@@ -105,7 +105,7 @@ def read_command(
     recorded: Callable[[str], int | None],
     limit: int = MAX_DEPTH,
 ) -> ArrivedCommand:
-    """Read one message. ``recorded`` returns the depth recorded for a correlation id; ``limit`` is the depth's.
+    """Read one message. ``recorded`` returns the depth recorded for a correlation id; ``limit`` is the maximum depth.
 
     Raises:
         Undecodable: it is no command.

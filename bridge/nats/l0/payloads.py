@@ -105,7 +105,7 @@ class L0Payload(BaseModel):
                 message becomes a dead letter and is never acknowledged as handled.
         """
         if len(body) > MAX_BODY:
-            raise PayloadError(cls.what(), (f"{len(body)} bytes, more than {MAX_BODY}",))
+            raise PayloadError(cls.what(), (f"the body has {len(body)} bytes; the limit is {MAX_BODY}",))
         try:
             fields = orjson.loads(body)
         except ValueError:  # the base of orjson's error
@@ -114,7 +114,7 @@ class L0Payload(BaseModel):
             repairs = Repairs()
             normalise(fields, repairs)
             if repairs.too_deep:
-                raise PayloadError(cls.what(), (f"nested more than {MAX_DEPTH} deep",))
+                raise PayloadError(cls.what(), (f"the body is nested more than {MAX_DEPTH} levels deep",))
         return cls.parse(fields)
 
     def fields(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class L0Payload(BaseModel):
         """
         body = canonical(self.fields())
         if len(body) > MAX_BODY:
-            raise PayloadError(self.what(), (f"{len(body)} bytes, more than {MAX_BODY}",))
+            raise PayloadError(self.what(), (f"the body has {len(body)} bytes; the limit is {MAX_BODY}",))
         return body
 
 
@@ -283,10 +283,11 @@ _UUID7 = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-7[0-9a-fA-F]{3}-[89abAB][0-9
 def effective_after_execution(
     report: ToolResult, content: Any, tool_name: str | None, trusted_tools: frozenset[str]
 ) -> AfterExecution:
-    """What happens after a tool: the report decides, or the result (``result.__cg_control.after_execution``).
+    """What happens after a tool.
 
-    ``content`` is the result card's. Only results of tools on the allow-list
-    count; otherwise any tool output could end a turn.
+    The result's ``__cg_control.after_execution`` if the tool is trusted and it says ``suspend`` or ``terminate``;
+    otherwise the report's. If every result counted, any tool's output could end a turn. ``content`` is the content
+    of the result card.
     """
     if tool_name is None or tool_name not in trusted_tools or not isinstance(content, dict):
         return report.after_execution

@@ -100,7 +100,7 @@ class Difference(NamedTuple):
         return f"{self.kind}: {where}: {records}: {self.text}"
 
     def as_json(self) -> dict[str, Any]:
-        """As commands print it."""
+        """The form that commands print with ``--json``."""
         return self._asdict()
 
 
@@ -141,7 +141,7 @@ class Comparison:
     differences: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        """As commands print it."""
+        """The form that commands print with ``--json``."""
         names = ("stream", "messages", "compared", "pruned", "expired", "waiting")
         return {**{name: getattr(self, name) for name in names}, "differences": dict(self.differences)}
 

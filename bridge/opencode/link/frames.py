@@ -353,7 +353,7 @@ def decode(message: str | bytes) -> Frame:
     """
     if len(message) < _LARGE_BYTES or not gc.isenabled():
         return _decode(message)
-    # A large message may hold millions of values, which the collector would scan again and again.
+    # A large message may hold millions of values, which the garbage collector would scan again and again.
     gc.disable()
     try:
         return _decode(message)

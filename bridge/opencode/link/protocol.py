@@ -125,7 +125,7 @@ class RequestError(RemoteError):
 
 
 class Identified(Struct, frozen=True):
-    """Sidecar: the peer's proof is right. Call ``welcome`` when ready. ``shim`` is ``None`` for control."""
+    """Emitted by the sidecar's end: the peer proved itself. Call ``welcome`` when ready. Control has no ``shim``."""
 
     role: Role
     shim: ShimIdentity | None
@@ -134,7 +134,7 @@ class Identified(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """Sidecar: the peer's proof is right, but this side does not speak its ``protocol``. ``Closed`` follows."""
+    """Emitted by the sidecar's end: the peer proved itself but uses an unsupported ``protocol``. ``Closed`` follows."""
 
     role: Role
     version: str

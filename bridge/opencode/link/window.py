@@ -12,11 +12,11 @@ DEFAULT_WINDOW: Final = 512
 
 
 class AckWindow:
-    """The finished ones among the received items, and how far they are complete.
+    """Which received items are finished, and up to which seq all of them are.
 
     ``acked`` is the highest received seq up to which everything received is
-    finished. A gap in the seqs is what the shim lost, and the next item says
-    so. ``acked`` moves past the gap once that item is finished, never before.
+    finished. A gap in the sequence numbers means that the shim lost items; the next
+    item reports it. ``acked`` moves past the gap once that item is finished, never before.
     """
 
     def __init__(self, acked: int = 0, window: int = DEFAULT_WINDOW) -> None:

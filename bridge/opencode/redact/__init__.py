@@ -273,7 +273,7 @@ def _wanted(disable: Iterable[str]) -> list[Rule]:
 
 def _own_rules(literals: Mapping[str, str]) -> Iterator[Rule]:
     for name, text in literals.items():
-        # As it is, and as in JSON text, where quotes and line breaks are escaped.
+        # The literal itself, and the literal as JSON escapes it (quotes, line breaks).
         forms = {text, orjson.dumps(text).decode()[1:-1]}
         yield Rule(
             id=name,

@@ -53,7 +53,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
     return sessions_of(home, config, own_identity().nonce)
 
 
-# --- how it is, in words: `status` and `mirror status` say the same of the same ---
+# --- the state of NATS in words, the same in `status` and `mirror status` ---
 
 
 def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:

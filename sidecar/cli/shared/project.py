@@ -24,7 +24,7 @@ ProjectOption = Annotated[
     typer.Option(
         "--project",
         metavar="DIR|all",
-        help="Only sessions of this directory, those below it, and other worktrees of its repository.",
+        help="Only sessions in this directory, its subdirectories, or another worktree of the same repository.",
     ),
 ]
 

@@ -155,7 +155,7 @@ class MirrorTask:
             "notes": dict(sorted(state.notes.items())),
         }
 
-    # --- its life ---
+    # --- start and stop ---
 
     async def _stop(self, *, patient: bool) -> None:
         task, self._task = self._task, None

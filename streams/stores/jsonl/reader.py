@@ -257,7 +257,7 @@ _sizes_decoder = msgspec.json.Decoder(_TimedLine)
 
 
 class _Mark(NamedTuple):
-    """Where a reader following the log stopped: the line at ``expected``, in the file ``file``."""
+    """Where a reader that follows the log stopped: in ``file``, at the line for position ``expected``."""
 
     file: tuple[int, int]
     first: int

@@ -146,7 +146,7 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
     place, count = keys.tx
     begun = position - place
     if count <= place or not _continues(cursor, begun, count, position):
-        raise BadLine("it does not continue its batch")
+        raise BadLine("it does not belong to the batch at this place")
     stream_id = keys.event.stream_id
     offset = cursor.next_offsets.get(stream_id)
     if offset is None:
@@ -216,4 +216,4 @@ def _is_whole(line: bytes) -> bool:
 def _check_head(index: Index, head: Head, segment: Segment, line: int) -> None:
     if index.next_position() != head.position + 1 or index.last_hash == head.hash:
         return
-    raise CorruptLog(str(segment.path), line, head.position, "its hash is not the one the head file names")
+    raise CorruptLog(str(segment.path), line, head.position, "its hash differs from the one in the head file")

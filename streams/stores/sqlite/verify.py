@@ -326,7 +326,7 @@ class SqliteVerification:
         expected = ranges.following(self._last + 1)
         begun = row.position - row.batch_index
         if ranges.holds(row.position):
-            self._find("tampered", row.position, row.stream, "it was pruned and is there all the same")
+            self._find("tampered", row.position, row.stream, "the log says that it was pruned, but it is there")
             self._last = row.position
             return
         if row.position != expected:
@@ -336,7 +336,7 @@ class SqliteVerification:
             self._lost += count
             self._batch = (0, 0)
         elif self._batch != (0, 0) and self._batch != (begun, row.batch_count):
-            self._find("tampered", row.position, row.stream, "it does not continue its batch")
+            self._find("tampered", row.position, row.stream, "it does not belong to the batch at this place")
         self._last = row.position
         if self._head is not None and row.position == self._head.position:
             self._hash_at_head = row.hash

@@ -111,7 +111,7 @@ def test_codes_are_kebab_case_and_listed_with_what_to_do() -> None:
     [
         (CorruptLog("log/0", 3, 7, "half a line"), "log-damaged"),
         (Failure("no-log", "nothing yet"), "no-log"),
-        (Ambiguous("fits two"), "ambiguous"),
+        (Ambiguous("matches two"), "ambiguous"),
         (AllPruned("ses_1", "pruned"), "pruned"),
         (RequestError("still-needed", "a turn is in progress"), "still-needed"),
         (PermissionError(13, "Permission denied", "/x"), "no-permission"),
