@@ -137,8 +137,6 @@ def test_the_next_model_takes_over_after_a_provider_error(client: RealOpenCode, 
 def test_a_child_of_its_task_tool_counts_and_a_silent_one_is_stopped(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:
-    (durable.home / "config.toml").write_text("[phantom]\nsilence_minutes = 0.05\n")
-    durable.cli("stop")
     task = {"description": "look", "prompt": "SAY:seen", "subagent_type": "general"}
     parent = client.create_session("parent")
     client.prompt(parent, spawn(f"CALL:task {json.dumps(task)}THEN: SAY:done", "with a child"))
@@ -147,6 +145,8 @@ def test_a_child_of_its_task_tool_counts_and_a_silent_one_is_stopped(
     spent = [e["payload"] for e in events if e["type"] == "intent.spent"]
     assert len(spent) == 3 and "intent.child" in [e["type"] for e in events], "two steps of its own, one of the child's"
     assert intents(durable)[0]["tokens"] == sum(each["tokens"] for each in spent) > 0
+    (durable.home / "config.toml").write_text("[phantom]\nsilence_minutes = 0.05\n")
+    durable.cli("stop")
     client.prompt(parent, spawn("HOLD:never SAY:late", "silent"))
     wait_until(lambda: [i["code"] for i in intents(durable)] == ["", "silence"], "the watchdog")
     model.release("never")

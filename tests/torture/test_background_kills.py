@@ -67,7 +67,7 @@ class Torment:
         self._judge(mark)
 
     def _wait(self, victim: str, mark: str) -> None:
-        wait_until(lambda: self._settled(mark), f"the end of {mark} ({victim}, step {self._step})", 2 * HANG_LIMIT_S)
+        wait_until(lambda: self._settled(mark), f"the end of {mark} ({victim}, step {self._step})")
 
     def _terminal(self, *arguments: str) -> Terminal:
         environment = self.client.environment() | {"PWD": str(self.client.project)}
