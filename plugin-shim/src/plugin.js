@@ -8,6 +8,7 @@
 import { createHash, randomBytes } from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
+import { Background } from "./background.js";
 import { Calls } from "./calls.js";
 import { Capture } from "./capture.js";
 import { COUNTERS, newCounters } from "./counters.js";
@@ -171,7 +172,9 @@ function newInstance(options, env, input) {
 
   const hooks = {
     ...tools.hooks(readTools(home)),
-    ...(env.DURABLE_STREAM_HEADLESS ? { config: allowSubagents } : {}),
+    ...(env.DURABLE_STREAM_HEADLESS
+      ? { config: allowSubagents }
+      : new Background(input.client, (...call) => tools.call(...call)).hooks()),
     /** @param {unknown} hookInput */
     event: async (hookInput) => take("event", hookInput, null),
     /** @param {unknown} hookInput @param {unknown} output */

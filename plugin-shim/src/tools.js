@@ -74,7 +74,7 @@ export class Tools {
         description,
         args,
         /** @param {any} given @param {any} context */
-        execute: (given, context) => this.#call(name, given ?? {}, context ?? {}, wait_ms ?? ANSWER_MS),
+        execute: (given, context) => this.call(name, given ?? {}, context ?? {}, wait_ms ?? ANSWER_MS),
       };
     }
     return {
@@ -95,7 +95,7 @@ export class Tools {
         try {
           if (!this.#link.live || !Array.isArray(output?.context)) return;
           const args = { unfinished: true };
-          const listed = await this.#call("intent_status", args, { sessionID: input?.sessionID }, COMPACTION_MS);
+          const listed = await this.call("intent_status", args, { sessionID: input?.sessionID }, COMPACTION_MS);
           if (listed.startsWith("int_")) output.context.push(`Keep in the summary: background work under way:\n${listed}`);
         } catch {
           // The summary then does not name it; its result arrives all the same.
@@ -121,13 +121,15 @@ export class Tools {
   }
 
   /**
+   * Ask the sidecar; rejects with a text for whoever asked.
+   *
    * @param {string} name
    * @param {any} args
    * @param {any} context
    * @param {number} answerMs
    * @returns {Promise<string>}
    */
-  async #call(name, args, context, answerMs) {
+  async call(name, args, context, answerMs) {
     await this.#linked();
     this.#count += 1;
     const id = `t${this.#count}`;

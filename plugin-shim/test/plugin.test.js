@@ -32,7 +32,7 @@ test("the version is package.json's", () => {
 
 test("only the hooks of the contract are subscribed", async (t) => {
   const { hooks } = await newBench(t).plugin();
-  const contract = ["chat.message", "dispose", "event", "experimental.session.compacting", "tool", "tool.definition", "tool.execute.after"];
+  const contract = ["chat.message", "command.execute.before", "config", "dispose", "event", "experimental.session.compacting", "tool", "tool.definition", "tool.execute.after"];
   assert.deepEqual(Object.keys(hooks).sort(), contract);
 });
 

@@ -211,6 +211,11 @@ class People:
         listed = await read_checkpoints(open_reader(self._home.store_path))
         return {"checkpoints": [as_row(each) for each in listed]}
 
+    async def waiting(self) -> list[Checkpoint]:
+        """What waits for a person in any session, oldest first."""
+        listed = await read_checkpoints(open_reader(self._home.store_path))
+        return [each for each in listed if each.state not in CLOSED]
+
     async def answer(self, args: AnswerArgs) -> dict[str, Any]:
         """Answer a checkpoint as a person; returns when OpenCode took the answer.
 

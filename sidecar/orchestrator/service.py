@@ -21,13 +21,14 @@ from bridge.opencode.link.link import CallError, RequestError
 from sidecar.components import in_background
 from sidecar.config import NotifyConfig, PhantomConfig
 from sidecar.home import Home
+from sidecar.orchestrator import background_command
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED
-from sidecar.orchestrator.people import People, until
+from sidecar.orchestrator.people import AnswerArgs, People, until
 from sidecar.orchestrator.tools import (
     AskArgs,
     BadToolCall,
@@ -250,6 +251,8 @@ class DurableStream:
             CallError: the call failed; the model reads the text.
         """
         try:
+            if name == background_command.COMMAND:
+                return await self._background(str(args.get("text") or ""))
             checked = check(name, args)
             session = str(context.get("sessionID") or "")
             match checked:
@@ -294,6 +297,21 @@ class DurableStream:
         if intent.state == "refused":
             return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
         return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
+
+    async def _background(self, text: str) -> str:
+        asked = background_command.parse(text)
+        match asked.verb:
+            case "list":
+                waiting, now = await self.people.waiting(), self._identity.now_ms()
+                return background_command.listing(self.data.intents.values(), waiting, now)
+            case "cancel":
+                intent = self._find(asked.target)
+                await self._cancel(intent, "cancelled by the user")
+                return f"{intent.id} is being cancelled."
+            case "answer":
+                row = await self.people.answer(AnswerArgs(checkpoint=asked.target, answer=[asked.answer]))
+                return f"{row['id']} is answered: {asked.answer}"
+        return background_command.USAGE
 
     def _listing(self, session: str, unfinished: bool) -> str:
         mine = [intent for intent in self.data.intents.values() if intent.parent == session]

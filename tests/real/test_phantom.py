@@ -164,3 +164,28 @@ def test_a_summary_names_the_work_that_still_runs(
     assert f"background work under way:\n{running['id']} running" in said
     model.release("gate")
     one(durable, "completed")
+
+
+def test_the_command_lists_and_cancels_without_a_call_of_the_model(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    durable.cli("agents")
+    options: dict[str, Any] = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global", "serve": False}
+    with RealOpenCode(opencode_binary, model.port, **options) as client, window(client) as screen:
+        screen.wait_for(READY)
+        screen.press(spawn("HOLD:listed SAY:never").encode())
+        screen.wait_for("agent_spawn")
+        screen.press(ENTER)
+        running = one(durable, "running")
+        wait_until(lambda: "turn.ended" in [e["event"]["type"] for e in durable.log(running["parent"])], "its turn")
+        before = len(model.requests)
+        for typed, shown in ((" list", "running"), (f" cancel {running['id']}", "is being cancelled")):
+            screen.press(f"/background{typed}".encode())
+            screen.wait_for(f"/background{typed}")
+            screen.press(ENTER)
+            screen.wait_for(shown)
+        one(durable, "cancelled")
+        assert len(model.requests) == before, "no call of the model"
+        model.release("listed")
+        told = [e["event"] for e in client_messages(durable, running["parent"])]
+        assert [e["type"] for e in told if "/background cancel" in json.dumps(e["payload"])] == ["agent.input"]

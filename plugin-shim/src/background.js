@@ -1,0 +1,88 @@
+/**
+ * `/background` in OpenCode 1's terminal: what runs, waits and costs, without a call of the model.
+ *
+ * A command is a prompt to OpenCode. The hook that runs before it shows the list as a text that
+ * only the person sees, and ends the command with an error, which the terminal does not show.
+ * The TUI plugin (`tui.js`) has the same as a native list; where it is installed, this is left out.
+ */
+
+/** The command, and the name of the call to the sidecar. */
+export const COMMAND = "background";
+/** How long the sidecar may take to answer, ms. An answer to a checkpoint waits for OpenCode to take it. */
+const ANSWER_MS = 15_000;
+const TOAST_MS = 10_000;
+
+/** @param {any} input */
+function isOurs(input) {
+  try {
+    return input?.command === COMMAND;
+  } catch {
+    // A getter that throws: somebody else's command, which must not fail because of us.
+    return false;
+  }
+}
+
+export class Background {
+  #client;
+  #ask;
+
+  /**
+   * @param {any} client OpenCode's
+   * @param {(name: string, args: any, context: any, ms: number) => Promise<string>} ask calls the sidecar
+   */
+  constructor(client, ask) {
+    this.#client = client;
+    this.#ask = ask;
+  }
+
+  /** @returns {Record<string, any>} */
+  hooks() {
+    return {
+      /** A command of the user's with this name stays. @param {any} config OpenCode's, which this changes */
+      config: async (config) => {
+        try {
+          config.command ??= {};
+          config.command[COMMAND] ??= {
+            template: "Say that Durable Stream is not running; `durable-stream doctor` says why.",
+            description: "Background work: what runs, waits and costs (Durable Stream)",
+          };
+        } catch {
+          // A config that cannot be changed: the command is missing, `durable-stream top` shows the same.
+        }
+      },
+      /** @param {any} input */
+      "command.execute.before": async (input) => {
+        if (!isOurs(input)) return;
+        try {
+          const session = String(input.sessionID ?? "");
+          await this.#show(session, await this.#text(session, String(input.arguments ?? "")));
+        } catch {
+          // OpenCode did not take the text; the command still must not become a prompt.
+        }
+        throw new Error("shown by Durable Stream");
+      },
+    };
+  }
+
+  /** @param {string} session @param {string} given */
+  async #text(session, given) {
+    try {
+      return await this.#ask(COMMAND, { text: given }, { sessionID: session }, ANSWER_MS);
+    } catch (error) {
+      return error instanceof Error ? error.message : String(error);
+    }
+  }
+
+  /** A message to a busy session would start a turn, so that one gets a toast. @param {string} id @param {string} text */
+  async #show(id, text) {
+    const { data } = await this.#client.session.status();
+    if (data?.[id] && data[id].type !== "idle") {
+      await this.#client.tui.showToast({
+        body: { title: "Background work", message: text, variant: "info", duration: TOAST_MS },
+      });
+      return;
+    }
+    const part = { type: "text", text, ignored: true, metadata: { durable_stream: { key: COMMAND } } };
+    await this.#client.session.promptAsync({ path: { id }, body: { noReply: true, parts: [part] } });
+  }
+}

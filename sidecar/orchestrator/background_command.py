@@ -1,0 +1,62 @@
+"""The text of ``/background`` in OpenCode: what runs, waits and costs, and how to cancel and answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+from sidecar.orchestrator.checkpoints import Checkpoint
+from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.views.wording import money, one_line, rough_span
+
+COMMAND: Final = "background"
+"""The name of the call that the plugin makes for it: a tool that no model gets."""
+
+RECENT_MS: Final = 3_600_000
+MOST: Final = 20
+MAX_LINE: Final = 160
+
+USAGE: Final = (
+    "/background cancel INT_… stops one. /background answer CHK_… ANSWER answers what waits "
+    "(a permission: once, always or reject)."
+)
+
+
+class Asked(NamedTuple):
+    """What a person wants: the list, or to ``cancel`` or ``answer`` what ``target`` names."""
+
+    verb: Literal["list", "cancel", "answer", "help"]
+    target: str = ""
+    answer: str = ""
+
+
+def parse(text: str) -> Asked:
+    """What stands behind ``/background``; anything unknown asks for help."""
+    verb, _, rest = text.strip().partition(" ")
+    target, _, answer = rest.strip().partition(" ")
+    if not verb or verb == "list":
+        return Asked("list")
+    if verb == "cancel" and target:
+        return Asked("cancel", target)
+    if verb == "answer" and target and answer.strip():
+        return Asked("answer", target, answer.strip())
+    return Asked("help")
+
+
+def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: int) -> str:
+    """What has not ended, what ended in the last hour, and what waits for a person; oldest first."""
+    shown = [i for i in intents if i.state not in ENDED or now_ms - (i.ended or 0) < RECENT_MS][-MOST:]
+    lines = [_line(intent, now_ms) for intent in shown] or ["No background work runs, and none ended in the last hour."]
+    if waiting:
+        lines += ["", "Waiting for you:"]
+        lines += [one_line(f"{each.id} · {each.kind} · {each.text}")[:MAX_LINE] for each in waiting[-MOST:]]
+    if shown or waiting:
+        lines += ["", USAGE]
+    return "\n".join(lines)
+
+
+def _line(intent: Intent, now_ms: int) -> str:
+    ran = rough_span((intent.ended or now_ms) - intent.started) if intent.started is not None else ""
+    parts = (intent.id, intent.state, ran, money(intent.cost) if intent.cost else "", intent.title, intent.reason)
+    return one_line(" · ".join(filter(None, parts)))[:MAX_LINE]

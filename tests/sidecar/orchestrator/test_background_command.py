@@ -1,0 +1,39 @@
+"""What stands behind ``/background``, and what it shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.orchestrator.background_command import MAX_LINE, RECENT_MS, Asked, listing, parse
+from sidecar.orchestrator.checkpoints import Checkpoint
+from sidecar.orchestrator.intent_state import Intent
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("", Asked("list")),
+        (" list ", Asked("list")),
+        ("cancel int_1", Asked("cancel", "int_1")),
+        ("answer chk_1 on Monday, please", Asked("answer", "chk_1", "on Monday, please")),
+        ("cancel", Asked("help")),
+        ("answer chk_1", Asked("help")),
+        ("destroy int_1", Asked("help")),
+    ],
+)
+def test_a_command_is_understood_or_explained(text: str, asked: Asked) -> None:
+    assert parse(text) == asked
+
+
+def test_what_runs_what_ended_lately_and_what_waits_is_listed() -> None:
+    about = {"prompt": "p", "parent": None, "directory": "/p", "created": 0}
+    runs = Intent("int_1", title="tests", state="running", started=0, cost=0.5, **about)  # type: ignore[arg-type]
+    ended = Intent("int_2", title="old", state="failed", ended=0, reason="timeout", **about)  # type: ignore[arg-type]
+    waits = Checkpoint(id="chk_1", kind="permission", session="s", text="bash\nrm\x1b[2J" + "x" * 500, opened=0)
+    shown = listing([ended, runs], [waits], RECENT_MS - 1).splitlines()
+    assert shown[0].startswith("int_2 · failed") and "timeout" in shown[0]
+    assert shown[1].startswith("int_1 · running · ") and "tests" in shown[1]
+    asks = next(line for line in shown if line.startswith("chk_1"))
+    assert len(asks) == MAX_LINE and "\x1b" not in asks
+    assert "int_2" not in listing([ended, runs], [], RECENT_MS)
+    assert len(listing([], [], 0).splitlines()) == 1
