@@ -6,6 +6,8 @@
  * The TUI plugin (`tui.js`) has the same as a native list; where it is installed, this is left out.
  */
 
+import fs from "node:fs";
+
 /** The command, and the name of the call to the sidecar. */
 export const COMMAND = "background";
 /** How long the sidecar may take to answer, ms. An answer to a checkpoint waits for OpenCode to take it. */
@@ -22,17 +24,34 @@ function isOurs(input) {
   }
 }
 
+/**
+ * Whether the TUI plugin is installed beside this one.
+ *
+ * @param {string} [file] the URL of the server plugin's file
+ */
+export function hasList(file) {
+  try {
+    return fs.readFileSync(new URL("../tui.json", file), "utf8").includes("durable-stream-tui.js");
+  } catch {
+    // It is not there, or cannot be read by OpenCode either.
+    return false;
+  }
+}
+
 export class Background {
   #client;
   #ask;
+  #hasList;
 
   /**
    * @param {any} client OpenCode's
    * @param {(name: string, args: any, context: any, ms: number) => Promise<string>} ask calls the sidecar
+   * @param {boolean} [hasList] true where the TUI plugin has the command already
    */
-  constructor(client, ask) {
+  constructor(client, ask, hasList = false) {
     this.#client = client;
     this.#ask = ask;
+    this.#hasList = hasList;
   }
 
   /** @returns {Record<string, any>} */
@@ -40,6 +59,7 @@ export class Background {
     return {
       /** A command of the user's with this name stays. @param {any} config OpenCode's, which this changes */
       config: async (config) => {
+        if (this.#hasList) return;
         try {
           config.command ??= {};
           config.command[COMMAND] ??= {

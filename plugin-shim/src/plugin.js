@@ -8,7 +8,7 @@
 import { createHash, randomBytes } from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
-import { Background } from "./background.js";
+import { Background, hasList } from "./background.js";
 import { Calls } from "./calls.js";
 import { Capture } from "./capture.js";
 import { COUNTERS, newCounters } from "./counters.js";
@@ -25,6 +25,7 @@ const ASK_VERSION_MS = 3000;
 
 /**
  * @typedef {object} Options
+ * @property {string} [file] the URL of the plugin file
  * @property {string[]} [command] starts a sidecar; default DURABLE_STREAM_COMMAND, else "durable-stream" on the PATH
  * @property {string} [home] default DURABLE_STREAM_HOME, else the platform's data directory
  * @property {number} [memoryLimit] most bytes of items in memory while the spool fails, default 32 MiB
@@ -52,7 +53,7 @@ const DEEPENED = Symbol.for("durable-stream.subagent-depth");
  */
 export function plugin(options = {}, file = "") {
   const copy = createHash("sha256").update(file).digest("hex").slice(0, 8);
-  return { id: `durable-stream-${copy}`, server: create(options), setup: announce(options) };
+  return { id: `durable-stream-${copy}`, server: create({ file, ...options }), setup: announce(options) };
 }
 
 /**
@@ -174,7 +175,7 @@ function newInstance(options, env, input) {
     ...tools.hooks(readTools(home)),
     ...(env.DURABLE_STREAM_HEADLESS
       ? { config: allowSubagents }
-      : new Background(input.client, (...call) => tools.call(...call)).hooks()),
+      : new Background(input.client, (...call) => tools.call(...call), hasList(options.file)).hooks()),
     /** @param {unknown} hookInput */
     event: async (hookInput) => take("event", hookInput, null),
     /** @param {unknown} hookInput @param {unknown} output */

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from sidecar.home import make_directories
 from sidecar.install import npm
 from sidecar.install.npm import Places
+from sidecar.install.tui import install_tui, tui_text, uninstall_tui
 
 FIRST_LINE: Final = "// Written by `durable-stream install`; remove with `durable-stream uninstall`."
 PLUGIN_NAME: Final = "durable-stream.js"
@@ -170,6 +171,8 @@ def install(
     else:
         npm.write(target.plugin, text.encode(), is_ours=True)
         outcome.did(f"{'renewed' if there else 'wrote'} {target.plugin}")
+    if target.scope == "global" and (done := install_tui(target.config, tui_text(FIRST_LINE, shim, command, home))):
+        outcome.did(done)
     for directory in dict.fromkeys([*places.all, target.config]):
         _prepare(ledger, directory, outcome)
     return outcome
@@ -205,6 +208,8 @@ def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Out
         outcome.did(f"removed {target.plugin}")
     else:
         outcome.lines.append(f"{target.plugin} is not there: nothing to remove")
+    for line in uninstall_tui(target.config, FIRST_LINE):
+        outcome.did(line)
     ledger = Ledger.read(Places.of(Path("/"), environ).user)
     ledger.plugins = [plugin for plugin in ledger.plugins if is_ours(Path(plugin))]
     home = Path(environ.get("HOME") or Path.home())

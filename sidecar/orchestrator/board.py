@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sidecar.orchestrator import checkpoints
-from sidecar.orchestrator.checkpoints import CheckpointAgent
+from sidecar.orchestrator.checkpoints import PERMISSION, CheckpointAgent
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED
@@ -94,7 +94,14 @@ class Board:
     def _waiting(self) -> list[dict[str, Any]]:
         known = self._checkpoints.data.checkpoints
         rows = [
-            {"id": each.id, "kind": each.kind, "session": each.session, "since": each.opened, "text": each.text}
+            {
+                "id": each.id,
+                "kind": each.kind,
+                "session": each.session,
+                "since": each.opened,
+                "text": each.text,
+                "options": each.options,
+            }
             for each in known.values()
             if each.state in _WAITS
         ]
@@ -102,7 +109,10 @@ class Board:
         for ask in self.catalog.asks():
             if ask.request not in told:
                 identifier = checkpoints.checkpoint_id(ask.session, ask.request)
-                row = {"id": identifier, "kind": "ask", "session": ask.session, "since": ask.since_ms, "text": ask.text}
+                permission = ask.request.startswith("per")  # OpenCode's ids say what they are of
+                about = {"kind": "permission" if permission else "question", "session": ask.session}
+                options = list(PERMISSION) if permission else []
+                row = {"id": identifier, **about, "since": ask.since_ms, "text": ask.text, "options": options}
                 rows.append(row)
         return sorted(rows, key=lambda row: row["since"])
 

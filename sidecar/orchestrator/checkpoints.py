@@ -54,6 +54,9 @@ An answer that arrived although its sidecar died is refused when the next one se
 says that it was the answer.
 """
 
+PERMISSION: Final = ("once", "always", "reject")
+"""The answers to a permission."""
+
 CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
 
 
@@ -373,7 +376,7 @@ def asked(given: dict[str, Any]) -> dict[str, Any]:
     else:
         what = metadata.get("command") or " ; ".join(map(str, _list(given.get("patterns"))))
         kind, text = str(given.get("kind") or "permission"), f"{given.get('permission', '')} {what}".strip()
-        options = ["once", "always", "reject"]
+        options = list(PERMISSION)
     return {
         "kind": kind,
         "session": str(given.get("session")),

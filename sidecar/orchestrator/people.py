@@ -281,7 +281,7 @@ def _late(known: Checkpoint) -> RequestError:
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     """Refuse an answer that OpenCode would not understand."""
     if known.kind == "permission":
-        if answer[0] not in ("once", "always", "reject") or len(answer) > (2 if answer[0] == "reject" else 1):
+        if answer[0] not in checkpoints.PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError("unfit-answer", "a permission is answered by once, always, or reject and a message")
     elif known.kind == "question":
         if answer != ["reject"] and len(answer) != known.questions:

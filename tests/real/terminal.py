@@ -20,6 +20,7 @@ from tests.real.model_server import HANG_LIMIT_S
 
 COLUMNS, ROWS = 120, 40
 ENTER = b"\r"
+DOWN = b"\x1b[B"
 READY = "Ask anything"
 """What the empty prompt of the TUI says."""
 

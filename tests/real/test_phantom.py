@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from sidecar.install.plugin import Target, install
+from tests.real.durable import EXECUTABLE, PLUGIN, SHIM, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
-from tests.real.terminal import ENTER, READY, Terminal
+from tests.real.terminal import DOWN, ENTER, READY, Terminal
 
 pytestmark = pytest.mark.real_opencode
 
@@ -189,3 +190,33 @@ def test_the_command_lists_and_cancels_without_a_call_of_the_model(
         model.release("listed")
         told = [e["event"] for e in client_messages(durable, running["parent"])]
         assert [e["type"] for e in told if "/background cancel" in json.dumps(e["payload"])] == ["agent.input"]
+
+
+def test_the_native_list_cancels(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> None:
+    durable.cli("agents")
+    with RealOpenCode(opencode_binary, model.port, serve=False) as client:
+        environment = client.environment()
+        places: dict[str, Any] = {"cwd": client.project, "environ": environment}
+        install(Target.everywhere(environment), shim=SHIM, command=[str(EXECUTABLE)], home=durable.home, **places)
+        with window(client) as screen:
+            screen.wait_for(READY)
+            screen.press(spawn("HOLD:native SAY:never").encode())
+            screen.wait_for("agent_spawn")
+            screen.press(ENTER)
+            running = one(durable, "running")
+            wait_until(lambda: "turn.ended" in [e["event"]["type"] for e in durable.log(running["parent"])], "its turn")
+            before = len(model.requests)
+            screen.press(b"/background")
+            screen.wait_until(
+                lambda lines: sum("/background" in line for line in lines) == 2, "one command, and the menu"
+            )
+            screen.press(ENTER)
+            screen.wait_for("Running")
+            screen.press(ENTER)
+            screen.wait_for("Cancel it")
+            screen.press(DOWN)
+            screen.press(ENTER)
+            screen.wait_for("is being cancelled")
+            one(durable, "cancelled")
+            assert len(model.requests) == before, "no call of the model"
+        model.release("native")

@@ -12,6 +12,7 @@ import pytest
 
 from sidecar.install.npm import LOCK_TEXT, RC_TEXT, Places, starves, waits
 from sidecar.install.plugin import LEDGER_NAME, Target, install, prepare, uninstall
+from sidecar.install.tui import CONFIG_NAME, TUI_NAME
 
 STUB = {"node_modules", "package-lock.json"}
 
@@ -71,7 +72,7 @@ def test_every_config_directory_is_prepared_and_put_back(
     assert all(waits(directory) for directory in Places.of(below).all)
     do()
     for directory in Places.of(below).all:
-        assert names(directory) - {"plugin", LEDGER_NAME} == STUB
+        assert names(directory) - OURS == STUB
         assert not waits(directory)
     assert names(tmp_path / ".opencode") == set()
     # From elsewhere, and with another environment.
@@ -90,6 +91,7 @@ def test_a_project_alone_prepares_the_users_directory_too(tmp_path: Path, projec
     assert contents(tmp_path) == before
 
 
+OURS = {"plugin", LEDGER_NAME, TUI_NAME, CONFIG_NAME}
 USED = {
     "package": ("package.json", '{"dependencies": {"zod": "*"}}'),
     "lock": ("package-lock.json", "{}"),
@@ -108,7 +110,7 @@ def test_where_packages_are_used_npm_is_told_not_to_retry(tmp_path: Path, config
     (config / name).write_text(text)
     before = contents(tmp_path)
     do()
-    assert names(config) - {"plugin", LEDGER_NAME} == {name.split("/")[0], ".npmrc"} - {"plugin"}
+    assert names(config) - OURS == {name.split("/")[0], ".npmrc"} - {"plugin"}
     assert (config / ".npmrc").read_bytes() == RC_TEXT
     assert not waits(config)
     uninstall(Target.everywhere())

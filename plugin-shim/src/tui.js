@@ -1,0 +1,159 @@
+/**
+ * The TUI plugin of OpenCode 1: `/background` as a native list, without a call of the model.
+ *
+ * It runs in the terminal's own process, beside the server plugin, and needs no token: it asks
+ * the command line, as a person would.
+ */
+import { execFile } from "node:child_process";
+import { createHash } from "node:crypto";
+
+const ASK_MS = 30_000;
+const MAX_BYTES = 4 * 1024 * 1024;
+const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
+const TITLE = "Background work";
+
+/**
+ * @typedef {{command: string[], home: string}} Options
+ * @typedef {(...words: string[]) => Promise<string>} Run runs `durable-stream` with these words; its stdout
+ */
+
+/**
+ * Make the TUI plugin.
+ *
+ * @param {Options} options
+ * @param {string} [file] the URL of the plugin file
+ */
+export function tui(options, file = "") {
+  const copy = createHash("sha256").update(file).digest("hex").slice(0, 8);
+  return {
+    id: `durable-stream-tui-${copy}`,
+    /** @param {any} api OpenCode's */
+    tui: async (api) => {
+      const list = new List(api, runner(options));
+      api.command.register(() => [
+        {
+          title: TITLE,
+          value: "durable-stream.background",
+          description: "What runs, waits and costs",
+          category: "Durable Stream",
+          slash: { name: "background" },
+          onSelect: () => void list.open(),
+        },
+      ]);
+    },
+  };
+}
+
+/** @param {Options} options @returns {Run} */
+function runner({ command: [program, ...before], home }) {
+  return (...words) =>
+    new Promise((resolve, reject) => {
+      const given = [...before, "--home", home, ...words];
+      execFile(program, given, { timeout: ASK_MS, maxBuffer: MAX_BYTES }, (error, stdout, stderr) => {
+        if (!error) resolve(stdout);
+        else reject(new Error(stderr.trim().replace(/^durable-stream: /, "") || error.message));
+      });
+    });
+}
+
+/** The dialogs: the list, what can be done with an entry, and answering. */
+export class List {
+  #api;
+  #run;
+
+  /** @param {any} api @param {Run} run */
+  constructor(api, run) {
+    this.#api = api;
+    this.#run = run;
+  }
+
+  /** Show the list. Never rejects: an error becomes a toast. */
+  async open() {
+    this.#select(TITLE, [], "Looking…");
+    await this.#act(async () => {
+      const state = JSON.parse(await this.#run("top", "--json"));
+      const entries = [...state.waiting.map((/** @type {any} */ each) => this.#waiting(each))];
+      for (const agent of [...state.agents].reverse()) entries.push(this.#agent(agent));
+      this.#select(TITLE, entries, entries.length ? "Search" : "No background work, and nothing waits for you");
+    });
+  }
+
+  /** @param {any} agent */
+  #agent(agent) {
+    const ran = agent.ran === null ? "" : `${Math.round(agent.ran / 1000)} s`;
+    const cost = agent.cost ? `$${agent.cost.toFixed(2)}` : "";
+    return {
+      title: agent.title,
+      value: agent.id,
+      description: agent.doing || agent.reason || "",
+      footer: [agent.state, ran, cost].filter(Boolean).join(" · "),
+      category: ENDED.has(agent.state) ? "Ended in the last hour" : "Running",
+      onSelect: () => this.#chosen(agent),
+    };
+  }
+
+  /** @param {any} each */
+  #waiting(each) {
+    const onSelect = () => this.#asked(each);
+    return { title: each.text, value: each.id, description: each.kind, category: "Waiting for you", onSelect };
+  }
+
+  /** @param {any} agent */
+  #chosen(agent) {
+    const options = [];
+    if (agent.session) {
+      const onSelect = () => {
+        this.#api.ui.dialog.clear();
+        this.#api.route.navigate("session", { sessionID: agent.session });
+      };
+      options.push({ title: "Open its session", value: "open", onSelect });
+    }
+    if (!ENDED.has(agent.state)) {
+      const onSelect = () => void this.#do(`${agent.title}: is being cancelled`, "intents", agent.id, "--cancel");
+      options.push({ title: "Cancel it, with everything that it started", value: "cancel", onSelect });
+    }
+    options.push({ title: "Back to the list", value: "back", onSelect: () => void this.open() });
+    this.#select(agent.title, options, agent.id);
+  }
+
+  /** @param {any} each */
+  #asked(each) {
+    const answer = (/** @type {string} */ text) => void this.#do(`Answered: ${text}`, "checkpoints", each.id, "--answer", text);
+    if (each.options.length === 0) {
+      this.#api.ui.dialog.replace(() =>
+        this.#api.ui.DialogPrompt({ title: each.text, placeholder: "Your answer", onConfirm: answer }),
+      );
+      return;
+    }
+    const options = each.options.map((/** @type {string} */ option) => ({
+      title: option,
+      value: option,
+      onSelect: () => answer(option),
+    }));
+    this.#select(each.text, options, each.id);
+  }
+
+  /** @param {string} title @param {any[]} options @param {string} placeholder */
+  #select(title, options, placeholder) {
+    this.#api.ui.dialog.replace(() => this.#api.ui.DialogSelect({ title, placeholder, options }));
+  }
+
+  /** @param {string} said @param {string[]} words */
+  async #do(said, ...words) {
+    await this.#act(async () => {
+      await this.#run(...words);
+      this.#api.ui.dialog.clear();
+      this.#api.ui.toast({ variant: "info", message: said });
+    });
+  }
+
+  /** @param {() => Promise<void>} work */
+  async #act(work) {
+    try {
+      await work();
+    } catch (error) {
+      this.#api.ui.dialog.clear();
+      this.#api.ui.toast({ variant: "error", message: error instanceof Error ? error.message : String(error) });
+    }
+  }
+}

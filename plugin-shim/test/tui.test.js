@@ -1,0 +1,98 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { List, tui } from "../src/tui.js";
+
+const RUNS = { id: "int_1", title: "tests", state: "running", ran: 61000, cost: 0.5, doing: "bash: make", session: "ses_1" };
+const ENDED = { ...RUNS, id: "int_2", title: "old", state: "failed", doing: "", reason: "timeout" };
+const PERMISSION = { id: "chk_1", kind: "permission", text: "bash rm", options: ["once", "reject"] };
+const QUESTION = { id: "chk_2", kind: "ask", text: "Ship it?", options: [] };
+
+/** @param {any} [state] */
+function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTION] }) {
+  /** @type {{dialogs: any[], toasts: any[], routes: any[]}} */
+  const shown = { dialogs: [], toasts: [], routes: [] };
+  const api = {
+    ui: {
+      dialog: {
+        replace: (/** @type {any} */ make) => void shown.dialogs.push(make()),
+        clear: () => void shown.dialogs.push(null),
+      },
+      DialogSelect: (/** @type {any} */ given) => given,
+      DialogPrompt: (/** @type {any} */ given) => given,
+      toast: (/** @type {any} */ given) => void shown.toasts.push(given),
+    },
+    route: { navigate: (/** @type {any[]} */ ...given) => void shown.routes.push(given) },
+  };
+  /** @type {string[][]} */
+  const ran = [];
+  const run = async (/** @type {string[]} */ ...words) => {
+    ran.push(words);
+    if (words[0] === "top") return JSON.stringify(state);
+    if (words[0] === "checkpoints" && words.at(-1) === "reject") throw new Error("it has an answer already");
+    return "";
+  };
+  return { list: new List(api, run), shown, ran };
+}
+
+const last = (/** @type {any[]} */ list) => list.at(-1);
+const choose = async (/** @type {any} */ dialog, /** @type {string} */ value) => {
+  dialog.options.find((/** @type {any} */ each) => each.value === value).onSelect();
+  await new Promise((resolve) => setImmediate(resolve));
+};
+
+test("the list has what waits, what runs, and what has ended, the newest first", async () => {
+  const { list, shown } = newBench();
+  await list.open();
+  const { options } = last(shown.dialogs);
+  assert.deepEqual(options.map((/** @type {any} */ each) => each.value), ["chk_1", "chk_2", "int_1", "int_2"]);
+  assert.deepEqual([options[2].description, options[2].footer], ["bash: make", "running · 61 s · $0.50"]);
+  assert.notEqual(options[2].category, options[3].category);
+});
+
+test("what runs can be cancelled and its session opened; what has ended, only opened", async () => {
+  const { list, shown, ran } = newBench();
+  await list.open();
+  await choose(last(shown.dialogs), "int_1");
+  await choose(last(shown.dialogs), "cancel");
+  assert.deepEqual(last(ran), ["intents", "int_1", "--cancel"]);
+  assert.equal(shown.toasts[0].variant, "info");
+  await list.open();
+  await choose(last(shown.dialogs), "int_2");
+  const values = last(shown.dialogs).options.map((/** @type {any} */ each) => each.value);
+  assert.deepEqual(values, ["open", "back"]);
+  await choose(last(shown.dialogs), "open");
+  assert.deepEqual(shown.routes, [["session", { sessionID: "ses_1" }]]);
+});
+
+test("a permission is answered by a choice, a question by a text; a refusal is shown", async () => {
+  const { list, shown, ran } = newBench();
+  await list.open();
+  await choose(last(shown.dialogs), "chk_1");
+  await choose(last(shown.dialogs), "once");
+  assert.deepEqual(last(ran), ["checkpoints", "chk_1", "--answer", "once"]);
+  await list.open();
+  await choose(last(shown.dialogs), "chk_1");
+  await choose(last(shown.dialogs), "reject");
+  assert.deepEqual([last(shown.toasts).variant, last(shown.toasts).message], ["error", "it has an answer already"]);
+  await list.open();
+  await choose(last(shown.dialogs), "chk_2");
+  last(shown.dialogs).onConfirm("on Monday");
+  await new Promise((resolve) => setImmediate(resolve));
+  assert.deepEqual(last(ran), ["checkpoints", "chk_2", "--answer", "on Monday"]);
+});
+
+test("a command line that fails or prints nonsense is a toast", async () => {
+  const { shown } = newBench();
+  await tui({ command: ["/nowhere/durable-stream"], home: "/h" }, "file:///x").tui({
+    command: { register: (/** @type {any} */ make) => void shown.routes.push(make()) },
+    ui: {
+      dialog: { replace: () => {}, clear: () => {} },
+      toast: (/** @type {any} */ given) => void shown.toasts.push(given),
+    },
+  });
+  const [[command]] = shown.routes;
+  assert.equal(command.slash.name, "background");
+  command.onSelect();
+  while (shown.toasts.length === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.equal(shown.toasts[0].variant, "error");
+});

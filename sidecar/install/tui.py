@@ -1,0 +1,69 @@
+"""The TUI plugin of OpenCode 1, ``/background`` as a native list: its file, and the ``tui.json`` that names it.
+
+A ``tui.json`` that somebody else wrote is theirs: it stays as it is, and the server plugin's command is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from sidecar.install import npm
+
+TUI_NAME: Final = "durable-stream-tui.js"
+CONFIG_NAME: Final = "tui.json"
+
+
+def tui_text(first_line: str, shim: Path, command: Sequence[str], home: Path) -> str:
+    """The text of the plugin file. ``shim`` is the path of the server plugin's module."""
+    options = f"{{ command: {json.dumps(list(command))}, home: {json.dumps(str(home))} }}"
+    module = json.dumps(str(shim.with_name("tui.js")))
+    return f"{first_line}\nimport {{ tui }} from {module};\nexport default tui({options}, import.meta.url);\n"
+
+
+def config_text(config: Path) -> str:
+    """The text of a ``tui.json`` that names the plugin and nothing else."""
+    return json.dumps({"plugin": [(config / TUI_NAME).as_uri()]}, indent=2) + "\n"
+
+
+def install_tui(config: Path, text: str) -> str | None:
+    """Write both files into a config directory; return what was done, ``None`` if nothing had to be.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    file, settings = config / TUI_NAME, config / CONFIG_NAME
+    wanted = config_text(config)
+    found = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else None
+    if found is None and os.path.lexists(settings):
+        return None  # a directory, or a link to nowhere: theirs
+    if found is not None and TUI_NAME not in found:
+        return None
+    changed = [path for path, content in ((file, text), (settings, found or wanted)) if _put(path, content)]
+    return f"wrote {' and '.join(map(str, changed))}: /background in OpenCode is a list" if changed else None
+
+
+def uninstall_tui(config: Path, first_line: str) -> list[str]:
+    """Remove both files where they are ours; return what was done, one line each."""
+    file, settings, done = config / TUI_NAME, config / CONFIG_NAME, []
+    if settings.is_file() and TUI_NAME in settings.read_text(encoding="utf-8", errors="replace"):
+        if settings.read_text(encoding="utf-8", errors="replace") == config_text(config):
+            settings.unlink()
+            done.append(f"removed {settings}")
+        else:
+            done.append(f"{settings} was changed since: remove the line with {TUI_NAME} yourself")
+    is_file = file.is_file() and not file.is_symlink()
+    if is_file and file.read_text(encoding="utf-8", errors="replace").startswith(first_line):
+        file.unlink()
+        done.append(f"removed {file}")
+    return done
+
+
+def _put(path: Path, content: str) -> bool:
+    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == content:
+        return False
+    npm.write(path, content.encode(), is_ours=True)
+    return True
