@@ -267,7 +267,7 @@ class NatsConfig(_Section):
         secure = self.tls_enabled or any(server.startswith("tls://") for server in self.servers)
         for name in ("cert_dir", "tls_hostname", "tls_handshake_first"):
             if getattr(self, name) and not secure:
-                raise ValueError(f"{name} is set, but tls_enabled is not: nothing would be checked")
+                raise ValueError(f"{name} is set, but it has no effect without tls_enabled")
         return self
 
 
@@ -375,7 +375,7 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
     ``flags`` are sections: ``load_config(path, link={"port": 7000})``.
 
     Raises:
-        ConfigError: the file is not TOML (with its line), a key is unknown, or a value does not fit.
+        ConfigError: the file is not TOML (with its line), a key is unknown, or a value is invalid.
     """
     content = {} if path is None else _read(path)
 
@@ -417,7 +417,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8") from None
+        raise ConfigError(f"{path}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None  # "… (at line 3, column 7)"
 

@@ -133,7 +133,7 @@ class StreamStore(StreamReader, Protocol):
 
         Raises:
             ValueError: the batch is empty or over ``MAX_BATCH``.
-            InvalidEvent: a payload is only a digest, as of a forgotten one.
+            InvalidEvent: a payload is only a digest, like a forgotten one.
             OffsetConflict: another writer moved a stream past its expected offset.
             IdempotencyConflict: ``on_known="conflict"`` and a key is stored with
                 another body or is twice in the batch, or only part of the batch is known.

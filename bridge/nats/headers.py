@@ -165,7 +165,7 @@ def fill_headers(
     """
     notes: list[str] = []
     came = dict(given)
-    # A bad trace is not an error: a new one starts (W3C, 4.3).
+    # A malformed trace is not an error. A new trace starts instead (W3C, 4.3).
     trace = parse_traceparent(came.pop(TRACEPARENT, ""))
     state = came.pop(TRACESTATE, None)
     headers = check_headers(came)
@@ -177,7 +177,7 @@ def fill_headers(
         headers[TRACESTATE] = state
     headers[TRACEPARENT] = str(trace)
     if state is not None and TRACESTATE not in headers:
-        # Vendors' data belongs to the trace, which is not continued.
+        # The tracestate is malformed, or belongs to a trace that is not continued.
         notes.append("tracestate_dropped")
     warnings: list[str] = []
     if RECURSION_DEPTH in headers:

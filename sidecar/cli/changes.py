@@ -37,7 +37,7 @@ async def changes(
     """Show the files that agents changed, and who approved what.
 
     Groups the changes by session and turn. Also lists the commands that a person approved or
-    rejected, but not the files that those commands changed: these are unknown.
+    rejected, but not the files that those commands changed, because these are unknown.
     """
     from sidecar.cli.shared.changes_text import print_diffs, print_on_terminal, print_rows
     from sidecar.cli.shared.output import Output

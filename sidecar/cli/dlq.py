@@ -22,7 +22,7 @@ LettersArgument = Annotated[list[str], typer.Argument(metavar="LETTER…", help=
 async def list_(
     context: typer.Context,
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this agent.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Also those that were redriven or dropped.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped letters.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """List what agents could not handle, oldest first."""
@@ -73,7 +73,7 @@ async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = 
 async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
     """Hand dead letters to their agents again.
 
-    Starts a sidecar if none runs. One that fails again stays a dead letter, and the command exits with 1.
+    Starts a sidecar if none runs. If a letter fails again, it stays a dead letter, and the command exits with 1.
     """
     return await _settle(context, "dlq_redrive", letters, json)
 

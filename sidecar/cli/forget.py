@@ -40,10 +40,10 @@ async def forget(
 ) -> int:
     """Erase what was said and done in a session.
 
-    SESSION is a root session or a child session. Replaces the payloads of its
-    records, and of the sessions below it, with their digests, everywhere in the
-    home. The records stay, with their times and types, and the log still
-    verifies. This cannot be undone. Without --yes, prints a preview.
+    SESSION is a root session or a child session. Replaces the payloads of its records,
+    and those of its child sessions, with digests, everywhere in the home. The records
+    stay, with their times and types, and the log still verifies. You cannot undo this.
+    Without --yes, prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_session, open_reader

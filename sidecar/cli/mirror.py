@@ -85,8 +85,8 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag = False) -> int:
     """Remove this log's messages from NATS and publish them again.
 
-    Other homes' messages on the same server stay. Pruned records that only the copy
-    still has are lost; without --yes the command only says how many. If it is
+    Other homes' messages on the same server stay. Loses pruned records that only the
+    copy still has; without --yes, prints a preview with their number. If it is
     interrupted, run it again.
     """
     from sidecar.cli.shared.nats import connection

@@ -46,7 +46,7 @@ async def read(
     """Read a session as a conversation.
 
     Shows prompts, complete answers, commands with their output, and edits as diffs. Shows who approved what and
-    how long agents waited for that. Of child sessions, shows only the result.
+    how long agents waited for that. Shows only the results of child sessions, unless --children is given.
     """
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output

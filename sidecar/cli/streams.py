@@ -37,7 +37,7 @@ async def streams(
 ) -> None:
     """List the streams of the log, newest first.
 
-    Inside a project its own streams come first. Streams of agents (`agent/NAME`) are listed with --all.
+    Inside a project, lists its own streams first. Lists streams of agents (`agent/NAME`) only with --all.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import project_streams, streams_here

@@ -219,7 +219,7 @@ def make(directory: Path, kind: str) -> bool:
         before = path.read_bytes() if path.is_file() else b""
         if RC_TEXT in before:
             return False
-        # At the front: a section at the end of the file would swallow the setting.
+        # Write it at the front, because a section at the end of the file would swallow the setting.
         mark = _BOM if before.startswith(_BOM) else b""
         write(path, mark + RC_TEXT + before.removeprefix(mark))
     return True

@@ -99,7 +99,7 @@ def shim_path() -> Path:
     for directory in (package / "shim", package.parent / "plugin-shim" / "src"):
         if (directory / "plugin.js").is_file():
             return directory / "plugin.js"
-    raise InstallError(f"{package / 'shim'} holds no plugin.js: the installation is not whole; install it again")
+    raise InstallError(f"{package / 'shim'} contains no plugin.js, so the installation is incomplete; install it again")
 
 
 def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
@@ -258,7 +258,7 @@ def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
         return bool(configs)  # the user's plugin is loaded everywhere
     if directory.name != ".opencode" or directory.parent == home:
         return True  # the user's directories count in every project
-    # A project's is loaded in directories below, where those between count as well.
+    # OpenCode loads a project's plugin in its subdirectories too, where config directories in between count as well.
     place, roots = directory.parent, [config.parent for config in configs]
     return any(root.is_relative_to(place) or place.is_relative_to(root) for root in roots)
 
@@ -307,7 +307,7 @@ class Ledger:
             plugins, made = list(found["plugins"]), dict(found["made"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ledger
-        # Accept only what install can have written: others write to this directory too.
+        # Accept only what install can have written, because other programs write to this directory too.
         ledger.plugins = [name for name in plugins if isinstance(name, str) and Path(name).name == PLUGIN_NAME]
         for name, kinds in made.items():
             if Path(name).is_absolute() and isinstance(kinds, list):

@@ -72,7 +72,7 @@ def read(path: Path) -> Iterator[StreamEvent | None]:
             yield _event(_object(line, count + 1, "damaged-export", path), count + 1, path)
         if count != head.get("records"):
             counts = f"{count} of {head.get('records')!r:.20} records"
-            raise ExportError("damaged-export", f"{path} is cut off, with {counts}: copy it again")
+            raise ExportError("damaged-export", f"{path} is cut off after {counts}; copy it again")
 
 
 def check(path: Path) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def check(path: Path) -> tuple[int, int]:
             catalog.apply(Record(event, events, events, ""))
         except (AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} in event {event.id}, of type {event.type}"
-            raise ExportError("damaged-export", f"{path} does not hold what was captured: {reason}") from None
+            raise ExportError("damaged-export", f"{path} does not contain captured events: {reason}") from None
         events += 1
     return events, forgotten
 

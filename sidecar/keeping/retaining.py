@@ -93,11 +93,11 @@ async def forget(
         StreamError: as ``prune``.
     """
     if agents := streams_of_agents(streams):
-        raise AgentsMemory(f"{', '.join(agents)} is an agent's memory, nothing was forgotten")
+        raise AgentsMemory(f"{', '.join(agents)} is an agent's memory, so nothing was forgotten")
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
-            f"a turn is in progress in {', '.join(busy)}, nothing was forgotten; wait for its end, then try again"
+            f"a turn is in progress in {', '.join(busy)}, so nothing was forgotten; try again when it has ended"
         )
     positions = [record.position async for record in records_to_forget(log, (), sessions, elsewhere)]
     done = await log.forget(streams, at_ms=now_ms, positions=positions)

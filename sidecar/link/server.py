@@ -361,7 +361,7 @@ class LinkServer:
 
     def _handler_failed(self, where: str, error: Exception) -> None:
         self.counters.handler_errors += 1
-        # The type only: an error's text may hold payload, and the log never does.
+        # Log the type only, because an error's text may hold payload, which must not reach the log.
         log.error("the handler's %s failed with %s; that link is closed", where, type(error).__name__)
 
     # --- the command line ---

@@ -172,7 +172,7 @@ class _AgentConsumer:
         )
         streams = [each for each in wanted() if each.name in (COMMANDS, DEAD)]
         answered: Callable[[Delivery], None] = lambda delivery: stop("after-ack")  # noqa: E731
-        # This class counts attempts, because not every redelivery is one.
+        # This class counts the attempts, because not every redelivery is an attempt.
         unlimited = replace(settings, attempts=_UNLIMITED)
         self.loop = PullLoop(
             sessions, COMMANDS, definition, self._handle, unlimited, definitions=streams, answered=answered
@@ -245,7 +245,7 @@ class _AgentConsumer:
 
     async def _failed(self, delivery: Delivery, arrived: ArrivedCommand, reason: str) -> Outcome:
         if self._runtime.engines[self._agent].is_broken:
-            # The fault is the agent's, not the command's: commands wait for an agent that works.
+            # The fault is the agent's, not the command's. Commands wait until the agent works again.
             return Again(self._settings.longest_backoff_s)
         if delivery.count < self._settings.attempts:
             return Again(self._settings.backoff(delivery.count))

@@ -215,7 +215,7 @@ class People:
         """Answer a checkpoint as a person; returns when OpenCode took the answer.
 
         Raises:
-            RequestError: there is none, it has an answer, the answer does not fit, or OpenCode cannot be reached.
+            RequestError: there is none, it has an answer, the answer is not acceptable, or OpenCode cannot be reached.
         """
         listed = await read_checkpoints(open_reader(self._home.store_path))
         found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]

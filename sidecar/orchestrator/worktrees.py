@@ -104,7 +104,7 @@ class Worktrees:
         """Make the kept changes in the user's directory: all of them, or none. False if they are there already.
 
         Raises:
-            WorktreeError: ``no-changes`` if nothing is kept, ``apply-conflict`` if they do not fit any more.
+            WorktreeError: ``no-changes`` if nothing is kept, ``apply-conflict`` if they conflict with the files.
         """
         ref = _ref(intent)
         if not await asyncio.to_thread(Path(directory).is_dir):

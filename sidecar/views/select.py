@@ -29,7 +29,7 @@ class SelectError(Exception):
     SelectError
     ├── NotFound     no stream or event matches; names similar ones
     ├── NoLog        the log holds no stream yet
-    ├── Ambiguous    several things fit; names some
+    ├── Ambiguous    several things match; names some
     ├── ChildSession a session was named where a stream is needed
     └── AllPruned    nothing is left of the stream; says since when
     """
@@ -50,7 +50,7 @@ class NoLog(SelectError):
 
 
 class Ambiguous(SelectError):
-    """What was named fits several things; the text names some."""
+    """The given name matches several things; the text names some."""
 
     code = "ambiguous"
 
@@ -205,7 +205,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
         return record
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
-        raise Ambiguous(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
+        raise Ambiguous(f"{given!r} matches {count} events: {_some(found)}; give more of the id")
     if reader.head == NOTHING:
         raise NoLog(empty_text(reader))
     hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
@@ -284,7 +284,7 @@ class Family:
 
 async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
     """The family of ``stream``; ``only`` leaves the joined streams out. Of a damaged log, as far as it is sound."""
-    # Reading the family's records finds the fault, and reports it.
+    # Reading the records of the family finds and reports the fault.
     catalog, _ = await catalog_of(reader)
     return Family(stream, catalog.lineage, only=only, session=session)
 

@@ -193,7 +193,7 @@ class GroupCommit:
             if self._stop is None:
                 self._leave_to_thread(group)
                 return
-            # The thread may have ended already, so only this place is left.
+            # The thread may have ended already, so write here, on the loop.
             self.on_loop = False
             self._write(group)
         finally:
@@ -324,7 +324,7 @@ class GroupCommit:
             if loop is here:
                 self._settle(pendings)
                 continue
-            # A closed loop has no callers left, and must not end this thread.
+            # A closed event loop has no callers left, and its error must not end this thread.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, pendings)
 

@@ -96,7 +96,7 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
             )
     except BaseException as error:
         ended.cancel()
-        # ``close`` would wait forever after a failed TLS handshake. No task of the client runs yet.
+        # ``close`` would wait forever after a failed TLS handshake. The client has started no task yet.
         client.abort()
         if not isinstance(error, Exception):
             raise
@@ -142,7 +142,7 @@ class GuardedClient(Client):
         return await self.subscribe(pattern, cb=_callback(on_message))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        # The library parses each header character by character, which takes half the time of reading a stream.
+        # The library parses headers character by character, which would take half the time of reading a stream.
         subscription = self._subs.get(sid)
         on_message = self._direct.get(subscription._cb) if subscription is not None and subscription._cb else None
         if on_message is None:

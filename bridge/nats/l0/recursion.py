@@ -113,14 +113,14 @@ def next_depth(depth: int) -> int:
         ProtocolViolation: ``depth`` is negative.
     """
     if depth < 0:
-        raise ProtocolViolation(f"a depth of {depth} does not exist")
+        raise ProtocolViolation(f"a depth must be 0 or more, not {depth}")
     return depth + 1
 
 
 def failed_task(decision: Decision, agent_turn_id: str) -> Task:
     """The payload for ``evt.agent.{agent}.task`` that reports a refused chain. Raises ``ValueError`` if accepted."""
     if decision.accepted:
-        raise ValueError("an accepted message is not a failed task")
+        raise ValueError("this message was accepted, so there is no failure to report")
     return Task(agent_turn_id=agent_turn_id, status="failed", error_code=decision.verdict, error=decision.reason)
 
 
@@ -128,6 +128,6 @@ def _require(need: Need, depth: int | None, what: str) -> None:
     if need == "must" and depth is None:
         raise ProtocolViolation(f"{what} is missing")
     if need == "zero" and depth:
-        raise ProtocolViolation(f"{what} is {depth}; what a user begins has depth 0")
+        raise ProtocolViolation(f"{what} is {depth}, but a chain that a user starts has depth 0")
     if depth is not None and depth < 0:
         raise ProtocolViolation(f"{what} is negative")

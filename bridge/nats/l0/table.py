@@ -175,7 +175,7 @@ def inbox_model(kind: str) -> type[L0Payload]:
     """The payload of an inbox message. Raises ``SubjectError`` for an unknown kind."""
     model = PAYLOADS.get(("inbox", "agent", kind))
     if model is None:
-        raise SubjectError(kind, "no kind of inbox message; there are `tool_result` and `stop`")
+        raise SubjectError(kind, "not a kind of inbox message: use `tool_result` or `stop`")
     return model
 
 

@@ -93,7 +93,7 @@ class Turns(Shells):
         if session is None:
             return self.unknown_event(entry, session)
         if message_id in session.inputs:
-            # A second plugin copy, or a prompt repeated under the same id. The first one counts.
+            # A second copy of the plugin sent it, or a prompt was repeated under the same id. The first message counts.
             self.counts["duplicate:chat.message"] += 1
             return False
         human = session.known and session.parent is None and (not parts or shapes.is_human(parts))

@@ -386,7 +386,7 @@ def _decode(message: str | bytes) -> Frame:
     except ValidationError as error:
         # The reason may quote payload, so report only where the fault is.
         where = str(error).rpartition(" - at `$")[2].rstrip("`") if " - at `$" in str(error) else ""
-        raise FrameError(f"{kind}{where}: not as the protocol has it") from None
+        raise FrameError(f"{kind}{where}: does not match the protocol") from None
 
 
 def encode(frame: Frame) -> str:
@@ -456,4 +456,4 @@ def _dumps(value: dict[str, Any]) -> str:
         try:
             return orjson.dumps(repair(value)).decode()
         except TypeError as error:
-            raise FrameError(f"a value JSON has no form for ({type(error).__name__})") from None
+            raise FrameError(f"JSON cannot express a value of the type ({type(error).__name__})") from None

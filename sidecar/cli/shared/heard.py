@@ -51,7 +51,7 @@ def expanded(text: str) -> str:
     """
     tokens = check_pattern(text).split(".")
     short = tokens[0] == "str" or (tokens[0] in CATEGORIES and len(tokens) > 1 and tokens[1] in COMPONENTS)
-    # Any version: a person who listens need not know it.
+    # Match any version, because a person who listens need not know it.
     return check_pattern(f"cg.*.*.*.{text}") if short else text
 
 

@@ -82,7 +82,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems, notes)
-        # A store that could not be opened is not waited for once more.
+        # Do not wait again for a store that could not be opened.
         found["nats"] = _nats_stopped(home) if found["log"]["head"] is not None else None
     else:
         known = len(problems)

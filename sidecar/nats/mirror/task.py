@@ -243,7 +243,7 @@ class MirrorTask:
             nonlocal unsure, known
             run = ahead.take()
             if run.position - self._progress.kept >= SNAPSHOT_RECORDS:
-                # Dump now: the next record changes the contexts.
+                # Dump now, because the next record changes the contexts.
                 folds[run.position] = state.contexts.dump()
                 self._progress.kept = run.position
             if unsure <= 0:

@@ -158,7 +158,7 @@ class MirrorCheck:
                     for found in side.comparer.take(message):
                         yield found
                     if side.comparer.rebuild != mirror.rebuild:
-                        # Most likely of the same rebuild: expected with its number, they are equal.
+                        # The message is most likely of the same rebuild. Expect its number, so that they compare equal.
                         mirror = replace(mirror, rebuild=side.comparer.rebuild)
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:

@@ -88,7 +88,7 @@ def after(state: State, happening: Happening) -> State:
     try:
         return TABLE[state, happening]
     except KeyError:
-        raise ValueError(f"a server that is {state} cannot have {happening}") from None
+        raise ValueError(f"{happening} cannot happen to a server that is {state}") from None
 
 
 def pause_seconds(failures: int, *, first: float, longest: float) -> float:

@@ -105,7 +105,7 @@ class ServerProcess:
                 raise StartFailed(await self.last_words())
             for path in (self._directory / PORTS).glob(f"*_{self.pid}.ports"):
                 with suppress(ValueError, LookupError, TypeError), os.fdopen(open_file(path), "rb") as file:
-                    # Fails until the server has written the whole file.
+                    # Parsing fails until the server has written the whole file.
                     return int(json.loads(file.read())["nats"][0].rpartition(":")[2])
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -197,7 +197,7 @@ def _is_ours(pid: int, directory: Path) -> bool:
         try:
             place = Path("/proc") / str(pid)
             words = (place / "cmdline").read_bytes().split(b"\0")
-            # A zombie has no command line.
+            # A zombie process has no command line.
             return place.stat().st_uid == os.geteuid() and os.fsencode(config) in words
         except OSError:
             return False
@@ -214,7 +214,7 @@ def _tail(path: Path, offset: int) -> str:
     try:
         with os.fdopen(open_file(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            # The file is smaller now: it was rotated.
+            # The file is smaller than before, so it was rotated.
             file.seek(max(offset if offset <= size else 0, size - _SAID_BYTES))
             return file.read().decode("utf-8", "replace")
     except OSError:

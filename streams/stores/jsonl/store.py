@@ -127,7 +127,7 @@ class JsonlStore(KeepsHints):
         """See ``StreamReader.read_all``."""
         segments = self._index.segments
         passed_over = after + 1 - segments[-1].first if segments else 0
-        # A scan starts at a segment's beginning: following the log would read the last one over and over.
+        # A scan starts at the beginning of a segment, so following the log would read the last segment over and over.
         return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:
