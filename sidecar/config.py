@@ -300,7 +300,7 @@ class PhantomConfig(_Section):
     """The same for one provider or model: ``"anthropic" = 2``, ``"anthropic/claude-x" = 1``."""
 
     max_depth: Annotated[int, Field(ge=0, le=1000)] = 20
-    """How many background agents may have started one another in a row; 0: any number."""
+    """The longest chain of background agents, each started by the one before it; 0: no limit."""
 
     max_children: Annotated[int, Field(ge=0, le=10_000)] = 50
     """How many unfinished background agents one session may have; 0: any number."""
@@ -349,7 +349,7 @@ class NotifyConfig(_Section):
     """Background work that took less time tells only the model."""
 
     children: bool = False
-    """Whether the end of work that background work started is told to a person."""
+    """Whether a person also gets a message when work ends that background work started."""
 
     escalate_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
     """How long nobody may have seen it before the next channel is used."""

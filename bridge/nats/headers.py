@@ -53,7 +53,7 @@ _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
 class HeaderLines(Mapping[str, str]):
     """Headers as sent: ``text`` is ``count`` lines of ``Name: value``, each ending in CR LF.
 
-    For the many messages whose headers are only sent. The text is parsed on first access.
+    Used for the many messages whose headers are only sent. The text is parsed on first access.
     """
 
     __slots__ = ("_count", "_read", "text")

@@ -62,7 +62,7 @@ def escape(name: str) -> str:
     Different names have different tokens, and ``unescape`` restores any Unicode
     name, lone surrogates included. A token that would be longer than
     ``MAX_TOKEN`` is cut and ends in ``%~`` and 32 hex digits of the name's
-    SHA-256. It is still the same for the same name, but cannot be restored.
+    SHA-256. The same name still gives the same token, but the token cannot be decoded.
     """
     if _SAFE_TEXT.fullmatch(name) is not None and len(name) <= MAX_TOKEN:
         return name

@@ -1,4 +1,4 @@
-"""``notices``: what was told to a session or a person, and ``notify test``: whether each channel works."""
+"""``notices`` lists the messages to sessions and to people. ``notify test`` shows whether each channel works."""
 
 from __future__ import annotations
 

@@ -145,9 +145,8 @@ def install(
 ) -> Outcome:
     """Write the plugin file, and keep OpenCode's start from waiting for npm.
 
-    It does the latter in every config directory that OpenCode reads when it starts in
-    ``cwd``, or in the project if the target is a project's. Idempotent: a repeat
-    only updates what is outdated.
+    It does the latter in every config directory that OpenCode reads when it starts in ``cwd``, or in the project
+    if the target is a project. Idempotent: a repeat only updates what is outdated.
 
     Raises:
         InstallError: a file that is not ours is in the way.

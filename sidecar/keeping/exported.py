@@ -1,7 +1,7 @@
 """Files that ``export`` writes: a header, then the records of a stream and of the streams joined to it.
 
-``read`` gives the events back. It believes nothing: a file that another program wrote, that was cut off or that
-was changed by hand is refused before anything is recorded.
+``read`` gives the events back. It trusts nothing in the file: a file that another program wrote, that
+was cut off or that was changed by hand is refused before anything is recorded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``GET /metrics`` on the link's port: who may read, without ever sending the home's token.
+"""``GET /metrics`` on the link's port, for whoever sends the right bearer.
 
 The bearer is derived from the token, so it proves nothing on a link, and the token cannot be computed from it.
 """

@@ -4,7 +4,7 @@ Only this file and ``connection.py`` import the websockets package;
 its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; this file handles
 sockets, tasks, limits and time.
 
-Nothing a peer does may stop the server or another link. Each connection is
+No action of a peer may stop the server or another link. Each connection is
 bounded: before its proof in number, time and frame size; after it in frame
 size, in bytes waiting for the handler, and in frames waiting for the peer.
 Proved and unproved connections have separate limits, so unproved ones never

@@ -57,7 +57,7 @@ KEPT_BODY: Final = 64 * 1024
 """Most bytes of an undecodable message that the log keeps."""
 
 UNDECODABLE: Final = "command.undecodable"
-"""The type of a dead letter that is no command."""
+"""The type of a dead letter that is not a command."""
 
 DEAD_LETTER: Final = "DS-Dead-Letter"
 """In the copy of a dead letter: the id of its record in the log."""

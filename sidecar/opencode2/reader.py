@@ -146,7 +146,7 @@ class Reader:
     # Reading
 
     async def catch_up(self, *, newest: bool = False) -> None:
-        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more.
+        """Read what is new of every session, then the open asks. End deleted sessions, and turns that nobody runs.
 
         With ``newest``, only of the newest sessions.
         """

@@ -1,7 +1,7 @@
 """The services of OpenCode 2 that plugins announce: one reader each, for as long as a plugin is linked from there.
 
 Only what a plugin announces is read. So ``DURABLE_STREAM=off`` and ``uninstall`` end the recording, and a sidecar never
-looks for a service by itself.
+looks for a service unasked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What background work may use: who may start, who must wait, and who must stop. Pure."""
+"""The budgets of background work: which intents may start, must wait, or must stop. Pure."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ def _overspent(limits: Limits, spent: Spent) -> str:
 
 
 def _providers(intent: Intent) -> tuple[str, ...]:
-    """What ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
+    """The names that ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
     model = intent.models[0] if intent.models else ""
     return (model.partition("/")[0], model) if model else ()

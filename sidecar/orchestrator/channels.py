@@ -41,7 +41,7 @@ class Channels:
         """Send a message; it has left this machine when this returns, and may have left it more than once.
 
         Raises:
-            ChannelError: the channel did not take it, or is not configured any more.
+            ChannelError: the channel did not accept the message, or is no longer configured.
         """
         if channel == DESKTOP:
             await asyncio.to_thread(_to_desktop, title, text)

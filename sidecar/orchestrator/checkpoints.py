@@ -48,7 +48,7 @@ CHECKPOINT: Final[dict[str, dict[str, str]]] = {
     "expired": {},
     "withdrawn": {"checkpoint.answered": "answered"},
 }
-"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: who asked does not wait any more.
+"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: whoever asked no longer waits.
 
 An answer that arrived although its sidecar died is refused when the next one sends it again. What capture saw then
 says that it was the answer.

@@ -89,8 +89,8 @@ class Abort(_Kind):
 class Wake(_Kind):
     """``opencode.wake``: notices for a session of the user's, only while it is idle, and only through its own host.
 
-    Result: ``{"status": "sent" | "busy" | "absent"}``. Busy and absent are no failures: the agent tries again
-    when the session's turn ends, or when its OpenCode is back.
+    Result: ``{"status": "sent" | "busy" | "absent"}``. A busy session or an absent OpenCode is not a failure.
+    The agent tries again when the session's turn ends, or when its OpenCode is back.
     """
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:

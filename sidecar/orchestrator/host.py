@@ -48,11 +48,11 @@ class Host(Protocol):
     """What this version of OpenCode cannot do; shown by ``doctor``."""
 
     async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
-        """Create a phantom session that bears the intent's id; return its id."""
+        """Create a phantom session that carries the intent's id. Return the session's id."""
         ...
 
     async def find(self, intent: str, *, directory: str, pid: int | None) -> str | None:
-        """The session that bears an intent's id, or ``None``."""
+        """The session that carries an intent's id, or ``None``."""
         ...
 
     async def prompt(
@@ -74,7 +74,7 @@ class Host(Protocol):
         ...
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """Stop what a session does. Nothing to stop is not an error."""
+        """Stop what a session does. If nothing runs, this is not an error."""
         ...
 
     async def status(self, session: str) -> Status:

@@ -31,7 +31,7 @@ class Limits:
     per_model: Mapping[str, int] = field(default_factory=dict)
     """The same for one provider (``anthropic``) or one model (``anthropic/claude-x``)."""
     depth: int = 20
-    """How many intents may have started one another in a row."""
+    """The longest chain of intents, each started by the one before it."""
     children: int = 50
     """How many intents of one parent may be unfinished at a time."""
     sessions: int = 200

@@ -25,7 +25,7 @@ from streams.event import StreamEvent
 NAME: Final = "intents"
 
 MAX_RESULT: Final = 16 * 1024
-"""Most characters of a result that an intent keeps and a parent is told; the phantom's session has the whole."""
+"""Most characters of a result that an intent keeps and sends to its parent. The phantom's session has all of it."""
 
 MAX_RESUMES: Final = 5
 """How often an intent whose OpenCode died is resumed before it fails."""

@@ -24,7 +24,7 @@ class Answering(Host, Protocol):
     async def answer(self, session: str, request: str, kind: str, answer: list[str]) -> str:
         """Answer a ``permission`` (``once``, ``always``, or ``reject`` and a message) or a ``question``.
 
-        Returns ``answered``, or ``gone`` if nothing waits for it any more.
+        Returns ``answered``, or ``gone`` if nothing waits for the answer.
 
         Raises:
             HostError: OpenCode could not be asked.

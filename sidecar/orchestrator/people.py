@@ -87,11 +87,11 @@ class People:
         self._runtime = runtime
 
     def owes(self) -> bool:
-        """Whether a person is to be told something."""
+        """Whether a person should get a message."""
         return self.alerts.deadline() is not None
 
     async def keep_time(self) -> None:
-        """Send the agents a tick whose deadline has passed, and note which calls do not wait any more."""
+        """Send the agents a tick whose deadline has passed, and note which calls no longer wait."""
         for agent in (self.checkpoints, self.alerts):
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):

@@ -148,7 +148,7 @@ def _ref(intent: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that JSON can hold: bytes that are no UTF-8 become marks."""
+    """Text that JSON can hold. Bytes that are not UTF-8 become replacement characters."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -183,7 +183,7 @@ class Catalog:
             session.asks.pop(request, None)
 
     def end_dead(self, still_runs: Callable[[int, int], bool]) -> None:
-        """Close the open turns, with their asks, whose OpenCode process does not run any more.
+        """Close the open turns, with their asks, whose OpenCode process has ended.
 
         The sidecar records their end. Until it does, or where none runs, readers must not show them as active.
         """

@@ -62,7 +62,7 @@ class ChildSession(SelectError):
 
 
 class AllPruned(SelectError):
-    """Of the stream that was named nothing is left: it was pruned as a whole. The text says when."""
+    """The named stream was fully pruned, so nothing of it is left. The text says when."""
 
     code = "pruned"
 
@@ -256,7 +256,8 @@ class Family:
         return self._session is None or self._session in self._above(record)
 
     def place(self, record: Record) -> str:
-        """Which child session of which a record belongs to: ``2.1`` is the first child of the second; empty for a root.
+        """The path of child sessions to which a record belongs: ``2.1`` is the first child of the
+        second; empty for a root.
 
         Children are numbered in the order in which they first appeared.
         """

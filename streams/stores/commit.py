@@ -11,8 +11,8 @@ close together, or one that really blocked the loop, send commits back
 to the thread until the disk has been fast for a while (``Trust``).
 
 A commit that fails with an ``OSError`` is fail-stop: its appends and all later
-ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged. So is
-a writer that lost its lock: ``check`` runs before every write (``StoreFenced``).
+ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged. A writer that
+lost its lock is stopped in the same way: ``check`` runs before every write (``StoreFenced``).
 """
 
 from __future__ import annotations

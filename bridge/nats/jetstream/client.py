@@ -1,7 +1,8 @@
 """Connects with the client library, and overrides its client where that misbehaves.
 
-Only this file and ``client_errors.py`` import the library. Its reconnecting is off: pull subscriptions may stay dead
-after a reconnect (nats.py issue 504), and messages that it resends may arrive after later ones.
+Only this file and ``client_errors.py`` import the library. The library's own reconnecting is off, because pull
+subscriptions may stay dead after a reconnect (nats.py issue 504), and messages that it resends may arrive after
+later ones.
 
 A comment at each override, private methods included, says what the library would do instead.
 """
@@ -40,7 +41,7 @@ CLOSE_SECONDS: Final = 2.0
 """How long closing a connection waits for the last messages to leave."""
 
 FLUSH_SECONDS: Final = 10.0
-"""How long a sender waits for the socket; it goes on then, and the answer that it waits for next has a limit too."""
+"""How long a sender waits for the socket. Then it continues, because its wait for the answer has a limit too."""
 
 _CONNECTS: Final = 2
 """How often the library tries each server before it gives up."""

@@ -57,7 +57,7 @@ _MAX_MS: Final = 2**53
 
 
 class Undecodable(ValueError):
-    """A message that is no command; ``reason`` says why, without its content."""
+    """A message that is not a command; ``reason`` says why, without its content."""
 
     code: ClassVar[str] = "undecodable"
 
@@ -108,7 +108,7 @@ def read_command(
     """Read one message. ``recorded`` returns the depth recorded for a correlation id; ``limit`` is the maximum depth.
 
     Raises:
-        Undecodable: it is no command.
+        Undecodable: the message is not a command.
     """
     try:
         names = CommandSubject.parse(subject)

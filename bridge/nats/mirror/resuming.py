@@ -36,7 +36,7 @@ class MirroredRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamSurvey:
-    """What the stream holds of one log. ``first`` and ``last`` are ``None`` if it holds nothing."""
+    """Which messages of one log the stream holds. ``first`` and ``last`` are ``None`` if it holds nothing."""
 
     created: str
     first: MirroredRecord | None

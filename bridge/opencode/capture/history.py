@@ -19,7 +19,7 @@ HISTORY_INSTANCE = sha256(b"history").hexdigest()[:16]
 
 
 def session_items(info: dict[str, Any], messages: list[dict[str, Any]]) -> Iterator[HookItem]:
-    """The hooks of one session, oldest first. Its parent's must come before."""
+    """The hooks of one session, oldest first. The messages of its parent must come first."""
     created = _at(info, 0)
     session = text(info.get("id")) or ""
     yield _event("session.created", created, {"sessionID": session, "info": info})

@@ -1,4 +1,4 @@
-"""Commands that a person runs with ``!``: their input and the begin of their turn. Pure.
+"""Commands that a person runs with ``!``: their input and the start of their turn. Pure.
 
 No ``chat.message`` hook comes for them. OpenCode writes a user message with one
 synthetic note, then an answer with one ``bash`` part, and only that part names
@@ -71,7 +71,7 @@ class Shells(Emitter):
             self.settle_shell(session.id, text(mapping(part["state"].get("input")).get("command")))
 
     def settle_shell(self, session_id: str, command: str | None = None, *, until_ms: int | None = None) -> None:
-        """End the wait: write the command's input and the begin of its turn; nothing if no answer came or it is copied.
+        """End the wait: write the command's input and the start of its turn, except for copies and unanswered commands.
 
         ``command`` is ``None`` if its part never came. With ``until_ms``, only a wait that began before is ended.
         """

@@ -5,8 +5,7 @@ under secret key names are replaced whole. The same input always gives the same
 output, and redacting the output again changes nothing.
 
 A value is first scanned as one JSON text, which suffices for most payloads,
-because they contain no secret. If the scan finds something, each string is
-redacted by itself.
+because they contain no secret. If the scan finds something, each string is redacted separately.
 
 Source: RELIABILITY, "Security"; FEATURES U15.
 """

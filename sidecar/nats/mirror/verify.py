@@ -278,7 +278,7 @@ class _Side:
             return None
 
     async def front_is_whole(self) -> bool:
-        """See ``Comparer.finish``. It may wrongly say no if limits removed messages, never yes."""
+        """See ``Comparer.finish``. A no may be wrong if limits removed messages; a yes is always right."""
         there, first = self._there, self.comparer.result.first_sequence
         if there is None:
             return False

@@ -44,7 +44,7 @@ class Happening(StrEnum):
     WELL = "well"
     UNWELL = "unwell"
     GIVEN_UP = "given up"
-    """It took too long to start, or failed too many probes."""
+    """The server took too long to start, or failed too many probes."""
     PAUSE_OVER = "pause over"
     STOP = "stop"
 

@@ -29,7 +29,7 @@ log = logging.getLogger("sidecar.nats")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations in seconds. After ``misses`` failed probes in a row the server is restarted.
+    """Durations in seconds. After ``misses`` consecutive failed probes the server is restarted.
 
     A server that ran for ``settled`` seconds restarts after ``first_pause`` again.
     """

@@ -142,7 +142,7 @@ class EffectRunner:
             task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
 
     async def close(self) -> None:
-        """Cancel what runs; the next process finds it in doubt, and what waits goes on waiting there."""
+        """Cancel running effects. The next process finds them in doubt; waiting effects wait on in that process."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
 """Read a jsonl log while it is written, also from another process.
 
 A reader takes no lock, repairs nothing, and stops at head: anything above is
-not durable yet, or torn. It needs no index, so opening costs nothing.
+not durable yet, or torn. The reader needs no index, so opening costs nothing.
 """
 
 from __future__ import annotations

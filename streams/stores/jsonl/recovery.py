@@ -71,7 +71,7 @@ class Recovered:
     size: int
     """Bytes of whole batches in the last segment."""
     torn: str | None
-    """Why the rest is an incomplete tail; ``None`` if there is no rest."""
+    """Why the remaining lines are an incomplete tail; ``None`` if none remain."""
 
 
 @dataclass(slots=True)

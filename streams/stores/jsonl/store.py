@@ -9,8 +9,8 @@
 A commit is: plan what its appends write, write the lines, sync, rewrite ``head``
 (no sync of its own), then acknowledge.
 
-jsonl is a log's first stage. It never has anything removed: pruning and
-forgetting move the log to sqlite first (``streams/log/log.py``), and so does growth.
+jsonl is a log's first stage. Nothing is ever removed from it: pruning and forgetting
+first migrate the log to sqlite (``streams/log/log.py``), as growth does.
 
 This file keeps the contract and plans commits. ``jsonl_writer.py`` opens the log and
 writes its end, ``places.py`` reads by the index, ``jsonl_reader.py`` scans.

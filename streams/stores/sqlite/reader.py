@@ -1,6 +1,6 @@
 """Read a sqlite log, in the sidecar and from other processes at the same time.
 
-A reader cannot write and never repairs. It sees committed records, which with
+A reader cannot write and never repairs. A reader sees committed records, which with
 ``synchronous=FULL`` are durable. It fetches a few rows at a time, each
 fetch a query of its own that continues after the last position: no read
 transaction stays open between fetches, so none holds up the writer's

@@ -1,4 +1,4 @@
-"""What a sqlite log removed on purpose: its tables, and their chunks of work.
+"""The records that a sqlite log removed on purpose: their tables, and changing them in chunks.
 
 ``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions;
 ``bases``, ``marks`` and ``singles`` are as in ``Removal``. ``pending`` holds what an operation
@@ -132,7 +132,7 @@ def begin_singles(connection: sqlite3.Connection, positions: Iterable[int], at_m
 
 
 def singles_among(connection: sqlite3.Connection, positions: Iterable[int]) -> dict[int, str]:
-    """Those of the records that still have a payload, with their streams.
+    """The positions of the records that still have a payload, with their streams.
 
     Raises:
         DamagedRow: one of them is damaged.

@@ -42,7 +42,7 @@ class Service:
 
 @dataclass(slots=True)
 class HostEntry(Entry):
-    """An event of a service, as the emitter takes it. Without ``seq`` it does not advance its session's cursor."""
+    """An event of a service, for the emitter. Without ``seq`` it does not advance its session's cursor."""
 
     service: Service
     event_id: str | None = None
@@ -320,7 +320,7 @@ class HostRules(Emitter):
         self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))))
 
     def retried(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """A try that failed and is repeated is no error of the turn."""
+        """A failed try that is repeated is not an error of the turn."""
         payload = present(
             message=shapes.message_id(event),
             turn=_turn_message(session),

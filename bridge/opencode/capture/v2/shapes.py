@@ -1,8 +1,8 @@
 """Reads the events of an OpenCode 2 service, in the names of the preview and of the release. Pure.
 
 An event is ``{id, created, type, data, durable?: {aggregateID, seq}}``. The preview (0.0.0-next) and the release (2.x)
-name some things differently; ``HostEvent`` has one name for each. Nothing here trusts a shape: missing values are left
-out, odd ones are kept as they are.
+name some things differently; ``HostEvent`` has one name for each. Nothing here relies on a shape: missing values are
+left out, and odd values are kept as they are.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def is_declined(event: HostEvent) -> bool:
 
 
 def is_abort(error: dict[str, Any]) -> bool:
-    """True for an interruption, which is no error: it ends the turn."""
+    """True for an interruption, which ends the turn and is not an error."""
     return error.get("type") == "aborted"
 
 

@@ -42,7 +42,7 @@ class HostTranslator(HostRules):
     # Called by the owner
 
     def appear(self, service: Service, info: dict[str, Any], at_ms: int | None = None) -> None:
-        """Place a session that the log does not have. Its parent must be placed before.
+        """Place a session that the log does not have. Its parent must be placed first.
 
         ``info`` is what the service's API says of it, or the data of its ``session.created``.
         """
@@ -98,13 +98,13 @@ class HostTranslator(HostRules):
             self._end(entry_of(service, self._identity.now_ms(), None), session, "gone")
 
     def end_dead(self, service: Service, session_id: str) -> None:
-        """End the turn of a session that no process runs any more."""
+        """End the turn of a session that no process runs."""
         session = self.state.sessions.get(session_id)
         if session is not None and session.turn is not None:
             self.end_dead_turn(service, session)
 
     def gap(self, service: Service, session_id: str, after: int, until: int) -> None:
-        """Record that events between these numbers cannot be read any more: their session was deleted before."""
+        """Record that these events are lost, because their session was deleted before they were read."""
         session = self.state.sessions.get(session_id)
         self.counts["gaps"] += 1
         payload = {"reason": "session_deleted", "lost": until - after, "first_seq": after + 1, "last_seq": until}
@@ -132,7 +132,7 @@ class HostTranslator(HostRules):
         )
 
     def _meet(self, session: SessionState, entry: HostEntry, event: HostEvent) -> None:
-        """Record that a known session goes on in another process of the service."""
+        """Record that a known session continues in another process of the service."""
         if entry.service.is_history or entry.service.id in session.boots or session.ended or event.name == "deleted":
             return
         known = {"id": session.id, "parentID": session.parent, "title": session.title, "directory": session.directory}
@@ -160,7 +160,7 @@ class HostTranslator(HostRules):
         """Nothing: the event was written when the session was placed."""
 
     def forked(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """Nothing, as for ``created``. The numbers that a fork inherits are no hole."""
+        """Nothing, as for ``created``. The numbers that a fork inherits do not count as a gap."""
 
     def deleted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if not session.ended:
