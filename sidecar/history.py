@@ -1,4 +1,4 @@
-"""Old sessions of OpenCode 1, read from a server of its own that is started for that and records nothing."""
+"""Reads old sessions of OpenCode 1 from an OpenCode server that is started for this and records nothing."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class SidecarInfo(NamedTuple):
     protocol: int
     started_ms: int
     process: str = ""
-    """Tells its process from a later one with the same pid: ``mark_of``. Empty if the system does not say."""
+    """Distinguishes the process from a later one with the same pid: ``mark_of``. Empty if the system does not say."""
 
     @property
     def still_runs(self) -> bool:
@@ -119,7 +119,7 @@ class Home:
         """Refuse another user's home before anything is written there. A home that does not exist yet passes.
 
         Raises:
-            HomeError: it belongs to another user. Root is refused too: the owner could not write root's files.
+            HomeError: it belongs to another user. Root is refused too, because the owner could not write root's files.
         """
         try:
             owner = self.path.stat().st_uid

@@ -33,7 +33,7 @@ NO_PROJECT: Final = "_"
 """The project of records without one: the sidecar's own, and a session's until its project is known."""
 
 MAX_TOKEN: Final = 255
-"""Most characters of one escaped name. It keeps subjects below ``MAX_SUBJECT``."""
+"""Most characters of one escaped name. This limit keeps subjects below ``MAX_SUBJECT``."""
 
 MAX_SUFFIX_TOKENS: Final = 4
 

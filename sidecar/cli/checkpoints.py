@@ -1,4 +1,4 @@
-"""``checkpoints``: what waits for an answer of a person, and answering it."""
+"""``checkpoints``: lists what waits for an answer, and answers it."""
 
 from __future__ import annotations
 

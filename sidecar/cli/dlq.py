@@ -87,7 +87,7 @@ async def drop(context: typer.Context, letters: LettersArgument, json: JsonFlag 
 
 
 async def _settle(context: typer.Context, request: str, given: list[str], json: bool) -> int:
-    """Ask the sidecar for each letter; go on after one that it refuses."""
+    """Ask the sidecar for each letter. If it refuses one, continue with the next."""
     from bridge.opencode.link.link import RequestError
     from sidecar.cli.shared.command import complain
     from sidecar.cli.shared.control import control
@@ -122,7 +122,7 @@ async def _letters(home: Home) -> list[Letter]:
 
 
 def _one(letters: list[Letter], given: str) -> Letter:
-    """The letter with this id, or whose id ends so.
+    """The letter whose id is this, or ends in this.
 
     Raises:
         Failure: there is none, or more than one.

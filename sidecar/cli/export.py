@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Form(StrEnum):
-    """What a stream can be exported as."""
+    """The formats of an export."""
 
     jsonl = "jsonl"
     markdown = "markdown"

@@ -101,7 +101,7 @@ async def _opencode_2(home: Home) -> dict[str, Any]:
 
 
 async def _known(home: Home) -> set[str]:
-    """The sessions of which the log has anything."""
+    """The sessions with records in the log."""
     from streams.errors import MissingLog
     from streams.log.reader import LogReader
     from streams.query import Filter

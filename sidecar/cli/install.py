@@ -196,7 +196,7 @@ def _warn_of_two(target: Target) -> None:
 
 
 def _other_copy(target: Target) -> Target | None:
-    """The plugin's other place (global, or this directory's project) if it has a copy of ours, too."""
+    """The plugin's other place (global, or this directory's project) if that has a copy of our plugin, too."""
     from sidecar.install.plugin import Target, is_ours
 
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()

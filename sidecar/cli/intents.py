@@ -1,4 +1,4 @@
-"""``intents``: background work, what it came to, and ending it."""
+"""``intents``: lists background work, shows its results, and cancels it."""
 
 from __future__ import annotations
 

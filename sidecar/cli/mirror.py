@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sidecar.nats.mirror.verify import MirrorCheck, Verified
 
 SHOWN = 20
-"""Most differences of a kind to print one by one; --json prints all."""
+"""Most differences of one kind that are printed one by one; --json prints all."""
 
 BAR_RECORDS = 20_000
 """A log from this size on takes long enough to compare for a progress bar."""

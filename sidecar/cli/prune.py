@@ -137,7 +137,7 @@ async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
 
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
-    """Preview what would go. Only reads, because the home may be read-only."""
+    """Preview what would be removed. Only reads, because the home may be read-only."""
     from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import plan_prune
     from sidecar.keeping.upkeep import restore

@@ -73,7 +73,7 @@ async def query(
 
 
 def _trace_id(given: str) -> str:
-    """The trace id in a trace id or a traceparent.
+    """The trace id in ``text``, which is a trace id or a traceparent.
 
     Raises:
         BadParameter: it is neither.

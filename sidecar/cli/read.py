@@ -1,4 +1,4 @@
-"""``read``: a session as the conversation that it was."""
+"""``read``: prints a session as a conversation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Form(StrEnum):
-    """What a transcript can be written as."""
+    """The formats of a transcript."""
 
     markdown = "markdown"
     html = "html"

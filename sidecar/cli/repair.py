@@ -1,4 +1,4 @@
-"""``repair``: fix what can provably be fixed in the log's store, and say what cannot be, and why."""
+"""``repair``: repairs the log's store where that is provably safe, and says what it cannot repair, and why."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def repair(
 
 @contextmanager
 def _held(home: Home, dry_run: bool) -> Iterator[None]:
-    """No one else may write meanwhile: a sidecar's unfinished write looks like damage."""
+    """No other process may write meanwhile, because a sidecar's unfinished write looks like damage."""
     from streams.log.directory import refuse_writer, take_lock
 
     if dry_run:

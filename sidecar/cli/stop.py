@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sidecar.home import Home, SidecarInfo
 
 STOP_SECONDS = 20.0
-"""How long a sidecar may take to write what it has and release its home."""
+"""How long a sidecar may take to write what it received and release its home."""
 
 TERM_SECONDS = 3.0
 """How long a sidecar that did not answer may take to exit after SIGTERM before it is killed."""

@@ -32,7 +32,7 @@ _KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC
 
 
 class InstallError(Exception):
-    """The plugin cannot be installed or removed there; the text says what is in the way and what to do."""
+    """The plugin cannot be installed or removed; the text says what is in the way and what to do."""
 
     code: ClassVar[str] = "cannot-install"
 
@@ -190,7 +190,7 @@ def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
 def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Outcome:
     """Remove the plugin file, and everything else that ``install`` made and no other plugin file of ours needs.
 
-    What someone else changed since stays.
+    Keeps what someone else changed since.
 
     Raises:
         InstallError: the plugin file there is not ours.

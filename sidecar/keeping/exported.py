@@ -102,7 +102,7 @@ async def import_export(
     """Record the events of an export; the whole file is checked first. Records that the log has stay as they are.
 
     ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules.
-    Cut off, it has recorded a beginning; run again, it adds the rest.
+    If it is cut off, the log has a beginning of the file; running it again adds the rest.
 
     Raises:
         ExportError, OSError: as ``read``.

@@ -68,7 +68,7 @@ class ClientSocket:
 
         Raises:
             OSError: nothing listens.
-            Refused, NotWebSocket: see there.
+            Refused, NotWebSocket: see these classes.
         """
         reader, writer = await asyncio.open_connection(host, port)
         socket = cls(reader, writer, nonce, max_size)
@@ -155,7 +155,7 @@ class ClientSocket:
             raise Ended from None
 
     async def close(self, seconds: float) -> None:
-        """Close; give the peer ``seconds`` to answer the closing handshake. Nobody may receive. Idempotent."""
+        """Close. The peer has ``seconds`` to answer the closing handshake. Nobody may receive. Idempotent."""
         if not self._writer.is_closing():
             with contextlib.suppress(Ended, TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -12,7 +12,7 @@ from sidecar.config import MIB, NatsConfig
 
 SERVER_NAME: Final = "durable-stream"
 MAX_PAYLOAD: Final = 8 * MIB
-"""Largest message of an embedded server: the most that NATS recommends."""
+"""Largest message of an embedded server, which is the most that NATS recommends."""
 
 LOG_BYTES: Final = MIB
 LOG_FILES: Final = 2

@@ -1,7 +1,7 @@
 """The channels to a person outside of OpenCode: the desktop of this machine, and the ``urls`` of ``[notify]``.
 
-A URL of ``apprise`` often holds a password or a token, so it stays in this module: everything else, the log and
-``sidecar.log`` included, knows a channel by its scheme and a digest of its URL.
+A URL of ``apprise`` often holds a password or a token, so it stays in this module: everything else, including
+the log and ``sidecar.log``, knows a channel by its scheme and a digest of its URL.
 """
 
 from __future__ import annotations

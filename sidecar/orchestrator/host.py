@@ -30,15 +30,15 @@ class Part(NamedTuple):
 class Look(NamedTuple):
     """A look at a session that should be at work.
 
-    ``busy``: it is, or was prompted only just now. ``answered``: its last turn is over, with ``text``. ``unanswered``:
-    it rests in the middle of a turn, or before it. ``loop``: it made more than ``most`` answers to one prompt.
-    ``gone``: there is no such session.
+    ``busy``: it works, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
+    ``unanswered``: it is idle in the middle of a turn, or before it. ``loop``: it made more than ``most`` answers to
+    one prompt. ``gone``: there is no such session.
     """
 
     state: Literal["busy", "answered", "unanswered", "loop", "gone"]
     text: str = ""
     quiet_ms: int = 0
-    """How long a busy one has done nothing that can be seen; 0 while a tool runs, or a provider is tried again."""
+    """How long a busy session has shown no activity; 0 while a tool runs, or a provider is tried again."""
 
 
 class Host(Protocol):

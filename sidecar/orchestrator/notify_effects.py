@@ -1,8 +1,8 @@
 """The effects that reach a person, or bring a person's answer to OpenCode.
 
 ``opencode.toast`` and ``notify.send`` are at-least-once: nobody can ask a screen or a phone whether a message
-arrived, so one whose attempt was cut off is sent again. ``opencode.answer`` is once: OpenCode takes the first
-answer to a request and refuses the next.
+arrived, so after an interrupted attempt the message is sent again. ``opencode.answer`` is once: OpenCode
+takes the first answer to a request and refuses the next.
 """
 
 from __future__ import annotations

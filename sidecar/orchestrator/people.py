@@ -1,4 +1,5 @@
-"""What a person and a model ask of each other, over the agents ``checkpoints``, ``alerts`` and ``signals``."""
+"""The questions, answers and signals between a person and a model, over the agents ``checkpoints``, ``alerts`` and
+``signals``."""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ class People:
         return await self._await_answer(found[0], {"checkpoint": found[0]}, seconds)
 
     async def wait_for_signal(self, name: str, seconds: float) -> str:
-        """``wait_for`` with the name of a signal; one that came before counts."""
+        """``wait_for`` with the name of a signal. A signal that came before the call counts."""
         known = self.signals.data.signals
         if not await until(lambda: name in known or name in self.signals.data.signals, seconds):
             return f"No signal {name} came yet. Call wait_for again to wait longer."
@@ -194,7 +195,7 @@ class People:
                 del self._waited[identifier]
 
     def _above(self, session: str) -> str | None:
-        """The session of the user's that shows what happens in a session."""
+        """The user's session that shows what happens in ``session``."""
         phantom = self.checkpoints.data.phantoms.get(session)
         return phantom[1] if phantom is not None else session or None
 

@@ -3,8 +3,8 @@
 A user's task has depth 0, and each spawned task is one deeper. Only the spawner
 computes the depth (``next_depth``), and both sides of every hop verify it. A
 message without a depth is a violation, not depth 0. A chain's depth is recorded
-under its ``correlation_id``; if the message disagrees, nothing is done. Depth
-alone does not limit cost: budgets do.
+under its ``correlation_id``; if the message has another depth, it is refused. Depth alone
+does not limit cost. Budgets do that.
 
 ===============  ==================  ====================  =======================
 operation        header              recorded              then

@@ -28,7 +28,7 @@ from bridge.nats.subjects import Component, L0Subject
 from streams.bus.subjects import ONE, SubjectError, matches
 
 Carried = Literal["cmd", "evt", "str", "inbox"]
-"""A category, or ``inbox``: a message in an agent's inbox. It has no subject; a wakeup announces it."""
+"""A category, or ``inbox``: a message in an agent's inbox, which has no subject and is announced by a wakeup."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MAX_WORD: Final = 8 * 1024
-"""Most characters of a waiting word. A longer one is replaced: the end of a secret in it would be unknown."""
+"""Most characters of a waiting word. A longer word is replaced, because the end of a secret in it would be unknown."""
 
 MAX_CONTEXT: Final = 16 * 1024
 KEPT_CONTEXT: Final = 1024

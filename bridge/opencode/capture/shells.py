@@ -54,7 +54,8 @@ class Shells(Emitter):
         return True
 
     def shell_answer(self, entry: Entry, session: SessionState, user: str) -> bool | None:
-        """Hold the first update of a command's answer, pass over the later ones; ``None`` if it is another answer."""
+        """Hold the first update of a command's answer and skip later ones; ``None`` if the answer is not a
+        command's."""
         waiting = self._shells.get(session.id)
         if waiting is None or waiting.user != user:
             self.settle_shell(session.id)

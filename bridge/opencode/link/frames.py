@@ -302,7 +302,7 @@ class Tool(_Frame, frozen=True, tag="tool"):
 
 
 class Context(_Frame, frozen=True, tag="context"):
-    """Replaces the shim's local copy of what mutating hooks answer from."""
+    """Replaces the shim's local copy of the data from which mutating hooks answer."""
 
     type: ClassVar[str] = "context"
 
@@ -310,7 +310,7 @@ class Context(_Frame, frozen=True, tag="context"):
 
 
 class Bye(_Frame, frozen=True, tag="bye"):
-    """The last frame of a side that closes on purpose. ``detail`` says in words what ``reason`` does not."""
+    """The last frame of a side that closes on purpose. ``detail`` explains ``reason`` in words."""
 
     type: ClassVar[str] = "bye"
 

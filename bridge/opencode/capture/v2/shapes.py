@@ -46,7 +46,7 @@ class HostEvent:
 
 
 def read_event(value: Any) -> HostEvent | None:
-    """The event in a decoded line of the service's; ``None`` if it is none, such as ``log.synced``."""
+    """The event in a decoded line from the service; ``None`` if the line is not an event, such as ``log.synced``."""
     found = mapping(value)
     type_, data = text(found.get("type")), found.get("data")
     if type_ is None or not isinstance(data, dict):
@@ -132,7 +132,8 @@ def child_of(event: HostEvent) -> str | None:
 
 
 def is_declined(event: HostEvent) -> bool:
-    """True if a person refused the tool call. The turn then ends as interrupted by ``shutdown``, which it is not."""
+    """True if a person refused the tool call. The service then wrongly reports the turn as interrupted by
+    ``shutdown``."""
     error = mapping(event.data.get("error"))
     message = text(error.get("message")) or ""
     return event.name == "tool.failed" and error.get("type") == "aborted" and not message.startswith(_INTERRUPTED)
